@@ -1,0 +1,43 @@
+# Two commands do everything: make sweep, make test. The environment is .venv; requirements.lock pins it.
+PYTHON ?= python3
+BIN = .venv/bin
+export RAY_USAGE_STATS_ENABLED = 0
+PART ?= all
+
+.PHONY: sweep test prove bench lint lock clean
+
+sweep: .venv/ready
+	$(BIN)/dse run studies/edge_cnn.yaml --workers 2
+	$(BIN)/dse pareto runs/edge-cnn
+	$(BIN)/dse show runs/edge-cnn best
+
+test: .venv/ready lint
+	$(BIN)/python -m pytest
+
+prove: .venv/ready
+	$(BIN)/python -m tests.prove $(PART)
+
+bench: .venv/ready
+	$(BIN)/python -m bench.driver
+
+lint: .venv/ready
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+.venv/ready: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dse needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# Newest versions inside the ranges of pyproject.toml, frozen.
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install -q -e '.[dev]'
+	build/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip > requirements.lock
+	rm -rf build
+
+clean:
+	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,217 @@
+"""A run folder in SQL: one view per table over the parts that the manifest lists, fronts, and a read-only gate.
+
+Views follow a run that goes on: each query looks at the manifest again. The gate and the lock-down are guard rails, no sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+
+import duckdb
+import moocore
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+TRIES = 5  # compaction may replace a part between reading the manifest and reading the part
+ONCE = ("mappings", "counts")  # keyed by content: equal rows may stand in several parts
+KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
+
+
+class QueryError(ValueError):
+    """One line: what is wrong with a folder or a statement."""
+
+
+def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, *, threads: int = 2, memory: str = "4GB") -> duckdb.DuckDBPyConnection:
+    """Connection with a view per table, the macros of sql/macros.sql, and nothing but the folder to read.
+
+    schemas: columns of each table, so that a table without a part is an empty view, and a column that older parts lack is
+    NULL. Raises QueryError if the folder holds no run.
+    """
+    root = Path(folder).resolve()
+    if not (root / "manifest.json").exists() and not (root / "study.yaml").exists():
+        raise QueryError(f"{folder}: no manifest.json; give the folder of a run")
+    con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": tempfile.gettempdir()})
+    con.create_function("pareto_front", _fronts, ["DOUBLE[][]"], "DOUBLE[][]", type="arrow")
+    con.execute(_sql("macros"))
+    con.execute("CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, manifest VARCHAR)")
+    con.execute("INSERT INTO internal.run VALUES (?, '')", [str(root)])
+    for table, schema in (schemas or {}).items():
+        con.register("columns_of_a_table", schema.empty_table())
+        con.execute(f"CREATE TABLE internal.{_quoted(table)} AS FROM columns_of_a_table")
+        con.unregister("columns_of_a_table")
+    for setting in ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements"):
+        con.execute(f"SET {setting} = false")
+    con.execute(f"SET allowed_directories = [{_literal(str(root))}]")
+    con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
+    refresh(con)
+    return con
+
+
+def refresh(con: duckdb.DuckDBPyConnection) -> None:
+    """Point the views at the manifest's parts, if it changed."""
+    root, seen = con.execute("FROM internal.run").fetchall()[0]
+    manifest = Path(root) / "manifest.json"
+    for attempt in range(TRIES):
+        text = manifest.read_text() if manifest.exists() else "{}"
+        if text == seen:
+            return
+        try:
+            _views(con, Path(root), json.loads(text).get("parts", {}))
+        except duckdb.IOException as error:
+            if attempt == TRIES - 1:
+                raise QueryError(f"{root}: {_line(error)}") from None
+        else:
+            con.execute("UPDATE internal.run SET manifest = ?", [text])
+            return
+
+
+def query(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+    """Result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement; Ctrl-C interrupts it.
+
+    Raises QueryError in one line for anything else, and for a statement that DuckDB refuses.
+    """
+    try:
+        _gate(con, text)
+        for attempt in range(TRIES):
+            refresh(con)
+            try:
+                return _answer(con, text)
+            except duckdb.IOException:
+                if attempt == TRIES - 1:
+                    raise
+                con.execute("UPDATE internal.run SET manifest = ''")
+    except duckdb.Error as error:
+        raise QueryError(_line(error)) from None
+    raise AssertionError("every attempt returns or raises")
+
+
+def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str = "") -> pa.Table:
+    """The front of feasible points, with their machines' parameters, best in the first objective first.
+
+    objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points and machines.
+    """
+    refresh(con)
+    points, machines = (_columns(con, table) for table in ("points", "machines"))
+    names = [re.sub(r"^-|:(min|max)$", "", objective) for objective in objectives]
+    for name in names:
+        if name not in points:
+            near = get_close_matches(name, points, 1)
+            raise QueryError(f'objective "{name}": no such column of points{f"; did you mean {near[0]}?" if near else ""}')
+    own = [f"m.{_quoted(c)}" for c in machines if c not in points]
+    rows = f"(SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine) WHERE feasible{_and(where)})"
+    order = ", ".join([f"{_quoted(n)}{' DESC' if o.startswith('-') != o.endswith(':max') else ''}" for n, o in zip(names, objectives, strict=True)])
+    listed = ", ".join(_literal(o) for o in objectives)
+    return query(con, f"FROM pareto({_literal(rows)}, [{listed}]) ORDER BY {order}, machine, schedule")
+
+
+def non_dominated(values: Values) -> Values:
+    """Different rows of values [N, k], minimised and free of NaN, that no other row dominates.
+
+    Two pivots thin the rows out first: what is worse than or equal to one of them in every objective goes, the pivot stays.
+    """
+    keys = values if np.isfinite(values).all() else ordinal(values)
+    rows = np.arange(len(values))
+    if len(rows) > 1000:
+        scaled = (keys - keys.min(axis=0)) / np.maximum(np.ptp(keys, axis=0), 1e-300)
+        for pivot in (keys[scaled.sum(axis=1).argmin()], keys[scaled.max(axis=1).argmin()]):
+            better = (keys[rows] < pivot).any(axis=1)
+            rows = np.append(rows[better], np.flatnonzero((keys == pivot).all(axis=1))[0])
+    found: Values = values[rows[moocore.is_nondominated(keys[rows])]]
+    return found
+
+
+def ordinal(values: Values) -> Values:
+    """Each column's ranks: the same dominance. moocore 0.3 answers wrongly with +inf and crashes with -inf."""
+    return np.column_stack([np.unique(column, return_inverse=True)[1] for column in values.T]).astype(float)
+
+
+def _fronts(groups: pa.ListArray) -> pa.ListArray:
+    """One front per group: list<list<double>> -> list<list<double>>."""
+    if isinstance(groups, pa.ChunkedArray):
+        groups = groups.combine_chunks()
+    offsets, rows = groups.offsets.to_numpy(), groups.values
+    first = rows.offsets[0].as_py() if len(rows) else 0
+    k = (rows.offsets[1].as_py() - first) if len(rows) else 1
+    values = rows.values.to_numpy(zero_copy_only=False)[first:first + k * len(rows)].reshape(-1, k)
+    found = [non_dominated(values[a:b]) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    flat = np.concatenate(found) if found else np.empty((0, k))
+    inner = pa.ListArray.from_arrays(pa.array(np.arange(len(flat) + 1) * k, pa.int32()), pa.array(flat.ravel()))
+    ends = np.cumsum([0, *(len(f) for f in found)])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner)
+
+
+def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Sequence[str]]) -> None:
+    known = [name for (name,) in con.execute("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name <> 'run'").fetchall()]
+    for table in dict.fromkeys([*known, *parts]):
+        sources = [f"FROM internal.{_quoted(table)}"] if table in known else []
+        if parts.get(table):
+            listed = ", ".join(_literal(str(root / part)) for part in parts[table])
+            sources.append(f"FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
+        once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
+        if sources:
+            con.execute(f"CREATE OR REPLACE VIEW {_quoted(table)} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
+    if {"einsums", "counts", "prices"} <= {*known, *(t for t, listed in parts.items() if listed)}:
+        con.execute(_sql("traffic"))
+
+
+def _answer(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+    """Runs beside the main thread, which takes Ctrl-C at once; DuckDB's own check misses it while all its threads are busy."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: con.execute(text).to_arrow_table())
+        try:
+            return answer.result()
+        except KeyboardInterrupt:
+            con.interrupt()
+            raise
+
+
+def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
+    statements = con.extract_statements(text)
+    if len(statements) != 1:
+        raise QueryError(f"{len(statements)} statements; give exactly one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
+    kind = statements[0].type
+    if kind not in KINDS:
+        raise QueryError(f"{kind.name} is refused: the tables are read-only; give one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
+    if kind == duckdb.StatementType.EXPLAIN:  # EXPLAIN ANALYZE runs what it explains
+        explained, changed = EXPLAIN.subn("", statements[0].query, count=1)
+        if not changed:
+            raise QueryError("EXPLAIN stands behind a comment; begin the statement with it")
+        _gate(con, explained)
+
+
+def _columns(con: duckdb.DuckDBPyConnection, table: str) -> list[str]:
+    return [row[0] for row in con.execute(f"DESCRIBE {_quoted(table)}").fetchall()]
+
+
+def _line(error: duckdb.Error) -> str:
+    """DuckDB's message without the excerpt of the statement."""
+    lines = [line.strip() for line in str(error).split("LINE ")[0].splitlines()]
+    return " ".join(line for line in lines if line)
+
+
+def _and(where: str) -> str:
+    return f" AND ({where})" if where.strip() else ""
+
+
+def _sql(name: str) -> str:
+    return (files("analysis") / "sql" / f"{name}.sql").read_text()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,449 @@
+"""One run: ask, dispatch, commit, tell. The map that solves leases is an argument, so the builtin `map` runs the same loop.
+
+Generation g is asked when all generations <= g-2 are complete, from their trials alone; its asks are on disk before any of
+its machines is dispatched. A resume reads asks and committed machines back and solves the difference, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cluster import store as stores
+from cluster.store import RunFault, Store
+from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shadowing, solve_lease, tables_of
+from dse.study import pareto, plan
+from dse.study import study as studies
+from dse.study.plan import Asks
+from dse.study.study import Study
+
+LEASE_S = 1.0  # work per lease: a call costs 1 ms (specs/substrate.md, 1)
+MOST_PER_LEASE = 1024
+COMMIT_S = 5.0
+COMMIT_ROWS = 200_000
+REPORT_S = 1.0
+PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
+Map = Callable[[Iterator[Lease | None]], Iterator[Done]]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Of a run, as status.json has it. seconds: of all sessions; left_s: NaN where unknown; notes: lines worth a look.
+
+    state: running, finished, interrupted, failed. hypervolume: of the front in the box of all feasible points, logarithmic axes.
+    """
+
+    state: str
+    reason: str
+    done: int
+    ok: int
+    infeasible: int
+    pruned: int
+    error: int
+    planned: int
+    generation: int
+    workers: int
+    rate: float
+    left_s: float | None
+    seconds: float
+    front: int
+    hypervolume: float
+    time: float
+    process: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. solved: in this session. exit_code: 0, or 1 if it was interrupted, stopped by errors, or holds error rows."""
+
+    status: Status
+    solved: int
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.status.state == "finished" and not self.status.error else 1
+
+
+@dataclass(slots=True)
+class Run:
+    """State of the loop. done: machine -> status; todo: asked, not dispatched; missing: machines to be solved, per generation."""
+
+    job: Job
+    store: Store
+    slots: int = 1
+    asks: list[Asks] = field(default_factory=list)
+    done: dict[int, str] = field(default_factory=dict)
+    todo: deque[Ask] = field(default_factory=deque)
+    missing: list[int] = field(default_factory=list)
+    complete: int = 0
+    trials: dict[int, list[pareto.Trial]] = field(default_factory=dict)
+    settled: list[pareto.Trial] = field(default_factory=list)
+    feasible: list[tuple[float, ...]] = field(default_factory=list)
+    batches: list[dict[str, pa.Table]] = field(default_factory=list)
+    rows: int = 0
+    events: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    end: str = ""  # why no further generation is asked
+    halt: str = ""  # why nothing further is dispatched
+    leases: int = 0
+    pace_s: float = 0.0
+    solved: int = 0
+    before_s: float = 0.0
+    begun: float = 0.0
+    clock: float = 0.0
+    committed: float = 0.0
+    reported: float = 0.0
+
+    def seconds(self) -> float:
+        return self.before_s + time.monotonic() - self.begun
+
+
+def run(study: Study, out: Path, workers: int | None = None, address: str | None = None,
+        progress: Callable[[Status], None] | None = None) -> Outcome:
+    """Start a run in the folder `out`, or go on with the one that is there.
+
+    workers: actors (0: in-process; None: the study's, else one per CPU); address: of a Ray cluster, else a local one.
+    Raises ValueError if `out` holds another study (one line per key that changed), RunFault if it cannot go on.
+    """
+    if line := shadowing():
+        raise RunFault(line)
+    _same_study(study, out)
+    store, lines = stores.open_run(out)
+    try:
+        run = _opened(study, store, lines)
+        _ask(run)
+        workers = study.workers if workers is None else workers
+        report = partial(_report, run, progress)
+        if run.todo or not run.end:
+            with _mapper(run, workers, address) as mapped, _interruptible(run):
+                _loop(run, mapped, report)
+        return _ended(run, report)
+    finally:
+        stores.close(store)
+
+
+def resume(out: Path, workers: int | None = None, address: str | None = None, progress: Callable[[Status], None] | None = None) -> Outcome:
+    """Go on with the study that the folder holds."""
+    if not (out / "study.yaml").is_file():
+        raise ValueError(f"{out}: no run is there (study.yaml is missing); start one with `dse run STUDY.yaml --out {out}`")
+    return run(studies.load(out / "study.yaml"), out, workers, address, progress)
+
+
+# --- open ------------------------------------------------------------------------------------------------------------
+
+
+def _same_study(study: Study, out: Path) -> None:
+    """A changed model, space or solver needs a new folder."""
+    known = stores.unseal(out / "env.json")
+    lines = studies.changed(known["identity"], studies.identity(study)) if known else []
+    if lines:
+        raise ValueError("\n".join(f"{out}: {line}" for line in lines))
+
+
+def _opened(study: Study, store: Store, lines: list[str]) -> Run:
+    out = store.path
+    known = (out / "env.json").exists()
+    run = Run(job_of(study), store, begun=time.monotonic(), clock=time.time() - time.monotonic(), committed=time.monotonic())
+    _write_head(study, out)
+    _note(run, "quarantine", *lines)
+    last = _last_status(out)
+    run.before_s = float(last.get("seconds", 0.0))
+    if (behind := float(last.get("time", 0.0)) - time.time()) > 60:
+        _note(run, "clock", f"the clock is {behind:.0f} s behind the last session's; order and durations do not depend on it")
+    _read_back(run)
+    run.events.append(event("resume" if known else "start", f"stop {json.dumps(asdict(study.stop))}, {len(run.done)} machines done"))
+    return run
+
+
+def _write_head(study: Study, out: Path) -> None:
+    """study.yaml with its inputs, env.json; only what differs is written."""
+    env = {"identity": studies.identity(study), "python": platform.python_version(), "platform": platform.platform(), "packages": _versions()}
+    files = {**studies.files(study), "env.json": stores.sealed(env)}
+    with stores.plain(out):
+        for name, data in files.items():
+            path = out / name
+            if not path.exists() or path.read_bytes() != data:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stores.write_bytes(path, data)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("dse", *PACKAGES):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _last_status(out: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        status = json.loads((out / "status.json").read_text())
+        return status if isinstance(status, dict) else {}
+    return {}
+
+
+def _read_back(run: Run) -> None:
+    """Committed machines, the asks, and what of them is missing. What a deadline or a lost actor left undone is taken back."""
+    machines = stores.read(run.store, "machines")
+    if machines is not None:
+        undone = machines.filter(pc.and_(pc.equal(machines["status"], "error"), pc.match_substring_regex(machines["reason"], "^(deadline|lost):")))
+        run.store = stores.retract(run.store, undone["machine"].to_pylist())
+        machines = machines.filter(pc.invert(pc.is_in(machines["machine"], undone["machine"].combine_chunks())))
+        _learn(run, machines, stores.read(run.store, "points"))
+    for number in range(len(list((run.store.path / "asks").glob("*.json")))):
+        value = stores.unseal(_asks_path(run, number))
+        if value is None:
+            break
+        _take(run, plan.from_json(json.dumps(value)))
+
+
+def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
+    """Statuses and trials of solved machines."""
+    run.done.update(zip(machines["machine"].to_pylist(), machines["status"].to_pylist(), strict=True))
+    for trial in studies.trials(run.job.study, machines.to_pylist(), points.to_pylist() if points is not None else []):
+        run.trials.setdefault(trial.generation, []).append(trial)
+        if trial.feasible and trial.values is not None:
+            run.feasible.append(trial.values)
+
+
+# --- ask -------------------------------------------------------------------------------------------------------------
+
+
+def _asks_path(run: Run, number: int) -> Path:
+    return run.store.path / "asks" / f"generation-{number:06d}.json"
+
+
+def _ask(run: Run) -> None:
+    """Ask all generations that may be asked now."""
+    study = run.job.study
+    while not run.end:
+        number = len(run.asks)
+        while run.complete < len(run.missing) and not run.missing[run.complete]:
+            run.complete += 1
+        if run.complete < number - 1:
+            return
+        for known in sorted(g for g in run.trials if g <= number - 2):
+            run.settled.extend(sorted(run.trials.pop(known), key=lambda t: (t.machine, t.values or ())))
+        run.end = plan.stop_reason(study.stop, run.asks, run.settled, study.objectives, run.seconds() / 3600) or ""
+        asks = None if run.end else studies.generation(study, number, run.asks, run.settled)
+        if asks is None:
+            run.end = run.end or "every machine of the space has been asked"
+            return
+        with stores.plain(run.store.path):
+            stores.write_bytes(_asks_path(run, number), stores.sealed(json.loads(plan.to_json(asks))))
+        _take(run, asks)
+
+
+def _take(run: Run, asks: Asks) -> None:
+    """Queue what a generation wants and nobody has solved; pruned machines become rows at once."""
+    points = run.job.study.stop.points
+    left = None if points is None else max(0, points - sum(len(earlier.asks) for earlier in run.asks))
+    wanted = [Ask(machine, asks.generation, source) for machine, source in asks.asks[:left] if machine not in run.done]
+    run.asks.append(asks)
+    run.missing.append(len(wanted))
+    run.todo.extend(wanted)
+    rows = [pruned(run.job, Ask(machine, asks.generation, source), reason)["machines"][0]
+            for machine, source, reason in asks.pruned if machine not in run.done]
+    if rows:
+        tables = tables_of(run.job, {"machines": rows})
+        _learn(run, tables["machines"], None)
+        _add(run, tables)
+
+
+def _leases(run: Run) -> Iterator[Lease | None]:
+    """Work, while there is some; None where the next generation waits for results."""
+    while not run.halt:
+        _ask(run)
+        if run.todo:
+            yield _lease(run)
+        elif run.end:
+            return
+        else:
+            yield None
+
+
+def _lease(run: Run) -> Lease:
+    """About LEASE_S of work, less where the queue would not feed every actor twice; single machines until the pace is known."""
+    fair = -(-len(run.todo) // (2 * run.slots))
+    size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
+    run.leases += 1
+    return Lease(run.leases, tuple(run.todo.popleft() for _ in range(size)))
+
+
+# --- dispatch, commit, tell ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _mapper(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
+    """In-process, or over actors; Ray is loaded only for these."""
+    if workers == 0:
+        yield lambda leases: map(partial(solve_lease, run.job), cast(Iterator[Lease], leases))
+        return
+    from cluster import pool
+
+    with pool.cluster(address, workers) as cpus:
+        run.slots = workers or max(1, cpus)
+        yield partial(pool.over_ray, run.job, workers if workers or address else run.slots, partial(_log, run))
+
+
+def _log(run: Run, actor: int, line: str) -> None:
+    with suppress(OSError), open(run.store.path / "log" / f"actor-{actor:04d}.log", "a") as log:
+        log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+
+
+def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
+    """Results in as they finish; on any way out what is solved is committed."""
+    try:
+        for done in mapped(_leases(run)):
+            _tell(run, done)
+            if run.rows >= COMMIT_ROWS or time.monotonic() - run.committed >= COMMIT_S:
+                _commit(run)
+            if time.monotonic() - run.reported >= REPORT_S:
+                report("running")
+    except KeyboardInterrupt:
+        run.halt = "interrupted"
+    except RunFault as fault:
+        with suppress(stores.StoreFault):
+            _commit(run)
+        run.halt = str(fault)
+        report("failed")
+        raise
+    _commit(run)
+
+
+def _tell(run: Run, done: Done) -> None:
+    """Take the rows of a lease, each machine once."""
+    seconds = done.seconds / len(done.lease.asks)
+    if not done.lost:
+        run.pace_s = seconds if not run.pace_s else 0.8 * run.pace_s + 0.2 * seconds
+    again = [ask.machine for ask in done.lease.asks if ask.machine in run.done]
+    tables = dict(done.tables)
+    if done.lost:
+        rows = [failed(run.job, ask, f"lost: {done.lost}; a resume tries again") for ask in done.lease.asks]
+        tables = tables_of(run.job, {table: [row for each in rows for row in each[table]] for table in ("machines", "events")})
+    if again:
+        tables = {name: _without(table, again) for name, table in tables.items()}
+    for ask in done.lease.asks:
+        if ask.machine not in again:
+            run.missing[ask.generation] -= 1
+            run.solved += 1
+    _learn(run, tables["machines"], tables.get("points"))
+    _add(run, tables)
+    _limit(run)
+
+
+def _without(table: pa.Table, machines: list[int]) -> pa.Table:
+    return table.filter(pc.invert(pc.is_in(table["machine"], pa.array(machines, pa.int64())))) if "machine" in table.column_names else table
+
+
+def _add(run: Run, tables: dict[str, pa.Table]) -> None:
+    run.batches.append(tables)
+    run.rows += sum(table.num_rows for table in tables.values())
+
+
+def _limit(run: Run) -> None:
+    """Stop after so many errors, or such a share of the machines planned (one is always allowed)."""
+    errors = sum(status == "error" for status in run.done.values())
+    limits = run.job.study.limits
+    if errors >= limits.errors or errors > max(1.0, limits.share * _planned(run)):
+        run.halt = run.halt or f"{errors} machines ended in an error; see the table events, or raise limits in the study"
+
+
+def _commit(run: Run) -> None:
+    if run.events:
+        run.batches.append(tables_of(run.job, {"events": run.events}))
+    if run.batches:
+        run.store = stores.compact(stores.commit(run.store, run.batches))
+    run.batches, run.events, run.rows, run.committed = [], [], 0, time.monotonic()
+
+
+def _ended(run: Run, report: Callable[..., Status]) -> Outcome:
+    reason = run.halt or run.end
+    state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
+    run.events.append(event("stop", reason))
+    _commit(run)
+    return Outcome(report(state, reason), run.solved)
+
+
+# --- report ----------------------------------------------------------------------------------------------------------
+
+
+def _note(run: Run, kind: str, *lines: str) -> None:
+    run.notes.extend(lines)
+    run.events.extend(event(kind, line) for line in lines)
+
+
+def _planned(run: Run) -> int:
+    stop, size = run.job.study.stop.points, run.job.study.space.size
+    return size if stop is None else min(stop, size)
+
+
+def _report(run: Run, progress: Callable[[Status], None] | None, state: str, reason: str = "") -> Status:
+    """Write status.json and tell the caller."""
+    drift = time.time() - time.monotonic() - run.clock
+    if drift < -60:
+        run.clock += drift
+        _note(run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it")
+    count = Counter(run.done.values())
+    here = time.monotonic() - run.begun
+    left = max(0, _planned(run) - len(run.done) + (count["pruned"] if run.job.study.stop.points else 0))
+    rate = run.solved / here if here > 0 else 0.0
+    size, volume = _front(run)
+    status = Status(state, reason or run.halt, len(run.done), count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),
+                    len(run.asks), run.slots, rate, left / rate if rate and state == "running" else None, run.seconds(), size, volume,
+                    time.time(), f"{os.getpid()} on {socket.gethostname()}", tuple(run.notes))
+    with stores.plain(run.store.path):
+        stores.write_bytes(run.store.path / "status.json", json.dumps(asdict(status)).encode(), durable=state != "running")
+    run.reported = time.monotonic()
+    if progress is not None:
+        progress(status)
+    return status
+
+
+def _front(run: Run) -> tuple[int, float]:
+    """Size of the front of all feasible points, and its hypervolume."""
+    objectives = run.job.study.objectives
+    if not run.feasible:
+        return 0, 0.0
+    values = np.array(run.feasible, dtype=float) * np.array([-1.0 if o.direction == "max" else 1.0 for o in objectives])
+    best = values[pareto.front(values)]
+    return len(best), pareto.hypervolume(pareto.scaler(values)(best), np.full(len(objectives), 1.1))
+
+
+@contextmanager
+def _interruptible(run: Run) -> Iterator[None]:
+    """Ctrl-C (or SIGTERM) once: finish the leases in flight and commit; twice: stop now."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def heard(_signal: int, _frame: FrameType | None) -> None:
+        if run.halt:
+            raise KeyboardInterrupt
+        run.halt = "interrupted; `dse resume` goes on"
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

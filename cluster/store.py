@@ -1,0 +1,419 @@
+"""The run folder: write-once Parquet parts, published as groups by the replacement of one manifest.
+
+A group is what one commit writes: one part per table, all under one name. Order of a commit: every part to a temporary
+name, fsync, rename, fsync of its folder; then the manifest, the same way. What the manifest does not list does not exist:
+a crash leaves orphans, which the next `open_run` moves to quarantine/. The manifest holds length and CRC-32 of every part
+(a flipped byte inside a Parquet file is read silently otherwise) and of itself; the one before it is kept beside it.
+Compaction replaces many groups by one; the old parts stay until the next compaction or `open_run`, for readers.
+Nothing here asks the clock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+SHARED = {"mappings": "mapping_key", "counts": "mapping_key"}  # same key, same rows: kept once per group
+FAN_IN = 64  # groups of one level that become one of the next; two merged levels keep a table below 200 parts
+TOP_LEVEL = 2
+ROW_GROUP = 122_880
+MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
+Tables = Mapping[str, pa.Table]
+
+
+class RunFault(ValueError):
+    """A run that cannot start or go on though its study is right: one line; exit 1."""
+
+
+class StoreFault(RunFault):
+    """What is wrong with a run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    table: str
+    size_bytes: int
+    crc: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parts that are visible together: parts/<table>/<name>.parquet. level: how often they were merged."""
+
+    name: str
+    level: int
+    parts: tuple[Part, ...]
+
+    def paths(self) -> tuple[str, ...]:
+        return tuple(part_path(part.table, self.name) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One opened run folder. retired: parts that a merge replaced, still on disk for readers of the manifest before it."""
+
+    path: Path
+    lock: int
+    generation: int = 0
+    groups: tuple[Group, ...] = ()
+    retired: tuple[str, ...] = ()
+
+
+def part_path(table: str, name: str) -> str:
+    return f"parts/{table}/{name}.parquet"
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def plain(path: Path) -> Iterator[None]:
+    """Turns an operating system's refusal to write into one StoreFault."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StoreFault(f"{path}: disk full; all that was committed is safe: free space, then `dse resume {path}`") from fault
+        if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StoreFault(f"{path}: read-only ({fault.strerror}); make it writable, or choose another folder with --out") from fault
+        raise StoreFault(f"{path}: {fault.strerror or fault}; all that was committed is safe: `dse resume {path}`") from fault
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
+    """Publish a whole file: temporary name, fsync, rename, fsync of the folder. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as out:
+            out.write(data)
+            out.flush()
+            if durable:
+                os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        _sync_folder(path.parent)
+
+
+def sealed(value: Mapping[str, Any]) -> bytes:
+    """JSON with a CRC-32 of itself, so that a flipped digit shows."""
+    text = json.dumps(value, sort_keys=True)
+    return json.dumps({**value, "crc": zlib.crc32(text.encode())}, sort_keys=True).encode()
+
+
+def unseal(path: Path) -> dict[str, Any] | None:
+    """What `sealed` wrote, or None if the file is damaged or absent."""
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+        crc = value.pop("crc")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return value if zlib.crc32(json.dumps(value, sort_keys=True).encode()) == crc else None
+
+
+def _crc(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as data:
+        while block := data.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+# --- open ------------------------------------------------------------------------------------------------------------
+
+
+def open_run(path: Path) -> tuple[Store, list[str]]:
+    """Lock the folder (made if it is not there), verify all parts, put away what is damaged, torn or foreign.
+
+    Returns the store and one line per thing put away. Raises StoreFault: in use, read-only, disk full.
+    """
+    with plain(path):
+        for folder in ("asks", "parts", "log"):
+            (path / folder).mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        try:
+            store, lines = _load(path, lock)
+            store, damaged = _verify(store)
+            lines += damaged + _put_away_strangers(store)
+            return _publish(replace(store, retired=())) if lines or store.retired else store, lines
+        except OSError:
+            os.close(lock)
+            raise
+
+
+def close(store: Store) -> None:
+    os.close(store.lock)
+
+
+def _lock(path: Path) -> int:
+    """Held for as long as the process lives, however it dies."""
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as fault:
+        holder = os.read(handle, 200).decode(errors="replace").strip()
+        os.close(handle)
+        if fault.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise StoreFault(f"{path}: another run writes into this folder ({holder}); wait for it, or choose another with --out") from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return handle
+
+
+def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
+    for name in (MANIFEST, BEFORE):
+        value = unseal(path / name)
+        if value is not None:
+            store = _parse(path, lock, value)
+            lines = [] if name == MANIFEST else [f"{path / MANIFEST}: damaged; the manifest before it is used, what it does not list is solved again"]
+            if lines and (path / MANIFEST).exists():
+                _quarantine(path, MANIFEST)
+            return store, lines
+    if (path / MANIFEST).exists():
+        _quarantine(path, MANIFEST)
+        return Store(path, lock), [f"{path / MANIFEST}: damaged, and none before it; moved to quarantine/, all machines are solved again"]
+    return Store(path, lock), []
+
+
+def _parse(path: Path, lock: int, value: Mapping[str, Any]) -> Store:
+    groups = tuple(Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"])
+    return Store(path, lock, value["generation"], groups, tuple(value["retired"]))
+
+
+def _verify(store: Store) -> tuple[Store, list[str]]:
+    """Drops every group with a part that is not byte for byte what was committed."""
+    lines, sound = [], []
+    for group in store.groups:
+        faults = [(part, why) for part in group.parts if (why := _fault(store.path, part, group.name))]
+        lines += [f"{store.path / part_path(part.table, group.name)}: {why}; put into quarantine/, its machines are solved again" for part, why in faults]
+        if faults:
+            for path in group.paths():
+                _quarantine(store.path, path)
+        else:
+            sound.append(group)
+    return replace(store, groups=tuple(sound)), lines
+
+
+def _fault(run: Path, part: Part, name: str) -> str:
+    path = run / part_path(part.table, name)
+    if not path.exists():
+        return "missing"
+    size = path.stat().st_size
+    if size != part.size_bytes:
+        return f"{size} bytes, {part.size_bytes} were committed"
+    return "" if _crc(path) == part.crc else "its checksum differs from the one committed"
+
+
+def _put_away_strangers(store: Store) -> list[str]:
+    """Unfinished temporary and retired files go; anything else that the manifest does not list goes to quarantine/."""
+    listed = {path for group in store.groups for path in group.paths()}
+    lines = []
+    for path in sorted(p for top in ("parts", "asks") for p in (store.path / top).rglob("*") if not p.is_dir()):
+        relative = path.relative_to(store.path).as_posix()
+        if path.name.endswith(".tmp") or relative in store.retired:
+            path.unlink()
+        elif relative.startswith("asks/"):
+            if unseal(path) is None:
+                _quarantine(store.path, relative)
+                lines.append(f"{path}: damaged or foreign; put into quarantine/")
+        elif relative not in listed:
+            _quarantine(store.path, relative)
+            lines.append(f"{path}: not in the manifest (interrupted commit or foreign file); put into quarantine/, its machines are solved again")
+    return lines
+
+
+def _quarantine(run: Path, relative: str) -> None:
+    target = run / "quarantine" / relative.replace("/", "__")
+    target.parent.mkdir(exist_ok=True)
+    number = 0
+    while target.exists():
+        number += 1
+        target = target.with_name(f"{relative.replace('/', '__')}.{number}")
+    with suppress(FileNotFoundError):
+        os.rename(run / relative, target)
+
+
+# --- write -----------------------------------------------------------------------------------------------------------
+
+
+def commit(store: Store, batches: Sequence[Tables]) -> Store:
+    """Publish the tables of some leases as one group; returns the store that knows it.
+
+    batches: table name -> rows, one mapping per lease; a table without rows writes no part.
+    Raises StoreFault; then nothing of it is published, and the store given stays valid.
+    """
+    with plain(store.path):
+        names = sorted({name for batch in batches for name in batch})
+        sources = {name: [batch[name] for batch in batches if name in batch] for name in names}
+        group = _write_group(store, 0, sources)
+        return _publish(replace(store, groups=(*store.groups, group))) if group.parts else store
+
+
+def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Table]]) -> Group:
+    name = f"{store.generation + 1:06d}-{level}"
+    parts: list[Part] = []
+    try:
+        for table, rows in sources.items():
+            if part := _write_part(store.path, table, name, rows):
+                parts.append(part)
+    except BaseException:  # whatever stops it, also Ctrl-C: leave no orphan behind
+        for part in parts:
+            (store.path / part_path(part.table, name)).unlink(missing_ok=True)
+        raise
+    return Group(name, level, tuple(parts))
+
+
+def _write_part(run: Path, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
+    path = run / part_path(table, name)
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as out:
+            rows = _write_rows(out, table, tables)
+            out.flush()
+            os.fsync(out.fileno())
+        part = Part(table, temporary.stat().st_size, _crc(temporary), rows)
+        if rows:
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
+        return part if rows else None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_rows(out: Any, table: str, tables: Iterable[pa.Table]) -> int:
+    """Rows of several tables as one Parquet file; a shared key's rows are kept once."""
+    writer: pq.ParquetWriter | None = None
+    seen: set[str] = set()
+    rows = 0
+    try:
+        for source in tables:
+            new = _unseen(source, SHARED[table], seen) if table in SHARED else source
+            if not new.num_rows:
+                continue
+            if writer is None:
+                writer = _writer(out, new.schema)
+            writer.write_table(_fit(new, writer.schema), row_group_size=ROW_GROUP)
+            rows += new.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    others = [field.name for field in schema if not pa.types.is_floating(field.type)]
+    return pq.ParquetWriter(out, schema, compression="zstd", compression_level=3, use_dictionary=others, use_byte_stream_split=floats,
+                            write_page_checksum=True)
+
+
+def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A column that an older part lacks is NULL there."""
+    if table.schema.equals(schema):
+        return table
+    return pa.concat_tables([schema.empty_table(), table], promote_options="default").select(schema.names).cast(schema)
+
+
+def _unseen(table: pa.Table, key: str, seen: set[str]) -> pa.Table:
+    keys = set(table[key].unique().to_pylist())
+    new = keys - seen
+    seen |= new
+    return table if len(new) == len(keys) else table.filter(pc.is_in(table[key], pa.array(sorted(new), table[key].type)))
+
+
+def _publish(store: Store) -> Store:
+    """Replace the manifest: the point at which a commit happens."""
+    store = replace(store, generation=store.generation + 1)
+    listed: dict[str, list[str]] = {}
+    for group in store.groups:
+        for part in group.parts:
+            listed.setdefault(part.table, []).append(part_path(part.table, group.name))
+    groups = [{"name": g.name, "level": g.level, "parts": [[p.table, p.size_bytes, p.crc, p.rows] for p in g.parts]} for g in store.groups]
+    value = {"version": 1, "generation": store.generation, "parts": listed, "groups": groups, "retired": list(store.retired)}
+    if (store.path / MANIFEST).exists():
+        write_bytes(store.path / BEFORE, (store.path / MANIFEST).read_bytes(), durable=False)
+    write_bytes(store.path / MANIFEST, sealed(value))
+    return store
+
+
+# --- read and merge --------------------------------------------------------------------------------------------------
+
+
+def read(store: Store, table: str, columns: Sequence[str] | None = None) -> pa.Table | None:
+    """All committed rows of a table, page checksums verified; None if no part has any."""
+    parts = [_read_part(store.path / part_path(table, group.name), columns) for group in store.groups if any(p.table == table for p in group.parts)]
+    return pa.concat_tables(parts, promote_options="default") if parts else None
+
+
+def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    with pq.ParquetFile(path, page_checksum_verification=True) as part:
+        return part.read(columns=list(columns) if columns else None)
+
+
+def compact(store: Store, fan_in: int = FAN_IN) -> Store:
+    """Merge the groups of the lowest level that has fan_in of them; the store itself if none has."""
+    for level in range(TOP_LEVEL):
+        old = [group for group in store.groups if group.level == level]
+        if len(old) >= fan_in:
+            return _rewrite(store, old, level + 1, frozenset())
+    return store
+
+
+def retract(store: Store, machines: Collection[int]) -> Store:
+    """Take back the rows of some machines (undone by a deadline, to be solved again), in place."""
+    drop = frozenset(machines)
+    for group in store.groups:
+        if any(p.table == "machines" for p in group.parts):
+            ids = _read_part(store.path / part_path("machines", group.name), ["machine"])["machine"]
+            if not drop.isdisjoint(ids.to_pylist()):
+                store = _rewrite(store, [group], group.level, drop)
+    return store
+
+
+def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int]) -> Store:
+    tables = sorted({part.table for group in old for part in group.parts})
+    with plain(store.path):
+        merged = _write_group(store, level, {table: _rows_of(store, old, table, drop) for table in tables})
+        gone = {group.name for group in old}
+        kept = tuple(group for group in store.groups if group.name not in gone)
+        paths = tuple(path for group in old for path in group.paths())
+        unlisted = store.retired
+        groups = (merged, *kept) if merged.parts else kept
+        store = _publish(replace(store, groups=groups, retired=paths))
+        for path in unlisted:
+            (store.path / path).unlink(missing_ok=True)
+    return store
+
+
+def _rows_of(store: Store, groups: Sequence[Group], table: str, drop: frozenset[int]) -> Iterator[pa.Table]:
+    for group in groups:
+        if any(part.table == table for part in group.parts):
+            rows = _read_part(store.path / part_path(table, group.name))
+            if drop and "machine" in rows.column_names:
+                rows = rows.filter(pc.invert(pc.is_in(rows["machine"], pa.array(sorted(drop), rows["machine"].type))))
+            yield rows

@@ -1,0 +1,93 @@
+"""A solution as values to print: totals, einsums, and one einsum's nest, traffic, footprints and what binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dse.nest import to_data
+from dse.sim.cost import bits_of
+from dse.sim.evaluate import EinsumCost, Solution
+from hw.arch import Arch
+from workloads.einsum import Einsum, show
+from workloads.graph import Workload, unique
+
+SPACE = "single einsums in sequence, weights streamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows to print under a title; units stand in the header. Numbers are right-aligned by who prints them."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
+    """The metrics of a solved workload by name, units at the end of the names."""
+    ns = solution.latency_cycles / arch.clock_ghz
+    return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
+            "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(), "status": "ok", "gap": solution.gap, "space": f"{SPACE}; {solution.certificate}"}
+
+
+def document(arch: Arch, solution: Solution) -> dict[str, Any]:
+    """What `dse map --format json` prints."""
+    einsums = [{"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by, "gap": c.gap,
+                "mapping": str(c.mapping)} for c in solution.einsums]
+    return {**totals(arch, solution), "einsums": einsums}
+
+
+def schedule(solution: Solution) -> dict[str, Any]:
+    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads."""
+    return {c.name: to_data(c.mapping) for c in solution.einsums}
+
+
+def network(arch: Arch, workload: Workload, solution: Solution) -> list[Table]:
+    """Totals and the table of unique einsums."""
+    rows = tuple((c.name, c.count, group.einsum.points() * c.count, c.count * c.energy_pj, c.count * c.latency_cycles, c.bound_by, f"{100 * c.gap:.1f} %")
+                 for c, group in zip(solution.einsums, unique(workload), strict=True))
+    facts = list(totals(arch, solution).items())
+    if workload.folded:
+        facts.append(("rides on producers (fuse_elementwise)", f"{len(workload.folded)} operators"))
+    if workload.moved:
+        facts.append(("counted as data movement", ", ".join(workload.moved)))
+    return [Table(f"{workload.name} on {arch.name}", ("metric", "value"), tuple(facts)),
+            Table("einsums", ("einsum", "runs", "operations", "energy_pj", "latency_cycles", "bound_by", "gap"), rows)]
+
+
+def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
+    """(nest as text, tables): traffic with energies, footprints against capacities, busy cycles of every component."""
+    ranks = ", ".join(f"{rank}={n}" for rank, n in e.extents)
+    text = f"{e.name}: {show(e)}\n  {ranks}\n\n{cost.mapping}"
+    return text, [
+        Table("traffic of one run", ("level", "tensor", "action", "actions", "energy_pj", "share"), tuple(_traffic(cost))),
+        Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "used"), tuple(_held(arch, e, cost))),
+        Table("busy cycles", ("component", "cycles", "of the latency"), tuple(_busy(cost))),
+    ]
+
+
+def _traffic(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    for part in cost.price.parts:
+        yield part.level, part.tensor, part.action, part.actions, part.energy_pj, f"{100 * part.energy_pj / (cost.energy_pj or 1):.1f} %"
+    yield "total", "", "", "", cost.energy_pj, ""
+
+
+def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    bits = bits_of(e, arch)
+    for level in arch.levels:
+        whole = 0.0
+        for name, tensor, elems in cost.footprint:
+            if name == level.name:
+                held = elems * bits[tensor] / 8
+                whole += held
+                yield level.name, tensor, elems, held, "", ""
+        if level.capacity_bits is not None:
+            yield level.name, "all", "", whole, level.capacity_bits / 8, f"{800 * whole / level.capacity_bits:.1f} %"
+
+
+def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    for name, cycles in cost.price.busy_cycles:
+        binds = ", binds" if name == cost.bound_by else ""
+        yield name, cycles, f"{100 * cycles / (cost.latency_cycles or 1):.1f} %{binds}"

@@ -1,0 +1,226 @@
+"""Mappings: one loop nest with storage nodes per einsum (LoopTree notation, specs/model.md, 1).
+
+    store DRAM A B C
+    for m in tiles of 16
+      store GLB A B C
+      spatial n over Y in tiles of 1
+        mac
+
+A loop names the tile that is left inside it; a storage node's position is its reuse: its tile is fetched once per
+iteration of every loop above it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+LOOP = re.compile(r"^for\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
+SPATIAL = re.compile(r"^spatial\s+(\w+)\s+over\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
+STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
+FORMS = '"store LEVEL TENSOR...", "for RANK in tiles of N", "spatial RANK over DIM in tiles of N", "mac"'
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Iterates a rank in tiles; over names the fan-out dimension of a spatial loop, "" is temporal."""
+
+    rank: str
+    tile: int
+    over: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One tensor held at one level."""
+
+    level: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Loops and storage nodes, outermost first; compute stands below the last."""
+
+    nodes: tuple[Loop | Store, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Why there is no mapping: a value, not an exception. need and have in bytes; for a fan-out, in lanes."""
+
+    level: str
+    need_bytes: int
+    have_bytes: int
+    einsum: str
+    unit: str = "bytes"
+
+    def __str__(self) -> str:
+        return f"{self.einsum}: {self.level} needs {self.need_bytes} {self.unit}, has {self.have_bytes}"
+
+
+def mapping_key(einsum_key: str, mapping: Mapping) -> str:
+    """Content key of one mapping of one einsum."""
+    return hashlib.sha256(f"{einsum_key}\n{mapping}".encode()).hexdigest()[:16]
+
+
+def _lines(mapping: Mapping) -> Iterator[str]:
+    indent = ""
+    for level, group in groupby(mapping.nodes, key=lambda node: node.level if isinstance(node, Store) else None):
+        if level is not None:
+            yield f"{indent}store {level} {' '.join(node.tensor for node in group if isinstance(node, Store))}"
+            continue
+        for node in group:
+            assert isinstance(node, Loop)
+            yield f"{indent}spatial {node.rank} over {node.over} in tiles of {node.tile}" if node.over else f"{indent}for {node.rank} in tiles of {node.tile}"
+            indent += "  "
+    yield f"{indent}mac"
+
+
+def parse(text: str) -> Mapping:
+    """The inverse of str(mapping); indentation is free. Raises ValueError naming the line."""
+    nodes: list[Loop | Store] = []
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for number, line in enumerate(lines, 1):
+        if line == "mac" and number == len(lines):
+            break
+        if match := STORE.match(line):
+            nodes.extend(Store(match[1], tensor) for tensor in match[2].split())
+        elif match := LOOP.match(line):
+            nodes.append(Loop(match[1], int(match[2])))
+        elif match := SPATIAL.match(line):
+            nodes.append(Loop(match[1], int(match[3]), match[2]))
+        else:
+            raise ValueError(f'mapping, line {number}: "{line}" is none of {FORMS}; mac stands last')
+    return Mapping(tuple(nodes))
+
+
+def to_data(mapping: Mapping) -> list[dict[str, Any]]:
+    """The YAML form: a list of {store, tensors}, {for, tile} and {spatial, over, tile}."""
+    data: list[dict[str, Any]] = []
+    for node in mapping.nodes:
+        if isinstance(node, Loop):
+            data.append({"spatial": node.rank, "over": node.over, "tile": node.tile} if node.over else {"for": node.rank, "tile": node.tile})
+        elif data and data[-1].get("store") == node.level:
+            data[-1]["tensors"].append(node.tensor)
+        else:
+            data.append({"store": node.level, "tensors": [node.tensor]})
+    return data
+
+
+def from_data(data: Sequence[Any]) -> Mapping:
+    """The inverse of to_data. Raises ValueError naming the entry."""
+    nodes: list[Loop | Store] = []
+    for number, entry in enumerate(data, 1):
+        match entry:
+            case {"store": str(level), "tensors": [*tensors], **rest} if tensors and not rest:
+                nodes.extend(Store(level, str(tensor)) for tensor in tensors)
+            case {"for": str(rank), "tile": int(tile), **rest} if not rest:
+                nodes.append(Loop(rank, tile))
+            case {"spatial": str(rank), "over": str(dim), "tile": int(tile), **rest} if not rest:
+                nodes.append(Loop(rank, tile, dim))
+            case _:
+                raise ValueError(f"mapping, entry {number}: {entry!r} is none of {{store, tensors}}, {{for, tile}}, {{spatial, over, tile}}")
+    return Mapping(tuple(nodes))
+
+
+def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
+    """Mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML of {einsum: nest or list}.
+
+    Raises ValueError with one line per fault, each naming the file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = text if text.lstrip().startswith(("store", "for", "spatial")) else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+        raise ValueError(f"{path}: cannot be read as a mapping ({str(fault).splitlines()[0]}); see dse map --format yaml") from None
+    if isinstance(data, str | list):
+        data = {names[0]: data} if len(names) == 1 else {"": data}
+    if not isinstance(data, dict) or not set(data) <= set(names):
+        unknown = ", ".join(str(name) for name in data if name not in names) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f'{path}: "{unknown}" is no einsum of the workload; give one nest each for {", ".join(names[:8])}{" ..." if len(names) > 8 else ""}')
+    found, lines = {}, []
+    for name, nest in data.items():
+        try:
+            found[name] = parse(nest) if isinstance(nest, str) else from_data(nest if isinstance(nest, list) else [nest])
+        except ValueError as fault:
+            lines.append(f"{path}: {name}: {fault}")
+    if lines:
+        raise ValueError("\n".join(lines))
+    return found
+
+
+def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    """What makes a mapping no mapping of this einsum on this machine, one line each; capacities are checked by the evaluator."""
+    return [f"mapping of {e.name}: {line}" for line in (*_loop_faults(mapping, e, arch), *_store_faults(mapping, e, arch), *_spatial_faults(mapping, e, arch))]
+
+
+def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    left = e.sizes()
+    dims = [name for f in arch.fanouts for name, _ in f.dims]
+    for node in mapping.nodes:
+        if not isinstance(node, Loop):
+            continue
+        if node.rank not in left:
+            yield f"loop over unknown rank {node.rank}; the einsum has {', '.join(left)}"
+        elif not 1 <= node.tile <= left[node.rank]:
+            yield f"loop {node.rank} in tiles of {node.tile}: the tile outside is {left[node.rank]}; take 1 to {left[node.rank]}"
+        else:
+            left[node.rank] = node.tile
+        if node.over and node.over not in dims:
+            yield f"spatial {node.rank} over {node.over}: the machine's fan-out dimensions are {', '.join(dims) or 'none'}"
+    for rank, tile in left.items():
+        if tile != 1:
+            yield f"rank {rank} ends in tiles of {tile}; add a loop over it in tiles of 1"
+
+
+def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    order = {level.name: v for v, level in enumerate(arch.levels)}
+    held: dict[str, list[int]] = {p.tensor: [] for p in e.tensors()}
+    for node in mapping.nodes:
+        if not isinstance(node, Store):
+            continue
+        if node.level not in order:
+            yield f"store {node.level}: no such level; the machine has {', '.join(order)}"
+        elif node.tensor not in held:
+            yield f"store {node.level} {node.tensor}: no such tensor; the einsum has {', '.join(held)}"
+        elif held[node.tensor] and order[node.level] <= held[node.tensor][-1]:
+            yield f"store {node.level} {node.tensor}: stands below a node of {arch.levels[held[node.tensor][-1]].name}; keep the order of the hierarchy"
+        else:
+            held[node.tensor].append(order[node.level])
+    for v, level in enumerate(arch.levels):
+        missing = [tensor for tensor, levels in held.items() if v not in levels]
+        if missing and not level.bypass:
+            yield f"tensor {missing[0]} is not stored at {level.name}, which no tensor may bypass"
+    for tensor, levels in held.items():
+        if not levels:
+            yield f"tensor {tensor} has no storage node; store it at one level at least"
+
+
+def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    outside = {name: f.outside for f in arch.fanouts for name, _ in f.dims}
+    order = {level.name: v for v, level in enumerate(arch.levels)}
+    for i, node in enumerate(mapping.nodes):
+        if not isinstance(node, Loop) or node.over not in outside:
+            continue
+        border = outside[node.over]
+        above = [n for n in mapping.nodes[:i] if isinstance(n, Store) and order.get(n.level, -1) >= border]
+        below = [n for n in mapping.nodes[i:] if isinstance(n, Store) and order.get(n.level, border) < border]
+        for wrong, where in ((above, "below"), (below, "above")):
+            if wrong:
+                yield f"spatial {node.rank} over {node.over} stands {where} store {wrong[0].level} {wrong[0].tensor}, on the wrong side of the fan-out"
+        if node.rank in e.output.partial():
+            yield f"spatial {node.rank} over {node.over}: {node.rank} is partially relevant to the output {e.output.tensor}; lanes would share elements"

@@ -1,0 +1,163 @@
+"""Every table of a run: columns with type, unit and meaning, and the versions that rows carry.
+
+A front never mixes versions: MODEL_VERSION moves with any cost, SOLVER_VERSION with any mapping that a solver returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+MODEL_VERSION = 1
+SOLVER_VERSION = 1
+
+STATUS = ("ok", "infeasible", "pruned", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """dtype: name of a pyarrow type; unit: empty for names, counts and shares."""
+
+    dtype: str
+    unit: str
+    meaning: str
+
+
+Columns = Mapping[str, Column]
+
+MACHINE = Column("int64", "", "index of the machine in the study's space")
+SCHEDULE = Column("int32", "", "number of the schedule on its machine's own front, 0 first in the study's objectives")
+WORKLOAD = Column("string", "", "name of the workload in the study")
+EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
+MAPPING_KEY = Column("string", "", "content key of the mapping")
+LEVEL = Column("string", "", "storage level, or MAC for compute")
+GAP = Column("float64", "", "(cost - bound) / bound of the objective: 0 is provably best")
+CERTIFICATE = Column("string", "", "optimal(space), supported(space) or gap x %")
+LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
+VERSIONS: Columns = {
+    "model_version": Column("int32", "", "version of the cost model"),
+    "solver_version": Column("int32", "", "version of the solvers"),
+}
+METRICS: Columns = {
+    "energy_pj": Column("float64", "pJ", "energy, leakage included"),
+    "latency_cycles": LATENCY_CYCLES,
+    "latency_ns": Column("float64", "ns", "latency"),
+    "edp_pj_ns": Column("float64", "pJ ns", "total energy x total latency"),
+    "power_mw": Column("float64", "mW", "energy over latency"),
+    "throughput": Column("float64", "1/s", "runs per second back to back: 1e9 / steady time in ns"),
+}
+
+TABLES: dict[str, Columns] = {
+    "machines": {
+        "machine": MACHINE,
+        "key": Column("string", "", "content key of all that shapes the machine's rows"),
+        "generation": Column("int32", "", "generation that asked for the machine"),
+        "source": Column("string", "", "who proposed it: the search method, qmc (start of a steered one), near (beside a repeat), fill (permutation)"),
+        "status": Column("string", "", "ok, infeasible, pruned (broke a constraint that needs no solving), error"),
+        "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
+        "clock_ghz": Column("float64", "GHz", "clock"),
+        "bound_energy_pj": Column("float64", "pJ", "no mapping of the workloads costs less"),
+        "bound_latency_ns": Column("float64", "ns", "no mapping of the workloads is faster"),
+        "limit_level": Column("string", "", "infeasible: level that is too small"),
+        "need_bytes": Column("int64", "B", "infeasible: smallest need at that level"),
+        "have_bytes": Column("int64", "B", "infeasible: what the level has"),
+        "einsum": Column("string", "", "infeasible: einsum that does not fit"),
+        "workload": Column("string", "", "infeasible or error: workload that it happened in"),
+        "reason": Column("string", "", "one line for each status but ok"),
+        **VERSIONS,
+    },
+    "points": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        **METRICS,
+        "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
+        "feasible": Column("bool", "", "meets every constraint of the study"),
+        "gap": GAP,
+        "certificate": CERTIFICATE,
+        **VERSIONS,
+    },
+    "workload_costs": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "weight": Column("float64", "", "weight of the workload in sums"),
+        **METRICS,
+        "macs": Column("int64", "", "multiply-accumulates of one run"),
+        "gap": GAP,
+        "certificate": CERTIFICATE,
+    },
+    "einsums": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "einsum": Column("string", "", "name of the first of equal einsums"),
+        "einsum_key": EINSUM_KEY,
+        "kind": Column("string", "", "mac, max, add, mul, copy or a unary function"),
+        "count": Column("int64", "", "how often it runs; costs are of one run"),
+        "mapping_key": MAPPING_KEY,
+        "energy_pj": METRICS["energy_pj"],
+        "latency_cycles": LATENCY_CYCLES,
+        "bound_by": Column("string", "", "component that attains the latency"),
+        "gap": GAP,
+    },
+    "mappings": {
+        "mapping_key": MAPPING_KEY,
+        "einsum_key": EINSUM_KEY,
+        "nest": Column("string", "", "the loop nest as text"),
+    },
+    "counts": {
+        "mapping_key": MAPPING_KEY,
+        "level": LEVEL,
+        "tensor": Column("string", "", "tensor; - for compute"),
+        "action": Column("string", "", "read, write or compute"),
+        "elems": Column("int64", "", "elements, all instances, one run"),
+        "busiest_elems": Column("int64", "", "elements of the busiest instance"),
+        "bits": Column("int32", "bit", "size of an element"),
+    },
+    "prices": {
+        "machine": MACHINE,
+        "level": LEVEL,
+        "read_pj": Column("float64", "pJ", "one read of width_bits"),
+        "write_pj": Column("float64", "pJ", "one write of width_bits"),
+        "mac_pj": Column("float64", "pJ", "MAC: one multiply-accumulate"),
+        "alu_pj": Column("float64", "pJ", "MAC: one other operation"),
+        "width_bits": Column("int32", "bit", "bits of one action"),
+        "bandwidth": Column("float64", "1/cycle", "actions per cycle of one instance"),
+        "leak_mw": Column("float64", "mW", "leakage of one instance"),
+        "capacity_bits": Column("int64", "bit", "capacity of one instance; NULL: unbounded"),
+        "instances": Column("int64", "", "how many there are"),
+    },
+    "events": {
+        "time": Column("timestamp", "", "when, UTC"),
+        "kind": Column("string", "", "start, resume, extend, error, retry, quarantine, stop, ..."),
+        "machine": MACHINE,
+        "text": Column("string", "", "what happened; for an error its traceback"),
+    },
+}
+
+# Sorting by these makes the rows of two runs comparable; equal rows of mappings and counts may stand in several parts.
+KEYS: dict[str, tuple[str, ...]] = {
+    "machines": ("machine",),
+    "points": ("machine", "schedule"),
+    "workload_costs": ("machine", "schedule", "workload"),
+    "einsums": ("machine", "schedule", "workload", "einsum_key"),
+    "mappings": ("mapping_key",),
+    "counts": ("mapping_key", "level", "tensor", "action"),
+    "prices": ("machine", "level"),
+    "events": ("time", "kind", "machine"),
+}
+
+
+def dtype(name: str) -> pa.DataType:
+    return pa.timestamp("us", tz="UTC") if name == "timestamp" else pa.type_for_alias(name)
+
+
+def schema(table: str, extra: Columns | None = None) -> pa.Schema:
+    """Arrow schema of a table, unit and meaning in each field's metadata.
+
+    extra: a study's own columns of that table (parameters, aggregated objectives, violations), put after the fixed ones.
+    """
+    columns = {**TABLES[table], **(extra or {})}
+    return pa.schema([pa.field(name, dtype(c.dtype), metadata={"unit": c.unit, "meaning": c.meaning}) for name, c in columns.items()])

@@ -1,0 +1,77 @@
+"""Lower bounds that no mapping of an einsum on a machine can beat (specs/model.md, 5): compulsory traffic and roofline."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from dse.sim.cost import bits_of, op_pj
+from hw.arch import Arch, Level
+from workloads.einsum import Dim, Einsum, Projection
+
+
+@lru_cache(maxsize=1 << 14)
+def touched_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
+    """Stored elements that the einsum uses at all. Below the compulsory hull where a stride leaves gaps that small tiles skip."""
+    sizes = dict(extents)
+    return prod(_touched(dim, tuple(sizes[rank] for rank in dim.ranks())) for dim in p.dims)
+
+
+def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
+    index = np.full(1, dim.offset, np.int64)
+    for (_, c), n in zip(dim.terms, extents, strict=True):
+        index = np.unique(np.add.outer(index, c * np.arange(n)))
+    return int(((index >= 0) & (index < dim.size)).sum())
+
+
+def energy_pj(e: Einsum, arch: Arch) -> float:
+    """Operations, every element once at the outermost level, every operand access at its cheapest place, leakage."""
+    bits = bits_of(e, arch)
+    outer = arch.levels[0]
+    total = e.points() * op_pj(e, arch) + arch.leak_mw() * latency_cycles(e, arch) / arch.clock_ghz
+    for p in e.tensors():
+        write = p is e.output
+        words = touched_elems(p, e.extents)
+        pj = outer.write_pj if write else outer.read_pj
+        if not outer.bypass:
+            total += words * bits[p.tensor] / outer.width_bits * pj
+        total += _operand_pj(p, e, arch, words if not outer.bypass else 0)
+    return total
+
+
+def _operand_pj(p: Projection, e: Einsum, arch: Arch, outer_words: int) -> float:
+    """Cheapest energy of the accesses that compute makes to one tensor, without what the outermost level is charged already."""
+    write = p is e.output
+    best = float("inf")
+    for v, level in enumerate(arch.levels):
+        accesses = e.points() / _widest(arch, v, write)
+        if v == 0:
+            accesses = max(accesses - outer_words, 0.0)
+        best = min(best, accesses * _access_pj(level, p, arch, write))
+    return best
+
+
+def _access_pj(level: Level, p: Projection, arch: Arch, write: bool) -> float:
+    return (p.bits or arch.word_bits) / level.width_bits * (level.write_pj if write else level.read_pj)
+
+
+def _widest(arch: Arch, v: int, reduce: bool) -> int:
+    """Lanes below level v that one access may serve."""
+    shared = [size for f in arch.fanouts if f.outside > v for (_, size), flag in zip(f.dims, f.reduce if reduce else f.multicast, strict=True) if flag]
+    return prod(shared)
+
+
+def latency_cycles(e: Einsum, arch: Arch) -> float:
+    """Roofline: operations over all lanes, compulsory words over the outermost bandwidth."""
+    lanes = arch.instances(len(arch.levels))
+    compute = -(-e.points() // lanes) / arch.compute.ops_per_cycle
+    outer = arch.levels[0]
+    if outer.bypass:
+        return compute
+    bits = bits_of(e, arch)
+    read = sum(touched_elems(p, e.extents) * bits[p.tensor] for p in e.inputs) / outer.width_bits
+    written = touched_elems(e.output, e.extents) * bits[e.output.tensor] / outer.width_bits
+    port = max(read, written) if outer.ports == "separate" else read + written
+    return max(compute, port / outer.bandwidth)

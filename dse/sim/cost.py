@@ -1,0 +1,83 @@
+"""Time and energy of counted actions on one machine (specs/model.md, 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dse.nest import Infeasible
+from dse.sim.counts import Count, Footprint
+from hw.arch import Arch, Level
+from workloads.einsum import Einsum
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row of the energy sum: tensor "-" for compute and leakage; energy in pJ, actions of the level's width."""
+
+    level: str
+    tensor: str
+    action: str
+    actions: float
+    energy_pj: float
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Cost of one einsum: totals are sums of parts; busy_cycles per component; bound_by attains the largest."""
+
+    energy_pj: float
+    latency_cycles: float
+    bound_by: str
+    parts: tuple[Part, ...]
+    busy_cycles: tuple[tuple[str, float], ...]
+
+
+def bits_of(e: Einsum, arch: Arch) -> dict[str, int]:
+    """Bits per element of every tensor."""
+    return {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
+
+
+def op_pj(e: Einsum, arch: Arch) -> float:
+    """Energy of one operation of the einsum's kind; moving data computes nothing."""
+    return {"mac": arch.compute.mac_pj, "copy": 0.0}.get(e.kind, arch.compute.alu_pj)
+
+
+def price(rows: Sequence[Count], e: Einsum, arch: Arch) -> Price:
+    """Energy and latency of counted actions: energy = actions * pJ + leakage; latency = largest busy time of a component."""
+    bits = bits_of(e, arch)
+    levels = {level.name: level for level in arch.levels}
+    parts: list[Part] = []
+    busy = {level.name: {"read": 0.0, "write": 0.0} for level in arch.levels}
+    compute = 0.0
+    for row in rows:
+        if row.action == "compute":
+            parts.append(Part(row.level, row.tensor, row.action, row.elems, row.elems * op_pj(e, arch)))
+            compute = row.busiest_elems / arch.compute.ops_per_cycle
+            continue
+        level = levels[row.level]
+        per_elem = bits[row.tensor] / level.width_bits
+        pj = level.read_pj if row.action == "read" else level.write_pj
+        parts.append(Part(row.level, row.tensor, row.action, row.elems * per_elem, row.elems * per_elem * pj))
+        busy[row.level][row.action] += row.busiest_elems * per_elem
+    cycles = [(level.name, _port_cycles(level, busy[level.name])) for level in arch.levels] + [("MAC", compute)]
+    bound_by, latency = max(cycles, key=lambda item: item[1])
+    leak = arch.leak_mw() * latency / arch.clock_ghz
+    if leak:
+        parts.append(Part("-", "-", "leak", latency, leak))
+    return Price(sum(part.energy_pj for part in parts), latency, bound_by, tuple(parts), tuple(cycles))
+
+
+def _port_cycles(level: Level, actions: dict[str, float]) -> float:
+    reads, writes = actions["read"], actions["write"]
+    return (max(reads, writes) if level.ports == "separate" else reads + writes) / level.bandwidth
+
+
+def overflow(held: Sequence[Footprint], e: Einsum, arch: Arch) -> Infeasible | None:
+    """The outermost level whose tiles do not fit, or None."""
+    bits = bits_of(e, arch)
+    for level in arch.levels:
+        need = sum(f.elems * bits[f.tensor] * (2 if level.double_buffer and f.moving else 1) for f in held if f.level == level.name)
+        if level.capacity_bits is not None and need > level.capacity_bits:
+            return Infeasible(level.name, -(-need // 8), level.capacity_bits // 8, e.name)
+    return None

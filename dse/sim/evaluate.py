@@ -1,0 +1,133 @@
+"""The one evaluator: (machine, einsum, mapping) -> cost, and (machine, workload, schedule) -> cost of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass, replace
+
+from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
+from dse.sim import bounds, cost
+from dse.sim.counts import Count, Footprint, count, footprints
+from hw.arch import Arch
+from workloads.einsum import Einsum, canonical_key
+from workloads.graph import Unique, Workload, unique
+
+
+@dataclass(frozen=True, slots=True)
+class EinsumCost:
+    """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
+
+    gap: how far the objective may lie above the lower bound, as a share of the cost.
+    """
+
+    name: str
+    key: str
+    count: int
+    mapping: Mapping
+    mapping_key: str
+    counts: tuple[Count, ...]
+    footprint: tuple[tuple[str, str, int], ...]
+    energy_pj: float
+    latency_cycles: float
+    bound_by: str
+    gap: float
+    price: cost.Price
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A scheduled workload: einsums in turn, equal ones costed once and counted."""
+
+    einsums: tuple[EinsumCost, ...]
+    energy_pj: float
+    latency_cycles: float
+    steady_cycles: float
+    gap: float
+    certificate: str
+
+
+def lower_bound(problem: Problem) -> float:
+    energy, cycles = bounds.energy_pj(problem.einsum, problem.arch), bounds.latency_cycles(problem.einsum, problem.arch)
+    return figure(problem.objective, energy, cycles)
+
+
+def figure(objective: str, energy_pj: float, latency_cycles: float) -> float:
+    """The number that an objective ranks by."""
+    return {"energy": energy_pj, "latency": latency_cycles, "edp": energy_pj * latency_cycles}[objective]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a mapper solves: one einsum on one machine. objective: energy, latency or edp."""
+
+    arch: Arch
+    einsum: Einsum
+    objective: str
+
+
+def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
+    """Cost of one well-formed mapping (`nest.faults` says what is not)."""
+    e, arch = problem.einsum, problem.arch
+    if blocked := lanes_overflow(mapping, e, arch):
+        return blocked
+    held = footprints(mapping, e)
+    return cost.overflow(held, e, arch) or priced(problem, mapping, count(mapping, e, arch), held)
+
+
+def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
+    """Cost of a mapping that fits and is counted already."""
+    e, arch = problem.einsum, problem.arch
+    p = cost.price(rows, e, arch)
+    value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
+    if floor > value * (1 + 1e-9):
+        raise ValueError(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
+    key = canonical_key(e)
+    held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
+    gap = max(1 - floor / value, 0.0) if value else 0.0
+    return EinsumCost(e.name, key, 1, mapping, mapping_key(key, mapping), rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, p)
+
+
+def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
+    """The fan-out dimension that a mapping overfills, or None."""
+    left = e.sizes()
+    used: dict[str, int] = {}
+    for node in mapping.nodes:
+        if isinstance(node, Loop):
+            if node.over:
+                used[node.over] = used.get(node.over, 1) * -(-left[node.rank] // node.tile)
+            left[node.rank] = node.tile
+    for f in arch.fanouts:
+        for name, size in f.dims:
+            if used.get(name, 1) > size:
+                return Infeasible(f"{f.name}.{name}", used[name], size, e.name, "lanes")
+    return None
+
+
+def evaluate(arch: Arch, workload: Workload, schedule: Dict[str, Mapping], objective: str = "energy") -> Solution | Infeasible:
+    """Cost of a workload under given mappings, by einsum name; equal einsums share the mapping of the first.
+
+    Raises ValueError with one line per fault of a mapping.
+    """
+    groups = unique(workload)
+    missing = [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in schedule]
+    lines = missing or [line for group in groups for line in faults(schedule[group.names[0]], group.einsum, arch)]
+    if lines:
+        raise ValueError("\n".join(lines))
+    costs = [einsum_cost(Problem(arch, group.einsum, objective), schedule[group.names[0]]) for group in groups]
+    return in_turn(costs, groups, Problem(arch, groups[0].einsum, objective), "given mapping")
+
+
+def in_turn(costs: list[EinsumCost | Infeasible], groups: list[Unique], problem: Problem, certificate: str) -> Solution | Infeasible:
+    """Einsums one after the other: energies and latencies add up."""
+    solved: list[EinsumCost] = []
+    floor_energy = floor_cycles = 0.0
+    for one, group in zip(costs, groups, strict=True):
+        if isinstance(one, Infeasible):
+            return one
+        solved.append(replace(one, count=group.count))
+        floor_energy += group.count * bounds.energy_pj(group.einsum, problem.arch)
+        floor_cycles += group.count * bounds.latency_cycles(group.einsum, problem.arch)
+    energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
+    value = figure(problem.objective, energy, cycles)
+    gap = max(1 - figure(problem.objective, floor_energy, floor_cycles) / value, 0.0) if value else 0.0
+    return Solution(tuple(solved), energy, cycles, cycles, gap, f"gap {100 * gap:.3g} % ({certificate})")

@@ -1,0 +1,183 @@
+"""Objectives, trials, fronts and hypervolume.
+
+A NaN is never on a front; infinities compare as numbers. Ties and duplicates of a front point are all on the front.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+import moocore
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+OVER = ("sum", "max", "min", "geomean")
+METRICS = ("energy_pj", "latency_ns", "edp_pj_ns", "power_mw", "throughput", "latency_cycles")
+MAXIMISED = ("throughput",)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One metric to minimise (direction "min") or maximise ("max").
+
+    over: "sum", "max", "min", "geomean" (weights count in sum and geomean) or a workload's name; "": of the whole set,
+    run one after another, each `weight` times (area_mm2 has no other form).
+    """
+
+    metric: str
+    over: str = ""
+    direction: str = "min"
+
+    @property
+    def column(self) -> str:
+        """Name in the points table: metric, or metric_over."""
+        return self.metric if not self.over else f"{self.metric}_{slug(self.over)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One run of a workload, or of the whole weighted set. steady_ns: time per run when runs follow back to back."""
+
+    energy_pj: float
+    latency_cycles: float
+    latency_ns: float
+    steady_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One schedule of one machine as samplers and stops see it; a machine without a schedule is one trial without values.
+
+    values: in the study's objectives, None unless solved; violations: capacity first, then each constraint; met if <= 0.
+    """
+
+    machine: int
+    generation: int
+    status: str
+    values: tuple[float, ...] | None
+    violations: tuple[float, ...]
+
+    @property
+    def feasible(self) -> bool:
+        return self.values is not None and all(v <= 0 for v in self.violations)
+
+
+def slug(text: str) -> str:
+    """Letters, digits and underscores only: fit for a column name."""
+    return re.sub(r"\W+", "_", text).strip("_")
+
+
+def metrics(cost: Cost) -> dict[str, float]:
+    """The metrics of record.METRICS."""
+    return {
+        "energy_pj": cost.energy_pj,
+        "latency_cycles": cost.latency_cycles,
+        "latency_ns": cost.latency_ns,
+        "edp_pj_ns": cost.energy_pj * cost.latency_ns,
+        "power_mw": cost.energy_pj / cost.latency_ns,
+        "throughput": 1e9 / cost.steady_ns,
+    }
+
+
+def total(costs: Sequence[Cost], weights: Sequence[float]) -> Cost:
+    """The set run one after another, each workload `weight` times."""
+    rows = list(zip(costs, weights, strict=True))
+    return Cost(
+        sum(w * c.energy_pj for c, w in rows),
+        sum(w * c.latency_cycles for c, w in rows),
+        sum(w * c.latency_ns for c, w in rows),
+        sum(w * c.steady_ns for c, w in rows),
+    )
+
+
+def value(objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: float) -> float:
+    """An objective from the costs of all workloads by name."""
+    if objective.metric == "area_mm2":
+        return area_mm2
+    if objective.over == "":
+        return metrics(total(list(costs.values()), [weights[name] for name in costs]))[objective.metric]
+    each = {name: metrics(cost)[objective.metric] for name, cost in costs.items()}
+    match objective.over:
+        case "sum":
+            return sum(weights[name] * v for name, v in each.items())
+        case "geomean":
+            return exp(sum(weights[name] * log(v) for name, v in each.items()) / sum(weights.values()))
+        case "max":
+            return max(each.values())
+        case "min":
+            return min(each.values())
+        case workload:
+            return each[workload]
+
+
+def front(values: Values) -> Mask:
+    """Rows that no other row dominates.
+
+    values [N, k], all minimised. Returns [N]; duplicates of a front row are all on it, a row with a NaN never is.
+    """
+    mask = np.asarray(~np.isnan(values).any(axis=1), dtype=np.bool_)
+    if mask.any():
+        keys = values[mask]
+        if not np.isfinite(keys).all():  # ranks dominate alike; moocore 0.3 answers wrongly with +inf and crashes with -inf
+            keys = np.column_stack([np.unique(column, return_inverse=True)[1] for column in keys.T]).astype(float)
+        mask[mask] = moocore.is_nondominated(keys, keep_weakly=True)
+    return mask
+
+
+def minimised(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Values:
+    """Values of feasible trials, [N, k], sign turned where maximised."""
+    signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in objectives])
+    rows = [t.values for t in trials if t.feasible]
+    return np.asarray(np.array(rows, dtype=float).reshape(len(rows), len(objectives)) * signs)
+
+
+def hypervolume(values: Values, reference: Values) -> float:
+    """Volume between the front of values [N, k], minimised, and the reference [k]; points beyond it add nothing."""
+    return float(moocore.hypervolume(values, ref=reference)) if len(values) else 0.0
+
+
+def gain(older: Sequence[Trial], newer: Sequence[Trial], objectives: Sequence[Objective]) -> float:
+    """Share of the newer hypervolume that the older trials lack: 0 no progress, 1 all of it is new.
+
+    Both in the box of the newer feasible trials, each axis scaled to 0..1, as logarithms where all values are of one sign.
+    """
+    after = minimised(newer, objectives)
+    if not len(after):
+        return 1.0
+    scale = scaler(after)
+    reference = np.full(len(objectives), 1.1)
+    new = hypervolume(scale(after), reference)
+    return 1.0 - hypervolume(scale(minimised(older, objectives)), reference) / new
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps minimised values to 0 (best seen) .. 1 (worst seen), per axis; called like a function."""
+
+    low: Values
+    high: Values
+    sign: Values  # +1 or -1: logarithm of sign * value; 0: linear
+
+    def __call__(self, values: Values) -> Values:
+        span = np.where(self.high > self.low, self.high - self.low, 1.0)
+        scaled: Values = (bent(values, self.sign) - self.low) / span
+        return scaled
+
+
+def bent(values: Values, sign: Values) -> Values:
+    logs = np.log(np.where(sign != 0, sign * values, 1.0)) * sign
+    bowed: Values = np.where(sign != 0, logs, values)
+    return bowed
+
+
+def scaler(values: Values) -> Scale:
+    """The scale of values [N, k], N at least 1, finite."""
+    sign = np.where((values > 0).all(axis=0), 1.0, np.where((values < 0).all(axis=0), -1.0, 0.0))
+    curve = bent(values, sign)
+    return Scale(curve.min(axis=0), curve.max(axis=0), sign)

@@ -1,0 +1,103 @@
+"""What is left to do: asks, what of them a stop wants, and when to stop. Pure functions of the study and complete generations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from dse.study.pareto import Objective, Trial, gain
+
+GAIN_POINTS = 64  # hypervolume_gain looks back at least so many points ...
+GAIN_GENERATIONS = 4  # ... and so many generations
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """One generation, written before dispatch.
+
+    asks: (machine, source) in the order of dispatch; pruned: (machine, source, reason), never dispatched.
+    seen: machines of the trials that the sampler saw; sampler: its name and every argument.
+    """
+
+    generation: int
+    asks: tuple[tuple[int, str], ...]
+    pruned: tuple[tuple[int, str, str], ...]
+    seen: tuple[int, ...]
+    seed: int
+    sampler: tuple[tuple[str, str | int | float | bool | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """First of them stops the run; none: when nothing is left. points: machines dispatched, pruned ones not counted."""
+
+    points: Annotated[int, Field(ge=1)] | None = None
+    hours: Annotated[float, Field(gt=0)] | None = None
+    hypervolume_gain: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a run bears: this many errors or this share of its machines; seconds: deadline of one machine. No row depends on them."""
+
+    errors: Annotated[int, Field(ge=0)] = 20
+    share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    seconds: Annotated[float, Field(gt=0)] | None = None
+
+
+def to_json(asks: Asks) -> str:
+    """One line; from_json inverts it."""
+    return json.dumps(asdict(asks), separators=(",", ":"))
+
+
+def from_json(text: str) -> Asks:
+    raw = json.loads(text)
+    pairs = {name: tuple(tuple(item) for item in raw[name]) for name in ("asks", "pruned", "sampler")}
+    return Asks(raw["generation"], pairs["asks"], pairs["pruned"], tuple(raw["seen"]), raw["seed"], pairs["sampler"])
+
+
+def wanted(generations: Sequence[Asks], stop: Stop) -> list[list[int]]:
+    """Machines to solve, per generation: all asks, cut after stop.points.
+
+    A stop cuts what is dispatched and never what is asked, so a raised stop goes on as if it had been there from the start.
+    """
+    left = stop.points
+    out = []
+    for asks in generations:
+        machines = [machine for machine, _ in asks.asks]
+        out.append(machines if left is None else machines[:left])
+        left = None if left is None else max(0, left - len(machines))
+    return out
+
+
+def todo(generations: Sequence[Asks], stop: Stop, done: Container[int]) -> list[int]:
+    """Wanted and not yet committed, in the order of dispatch."""
+    return [machine for machines in wanted(generations, stop) for machine in machines if machine not in done]
+
+
+def stop_reason(stop: Stop, generations: Sequence[Asks], trials: Sequence[Trial], objectives: Sequence[Objective], hours: float) -> str | None:
+    """Why not to ask a further generation, or None. trials: of complete generations only; hours: run so far, all sessions."""
+    asked = sum(len(asks.asks) for asks in generations)
+    if stop.points is not None and asked >= stop.points:
+        return f"stop.points = {stop.points} reached"
+    if stop.hours is not None and hours >= stop.hours:
+        return f"stop.hours = {stop.hours} reached"
+    if stop.hypervolume_gain is not None:
+        return _stalled(stop.hypervolume_gain, trials, objectives)
+    return None
+
+
+def _stalled(least: float, trials: Sequence[Trial], objectives: Sequence[Objective]) -> str | None:
+    """The last GAIN_GENERATIONS and GAIN_POINTS added less than `least` of the hypervolume."""
+    newest = max((t.generation for t in trials), default=-1)
+    recent = 0
+    for back in range(newest, 0, -1):
+        recent += sum(t.generation == back for t in trials)
+        if newest - back + 1 >= GAIN_GENERATIONS and recent >= GAIN_POINTS:
+            share = gain([t for t in trials if t.generation < back], trials, objectives)
+            return f"stop.hypervolume_gain: {share:.3g} over {recent} points, less than {least:g}" if share < least else None
+    return None

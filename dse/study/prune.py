@@ -1,0 +1,72 @@
+"""Constraints: those that need no solving prune machines before dispatch, the others are measured on every schedule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dse.study.pareto import METRICS, Cost, metrics, slug, total
+from hw.space import Constraint, Space, Unbuildable, Value, decode, statics, values, violation
+
+WORDS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " gt "))
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """static: over the machine's fields, area_mm2 and leak_mw; modelled: some metric in it."""
+
+    static: tuple[Constraint, ...] = ()
+    modelled: tuple[Constraint, ...] = ()
+
+
+def column(constraint: Constraint) -> str:
+    """Column of points: how far the constraint is missed.
+
+    >>> from hw.space import constraint
+    >>> column(constraint("latency_ns[net] <= 5e6"))
+    'violation_latency_ns_net_le_5e6'
+    """
+    text = constraint.text
+    for sign, word in WORDS:
+        text = text.replace(sign, word)
+    return f"violation_{slug(text)}"
+
+
+def known(space: Space, machine: int, constraints: Sequence[Constraint]) -> Mapping[str, Value] | None:
+    """Values of the machine's fields as far as the constraints may need them; None for a machine that cannot be built."""
+    chosen = values(space, machine)
+    if all(name in chosen for c in constraints for name in c.names):
+        return chosen
+    arch = decode(space, machine)
+    return None if isinstance(arch, Unbuildable) else statics(space, machine, arch)
+
+
+def static_violations(space: Space, machine: int, constraints: Constraints) -> tuple[float, ...]:
+    """One per static constraint, met if <= 0. A machine that cannot be built is let through: its row says why it is infeasible."""
+    fields = known(space, machine, constraints.static) if constraints.static else {}
+    if fields is None:
+        return (0.0,) * len(constraints.static)
+    return tuple(violation(c, fields) for c in constraints.static)
+
+
+def reason(constraints: Constraints, violations: Sequence[float]) -> str:
+    """Which static constraints a machine breaks, in one line."""
+    return "breaks " + " and ".join(c.text for c, v in zip(constraints.static, violations, strict=True) if v > 0)
+
+
+def modelled_violations(space: Space, machine: int, constraints: Constraints, costs: Mapping[str, Cost], weights: Mapping[str, float]) -> dict[str, float]:
+    """Column -> violation per modelled constraint. A metric is of the whole set, `metric[workload]` of one."""
+    if not constraints.modelled:
+        return {}
+    found: dict[str, Value] = dict(metrics(total(list(costs.values()), [weights[name] for name in costs])))
+    found |= {f"{metric}[{name}]": value for name, cost in costs.items() for metric, value in metrics(cost).items()}
+    rest = [Constraint(c.text, c.names - found.keys()) for c in constraints.modelled]
+    fields = known(space, machine, rest) if any(c.names for c in rest) else {}
+    return {column(c): violation(c, {**(fields or {}), **found}) for c in constraints.modelled}
+
+
+def metric_of(name: str) -> tuple[str, str]:
+    """("latency_ns", "net") of "latency_ns[net]"; ("", "") if it is no metric."""
+    match = re.fullmatch(r"(\w+)(?:\[([^\]]*)\])?", name)
+    return (match[1], match[2] or "") if match and match[1] in METRICS else ("", "")

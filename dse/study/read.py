@@ -1,0 +1,312 @@
+"""The parts of a study file, each read and checked; faults are gathered, not raised, so that a file shows all of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from dse.stack import DATAFLOW, Picks
+from dse.study.pareto import MAXIMISED, METRICS, OVER, Objective
+from dse.study.prune import Constraints, metric_of, static_violations
+from dse.study.sampler import LARGEST
+from hw import machine
+from hw.component import explain, near, show
+from hw.space import Constraint, Space, SpaceError, constraint, parse, static_names
+from workloads import catalog
+from workloads.einsum import WorkloadError, canonical_key
+from workloads.graph import Workload, counts
+
+T = TypeVar("T")
+
+KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "search", "stop", "solver", "limits", "workers", "sink")
+NEEDED = ("workloads", "machine", "space", "objectives")
+WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name")
+SUFFIXES = (".onnx", ".yaml", ".yml", ".mtx")
+TRIED = 2000  # machines looked at for one that meets the static constraints
+
+
+class StudyError(ValueError):
+    """A study file that cannot be used: one line per fault, `file: key = value why; fix`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Lines gathered while a file is read."""
+
+    lines: list[str]
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+
+    def text(self, path: Path) -> str:
+        return "\n".join(line if line.startswith("/") else f"{path}: {line}" for line in dict.fromkeys(self.lines))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRef:
+    """text: catalog name with parameters, or a path; path: absolute, of a file, else empty; digest: of all that a solver sees of it."""
+
+    name: str
+    text: str
+    path: str
+    bind: tuple[tuple[str, int], ...]
+    weight: float
+    digest: str
+
+
+def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
+    """The file with `sets` put over it; None if it is no mapping."""
+    raw, wrong = machine.read_yaml(path)
+    faults.lines.extend(wrong)
+    if not isinstance(raw, dict):
+        if not wrong:
+            faults.add("must be a mapping with workloads, machine, space and objectives; see studies/edge_cnn.yaml")
+        return None
+    raw = {"name": path.stem, **raw}
+    for text in sets:
+        _set(raw, text, faults)
+    for key in raw:
+        if key not in KEYS:
+            faults.add(explain(str(key), "extra_forbidden", raw[key], "", KEYS))
+    for key in NEEDED:
+        if key not in raw:
+            faults.add(explain(key, "missing", None, ""))
+    return raw
+
+
+def block(kind: type[T], raw: object, prefix: str, faults: Faults) -> T:
+    """A dataclass from a mapping, each key checked against its type; faulty keys keep their default."""
+    hints = get_type_hints(kind, include_extras=True)
+    if not isinstance(raw, Mapping):
+        faults.add(f"{prefix} = {show(raw)} is no mapping; write {prefix}: {{{next(iter(hints))}: ...}}")
+        return kind()
+    found = {}
+    for key, value in raw.items():
+        if key not in hints:
+            faults.add(explain(f"{prefix}.{key}", "extra_forbidden", value, "", hints))
+            continue
+        try:
+            found[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            faults.add(explain(f"{prefix}.{key}", detail["type"], value, detail["msg"], hints))
+    return kind(**found)
+
+
+def name(raw: Mapping[str, Any], faults: Faults) -> str:
+    text = raw["name"]
+    if not isinstance(text, str) or not re.fullmatch(r"\w[\w.-]*", text):
+        faults.add(f"name = {show(text)} is no name of a folder; use letters, digits, - and _")
+    return str(text)
+
+
+def solver(raw: object, faults: Faults) -> Picks:
+    picks = block(Picks, raw, "solver", faults)
+    if picks.mapper not in DATAFLOW:
+        faults.add(f"solver.mapper = {show(picks.mapper)} is no mapper; {near(picks.mapper, DATAFLOW)}")
+    return picks
+
+
+def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
+    """How many workers (None: one per core) and who writes the parts."""
+    count, sink = raw.get("workers"), raw.get("sink", "driver")
+    if count is not None and (type(count) is not int or count < 0):
+        faults.add(f"workers = {show(count)} is no number of workers; use a whole number, 0 for in-process")
+    if sink != "driver":
+        faults.add(f'sink = {show(sink)} is unknown; use "driver"')
+    return count, str(sink)
+
+
+def space(raw: Mapping[str, Any], folder: Path, faults: Faults) -> tuple[str, Space | None]:
+    """Path of the machine file, and the space over it."""
+    if "machine" not in raw:
+        return "", None
+    given = raw["machine"]
+    if not isinstance(given, str):
+        faults.add(f"machine = {show(given)} is no name or path; {near(str(given), machine.names())}")
+        return "", None
+    try:
+        path = machine.find(given) if given in machine.names() else machine.find(str(folder / given) if _is_path(given) else given)
+        found = parse(machine.load(str(path)), raw["space"]) if "space" in raw else None
+    except machine.MachineError as error:
+        faults.lines.extend(str(error).splitlines())
+    except SpaceError as error:
+        faults.lines.extend(str(error).splitlines())
+    else:
+        if found is not None and found.size > LARGEST:
+            faults.add(f"space has {found.size} machines; keep it at 2^62 at most")
+        return str(path.resolve()), found
+    return "", None
+
+
+def workloads(raw: object, folder: Path, fuse: bool, faults: Faults) -> list[tuple[WorkloadRef, Workload]]:
+    """Every workload, loaded."""
+    if raw is None:
+        return []
+    if not isinstance(raw, list) or not raw:
+        faults.add(f"workloads = {show(raw)} is no list; write e.g. [resnet50:batch=1]")
+        return []
+    read = [_workload(f"workloads[{i}]", item, folder, fuse, faults) for i, item in enumerate(raw)]
+    found = [one for one in read if one is not None]
+    names = [ref.name for ref, _ in found]
+    for text in dict.fromkeys(names):
+        if names.count(text) > 1:
+            faults.add(f'workloads: name "{text}" stands twice; give one of them a name of its own: {{workload: ..., name: ...}}')
+        if text in OVER:
+            faults.add(f'workloads: name "{text}" means an aggregate in objectives; choose another')
+    return found
+
+
+def objectives(raw: object, names: Sequence[str], clock_varies: bool, faults: Faults) -> tuple[Objective, ...]:
+    if raw is None:
+        return ()
+    if not isinstance(raw, list) or not raw:
+        faults.add(f"objectives = {show(raw)} is no list; write e.g. [energy_pj, {{latency_ns: max}}, area_mm2]")
+        return ()
+    found = [_objective(f"objectives[{i}]", item, names, faults) for i, item in enumerate(raw)]
+    good = [o for o in found if o is not None]
+    for i, o in enumerate(found):
+        if o is not None and o.metric == "latency_cycles" and clock_varies:
+            faults.add(f"objectives[{i}] = latency_cycles does not compare machines of different clock_mhz; use latency_ns")
+    for o in dict.fromkeys(good):
+        if [other.column for other in good].count(o.column) > 1:
+            faults.add(f"objectives: {o.column} stands twice; keep one")
+    return tuple(good)
+
+
+def constraints(raw: object, over: Space | None, names: Sequence[str], faults: Faults) -> Constraints:
+    if not isinstance(raw, list):
+        faults.add(f'constraints = {show(raw)} is no list; write e.g. ["area_mm2 <= 12"]')
+        return Constraints()
+    if over is None:
+        return Constraints()
+    static: list[Constraint] = []
+    modelled: list[Constraint] = []
+    for i, text in enumerate(dict.fromkeys(map(str, raw))):
+        try:
+            one = constraint(text)
+        except SpaceError as error:
+            faults.add(f"constraints[{i}]: {error}")
+            continue
+        unknown = [fault for n in sorted(one.names) if (fault := _unknown(n, over, names))]
+        faults.lines.extend(f'constraints[{i}]: "{text}": {fault}' for fault in unknown)
+        if not unknown:
+            (modelled if any(metric_of(n)[0] for n in one.names) else static).append(one)
+    found = Constraints(tuple(static), tuple(modelled))
+    return found if _met(over, found, faults) else Constraints()
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
+    """Put "key=value" over the document; a key of space keeps its dots."""
+    dotted, equals, value = text.partition("=")
+    first, _, rest = dotted.strip().partition(".")
+    if not equals or not first:
+        faults.add(f"--set {text}: no key=value; write e.g. --set stop.points=60")
+        return
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        faults.add(f"--set {text}: the value is no YAML; quote it")
+        return
+    if not rest:
+        raw[first] = parsed
+        return
+    inner = raw.get(first) or {}
+    if not isinstance(inner, dict):
+        faults.add(f"--set {text}: {first} has no keys; set it as a whole: --set {first}=...")
+        return
+    raw[first] = {**inner, rest: parsed}
+
+
+def _is_path(text: str) -> bool:
+    return Path(text.partition(":")[0]).suffix.lower() in SUFFIXES
+
+
+def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults) -> tuple[WorkloadRef, Workload] | None:
+    given = {"workload": item} if isinstance(item, str) else item
+    if not isinstance(given, Mapping) or ("workload" in given) == ("file" in given):
+        faults.add(f"{key} = {show(item)} is no workload; write a name like resnet50:batch=1, or {{file: net.onnx, name: net}}")
+        return None
+    for k in given:
+        if k not in WORKLOAD_KEYS:
+            faults.add(explain(f"{key}.{k}", "extra_forbidden", given[k], "", WORKLOAD_KEYS))
+    text = str(given.get("workload", given.get("file")))
+    weight, bind = given.get("weight", 1), given.get("bind", {})
+    if type(weight) not in (int, float) or not 0 < weight < float("inf"):
+        faults.add(f"{key}.weight = {show(weight)} must be a number above 0; correct it")
+        return None
+    if not isinstance(bind, Mapping) or any(type(size) is not int or size < 1 for size in bind.values()):
+        faults.add(f"{key}.bind = {show(bind)} must give whole numbers of at least 1, e.g. {{N: 1}}; correct it")
+        return None
+    stem, colon, tail = text.partition(":")
+    path = str((folder / stem).resolve()) if _is_path(text) else ""
+    try:
+        loaded = catalog.load(path + colon + tail if path else text, bind, fuse)
+    except WorkloadError as error:
+        faults.lines.extend(f"{key}: {line}" for line in str(error).splitlines())
+        return None
+    shown = str(given.get("name", Path(stem).stem if path else text))
+    return WorkloadRef(shown, text, path, tuple((str(k), v) for k, v in bind.items()), float(weight), _digest(loaded)), loaded
+
+
+def _digest(workload: Workload) -> str:
+    rows = [(e.name, canonical_key(e), [p.tensor for p in e.tensors()], n) for e, n in zip(workload.einsums, counts(workload), strict=True)]
+    return digest(repr((rows, sorted(workload.weights))))
+
+
+def _objective(key: str, item: object, names: Sequence[str], faults: Faults) -> Objective | None:
+    """"area_mm2", {energy_pj: sum} or {throughput: sum, direction: max}."""
+    given = {item: ""} if isinstance(item, str) else item
+    metric_keys = [k for k in given if k != "direction"] if isinstance(given, Mapping) else []
+    if not isinstance(given, Mapping) or len(metric_keys) != 1:
+        faults.add(f"{key} = {show(item)} is no objective; write energy_pj, {{energy_pj: sum}} or {{throughput: sum, direction: max}}")
+        return None
+    metric = str(metric_keys[0])
+    over, direction = str(given[metric]), given.get("direction", "max" if metric in MAXIMISED else "min")
+    known = (*METRICS, "area_mm2")
+    if metric not in known:
+        faults.add(f"{key} = {metric} is no metric; {near(metric, known)}")
+    elif metric == "area_mm2" and over:
+        faults.add(f"{key} = {{area_mm2: {over}}}: area is the machine's, not a workload's; write area_mm2")
+    elif over and over not in (*OVER, *names):
+        faults.add(f"{key} = {{{metric}: {over}}} names no aggregate and no workload; {near(over, (*OVER, *names))}")
+    elif direction not in ("min", "max"):
+        faults.add(f"{key}.direction = {show(direction)} is unknown; use min or max")
+    else:
+        return Objective(metric, over, str(direction))
+    return None
+
+
+def _unknown(text: str, over: Space, names: Sequence[str]) -> str:
+    """Why a name of a constraint is none, or nothing."""
+    metric, workload = metric_of(text)
+    if metric:
+        return f"{workload} is no workload; {near(workload, names)}" if workload and workload not in names else ""
+    known = static_names(over.template)
+    return "" if text in known else f"{text} is no field of the machine and no metric; {near(text, (*sorted(known), *METRICS))}"
+
+
+def _met(over: Space, found: Constraints, faults: Faults) -> bool:
+    """Whether a machine meets all static constraints, as far as TRIED machines tell."""
+    if not found.static:
+        return True
+    tried = range(0, over.size, max(1, over.size // TRIED))
+    try:
+        if any(all(v <= 0 for v in static_violations(over, m, found)) for m in tried) or len(tried) < over.size:
+            return True
+    except (TypeError, ValueError):
+        faults.add(f"constraints: {'; '.join(c.text for c in found.static)}: compares a field that is no number; use fields with numbers")
+        return False
+    faults.add(f"constraints: no machine of the space meets {' and '.join(c.text for c in found.static)}; relax one, or widen the space")
+    return False

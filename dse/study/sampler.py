@@ -1,0 +1,355 @@
+"""Which machines to ask next: a pure function of search, grid, generation, and what earlier generations asked and learnt.
+
+Exhaustive, random and qmc enumerate and learn nothing. nsga2, nsga3 and tpe are Optuna's: an in-memory study is built anew for
+each generation from a window of trials (the front and the most recent ones), with a seed of its own, so that a resumed run asks
+what the undisturbed one asked. They start on a Sobol sequence; a proposal that repeats a machine is moved to a neighbour that
+nobody asked for ("near"), and where a generation stays short a seeded permutation of the space fills it ("fill").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import log1p, prod
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dse.study.pareto import Trial, front
+
+if TYPE_CHECKING:
+    import optuna
+
+WINDOW = 1000  # trials that a sampler sees: the cost of one ask grows with them (62 ms at 1,000, 1.6 s at 10,000)
+LARGEST = 2**62  # machines in a space: indices are int64
+SWAP = 0.5  # share of the genes that a crossover takes from the second parent
+ATTEMPTS = 4  # asks of the sampler per machine wanted, before the permutation fills
+DRAWS = 64  # machines drawn per machine wanted, pruned ones included
+STEPS = 8  # moves from a repeated proposal to a neighbour that nobody asked for
+STEERED = ("nsga2", "nsga3", "tpe")
+
+Ints = NDArray[np.int64]
+Admit = Callable[[int], tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """generation: machines per generation; population: of nsga2 and nsga3; startup: trials before tpe starts."""
+
+    method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
+    seed: Annotated[int, Field(ge=0)] = 0
+    generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, else 16
+    population: Annotated[int, Field(ge=2)] = 32
+    startup: Annotated[int, Field(ge=2)] = 16
+
+    def batch(self) -> int:
+        return self.generation or (16 if self.method in STEERED else 256)
+
+    def warmup(self) -> int:
+        return self.startup if self.method == "tpe" else self.population
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The space as samplers see it: axis lengths, the last axis fastest; ordered: neighbours on the axis are alike."""
+
+    sizes: tuple[int, ...]
+    ordered: tuple[bool, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """asks, pruned: (machine, source) in order; seen: machines of the trials in the sampler's window."""
+
+    asks: tuple[tuple[int, str], ...]
+    pruned: tuple[tuple[int, str], ...]
+    seen: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A generation while it is put together."""
+
+    wanted: int
+    admit: Admit
+    taken: set[int]
+    asks: list[tuple[int, str]]
+    pruned: list[tuple[int, str]]
+
+    def take(self, machine: int, source: str) -> tuple[float, ...]:
+        """Add a machine that nobody asked for; returns the constraints that it breaks, empty if it is admitted."""
+        self.taken.add(machine)
+        violations = self.admit(machine)
+        broken = any(v > 0 for v in violations)
+        (self.pruned if broken else self.asks).append((machine, source))
+        return violations if broken else ()
+
+    def full(self) -> bool:
+        return len(self.asks) >= self.wanted or len(self.asks) + len(self.pruned) >= DRAWS * self.wanted
+
+
+def propose(
+    search: Search,
+    grid: Grid,
+    generation: int,
+    directions: Sequence[str],
+    trials: Sequence[Trial],
+    asked: Collection[int],
+    admit: Admit,
+) -> Proposal | None:
+    """Machines of one generation, or None when every machine has been asked.
+
+    directions: "min" or "max" per objective. trials: of complete generations <= generation - 2, in any order.
+    asked: every machine of generations < generation, pruned ones too. admit: violations of the constraints that need no
+    solving, in the order of Trial.violations; met if none is > 0.
+    """
+    if search.method in ("exhaustive", "random"):
+        return _block(search, grid, generation, admit)
+    if len(asked) >= grid.size:
+        return None
+    draft = Draft(min(search.batch(), grid.size - len(asked)), admit, set(asked), [], [])
+    shown: list[Trial] = []
+    if search.method in STEERED:
+        shown = window(trials, directions, WINDOW)
+    if sum(t.values is not None for t in shown) >= search.warmup():
+        _steer(search, grid, generation, directions, shown, draft)
+    else:
+        _draw(draft, _sobol(search, grid, len(asked) + draft.wanted), "qmc")
+    _draw(draft, _permuted(search, grid), "fill")
+    return Proposal(tuple(draft.asks), tuple(draft.pruned), tuple(dict.fromkeys(t.machine for t in shown)))
+
+
+def seed_of(search: Search, generation: int) -> int:
+    """32 bits from (search.seed, generation)."""
+    return int.from_bytes(hashlib.sha256(f"{search.seed}/{generation}".encode()).digest()[:4], "big")
+
+
+def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
+    """Name and every argument of the sampler, as written with the asks."""
+    match search.method:
+        case "tpe":
+            own = {**_tpe(search), "window": WINDOW}
+        case "nsga2" | "nsga3":
+            own = {**_nsga(search), "window": WINDOW}
+        case _:
+            own = {}
+    return {"method": search.method, "seed": search.seed, "generation": search.batch(), **own}
+
+
+def coordinates(grid: Grid, machine: int) -> list[int]:
+    """Position on each axis."""
+    out = []
+    for size in reversed(grid.sizes):
+        machine, position = divmod(machine, size)
+        out.append(position)
+    return out[::-1]
+
+
+def machine_at(grid: Grid, positions: Sequence[int]) -> int:
+    """Inverse of coordinates."""
+    machine = 0
+    for size, position in zip(grid.sizes, positions, strict=True):
+        machine = machine * size + position
+    return machine
+
+
+def permutation(size: int, seed: int, positions: Ints) -> Ints:
+    """Images of `positions` (each < size <= LARGEST) under a seeded permutation of 0..size-1.
+
+    A Feistel network on the smallest even number of bits that holds size, walked until it falls inside (at most 4 rounds
+    expected): no memory, any part of the order at once.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    keys = [int.from_bytes(hashlib.sha256(f"{seed}/{size}/{r}".encode()).digest()[:8], "big") for r in range(6)]
+    out = positions.astype(np.uint64)
+    outside = np.ones(len(out), dtype=bool)
+    while outside.any():
+        out[outside] = _feistel(out[outside], half, keys)
+        outside = out >= size
+    return out.astype(np.int64)
+
+
+def window(trials: Sequence[Trial], directions: Sequence[str], limit: int) -> list[Trial]:
+    """At most `limit` trials in order of generation and machine: the front (no more than half, newest) and the most recent."""
+    ordered = sorted(trials, key=lambda t: (t.generation, t.machine))
+    if len(ordered) <= limit:
+        return ordered
+    signs = np.array([-1.0 if d == "max" else 1.0 for d in directions])
+    values = np.array([t.values if t.values is not None and t.feasible else [np.nan] * len(signs) for t in ordered]) * signs
+    best = np.flatnonzero(front(values))[-(limit // 2):].tolist()
+    chosen = set(best)
+    recent = (i for i in reversed(range(len(ordered))) if i not in chosen)
+    return [ordered[i] for i in sorted([*best, *islice(recent, limit - len(best))])]
+
+
+def _block(search: Search, grid: Grid, generation: int, admit: Admit) -> Proposal | None:
+    """The generation-th stretch of the space, in its own order or permuted."""
+    first = generation * search.batch()
+    positions = np.arange(first, min(first + search.batch(), grid.size), dtype=np.int64)
+    if not len(positions):
+        return None
+    machines = permutation(grid.size, search.seed, positions) if search.method == "random" else positions
+    draft = Draft(len(machines), admit, set(), [], [])
+    for machine in machines.tolist():
+        draft.take(machine, search.method)
+    return Proposal(tuple(draft.asks), tuple(draft.pruned), ())
+
+
+def _draw(draft: Draft, machines: Iterator[int], source: str) -> None:
+    """Fill the draft from a sequence, leaving out what was asked."""
+    while not draft.full():
+        machine = next(machines, None)
+        if machine is None:
+            return
+        if machine not in draft.taken:
+            draft.take(machine, source)
+
+
+def _sobol(search: Search, grid: Grid, reach: int) -> Iterator[int]:
+    """A scrambled Sobol sequence over the axes, long enough to find `reach` different machines in a space that has them."""
+    from scipy.stats import qmc  # slow to import, and actors never sample
+
+    sizes = np.array(grid.sizes)
+    points = qmc.Sobol(d=len(sizes), scramble=True, rng=search.seed).random_base2((4 * reach - 1).bit_length())
+    positions = np.minimum((points * sizes).astype(np.int64), sizes - 1)
+    strides = np.array([prod(grid.sizes[axis + 1:]) for axis in range(len(sizes))], dtype=np.int64)
+    yield from (positions @ strides).tolist()
+
+
+def _permuted(search: Search, grid: Grid) -> Iterator[int]:
+    for first in range(0, grid.size, 1024):
+        yield from permutation(grid.size, search.seed, np.arange(first, min(first + 1024, grid.size), dtype=np.int64)).tolist()
+
+
+def _feistel(values: NDArray[np.uint64], half: int, keys: Sequence[int]) -> NDArray[np.uint64]:
+    mask, shift = np.uint64(2**half - 1), np.uint64(half)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        # splitmix64's finaliser as the round function
+        mixed = (right + np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+        left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(32))) & mask)
+    return (left << shift) | right
+
+
+def _steer(search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial], draft: Draft) -> None:
+    """Ask Optuna until the draft is full or the attempts are used up; pruned machines are told at once."""
+    space = _distributions(grid)
+    rng = np.random.default_rng(seed_of(search, generation))
+    study = _rebuilt(search, grid, generation, directions, shown)
+    worst = _worst(shown, directions)
+    for _ in range(ATTEMPTS * draft.wanted):
+        if draft.full():
+            return
+        trial = study.ask(space)
+        positions = [trial.params.get(str(axis), 0) for axis in range(len(grid.sizes))]
+        machine, source = machine_at(grid, positions), str(search.method)
+        if machine in draft.taken:
+            machine, source = _near(grid, positions, draft.taken, rng), "near"
+        broken = draft.take(machine, source) if machine >= 0 else ()
+        if broken:
+            for name, violation in enumerate((0.0, *broken)):
+                trial.set_constraint(str(name), _bowed(violation))
+            study.tell(trial, worst)
+
+
+def _near(grid: Grid, positions: Sequence[int], taken: Collection[int], rng: np.random.Generator) -> int:
+    """A machine that nobody asked for, one step from the last of a short walk; -1 if none was met."""
+    here = list(positions)
+    for _ in range(STEPS):
+        moves = [(axis, there) for axis in range(len(grid.sizes)) for there in _steps(grid, axis, here[axis])]
+        machines = [machine_at(grid, [*here[:axis], there, *here[axis + 1:]]) for axis, there in moves]
+        free = [machine for machine in machines if machine not in taken]
+        if free:
+            return free[int(rng.integers(len(free)))]
+        if not moves:
+            return -1
+        axis, there = moves[int(rng.integers(len(moves)))]
+        here[axis] = there
+    return -1
+
+
+def _steps(grid: Grid, axis: int, position: int) -> list[int]:
+    near = (position - 1, position + 1) if grid.ordered[axis] else range(grid.sizes[axis])
+    return [p for p in near if 0 <= p < grid.sizes[axis] and p != position]
+
+
+def _distributions(grid: Grid) -> dict[str, optuna.distributions.BaseDistribution]:
+    from optuna.distributions import CategoricalDistribution, IntDistribution  # as slow to import
+
+    return {
+        str(axis): IntDistribution(0, size - 1) if ordered else CategoricalDistribution(range(size))
+        for axis, (size, ordered) in enumerate(zip(grid.sizes, grid.ordered, strict=True))
+        if size > 1
+    }
+
+
+def _rebuilt(search: Search, grid: Grid, generation: int, directions: Sequence[str], shown: Sequence[Trial]) -> optuna.Study:
+    """An in-memory study that holds the trials shown.
+
+    A machine without values gets the worst ones shown: its violations rank it. All of them count as the sampler's generation
+    0, so that NSGA picks its parents from the whole window.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    aims = [optuna.study.StudyDirection.MAXIMIZE if d == "max" else optuna.study.StudyDirection.MINIMIZE for d in directions]
+    study = optuna.create_study(sampler=_sampler(search, generation), directions=aims)
+    space = _distributions(grid)
+    worst = _worst(shown, directions)
+    attributes = {"NSGAIISampler:generation": 0, "NSGAIIISampler:generation": 0}
+    for t in shown:
+        positions = coordinates(grid, t.machine)
+        study.add_trial(
+            optuna.trial.create_trial(
+                values=worst if t.values is None else t.values,
+                params={name: positions[int(name)] for name in space},
+                distributions=space,
+                system_attrs=dict(attributes),  # create_trial adds the constraints to it
+                constraints={str(i): _bowed(v) for i, v in enumerate(t.violations)},
+            )
+        )
+    return study
+
+
+def _bowed(violation: float) -> float:
+    """Samplers add violations up: a logarithm makes those in ns and those in mm2 comparable, and inf finite."""
+    return log1p(min(violation, 1e300)) if violation > 0 else 0.0
+
+
+def _worst(shown: Sequence[Trial], directions: Sequence[str]) -> tuple[float, ...]:
+    columns = zip(*(t.values for t in shown if t.values is not None), strict=True)
+    return tuple(min(c) if d == "max" else max(c) for c, d in zip(columns, directions, strict=True))
+
+
+def _sampler(search: Search, generation: int) -> optuna.samplers.BaseSampler:
+    import optuna
+    from optuna.samplers import NSGAIIISampler, NSGAIISampler, TPESampler
+    from optuna.samplers.nsgaii import UniformCrossover
+
+    seed = seed_of(search, generation)
+    if search.method == "tpe":
+        return TPESampler(seed=seed, **_tpe(search))
+    sampler = NSGAIISampler if search.method == "nsga2" else NSGAIIISampler
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # NSGA-III is called so
+        return sampler(seed=seed, crossover=UniformCrossover(swapping_prob=SWAP), **_nsga(search))
+
+
+def _tpe(search: Search) -> dict[str, Any]:
+    return {"n_startup_trials": search.startup, "n_ei_candidates": 24, "multivariate": True, "group": False, "constant_liar": True}
+
+
+def _nsga(search: Search) -> dict[str, Any]:
+    """mutation None draws the parameter anew; mutation_prob None is one over the number of parameters."""
+    shared = {"population_size": search.population, "mutation": None, "mutation_prob": None, "crossover_prob": 0.9, "swapping_prob": SWAP}
+    return shared if search.method == "nsga2" else {**shared, "reference_points": None, "dividing_parameter": 3}

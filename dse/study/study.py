@@ -1,0 +1,216 @@
+"""study.yaml -> Study: all that a run is told, checked at once; its identity, its own columns, its generations and trials."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dse import record
+from dse.record import Column
+from dse.stack import Picks
+from dse.study import pareto, read, sampler
+from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
+from dse.study.plan import Asks, Limits, Stop
+from dse.study.prune import Constraints, column, modelled_violations, reason, static_violations
+from dse.study.read import Faults, StudyError, WorkloadRef, digest
+from dse.study.sampler import Grid, Search
+from hw.space import Axis, Space, Value, values
+from workloads.graph import Workload
+
+BLOCKS: dict[str, Any] = {"search": Search, "stop": Stop, "limits": Limits}
+UNITS = {"capacity": "B", "bandwidth": "GB/s", "clock_mhz": "MHz", "node_nm": "nm", "_bits": "bit", "_pj": "pJ", "_mw": "mW", "_mm2": "mm2"}
+DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A checked study. text: its document with all --set merged; machine: path of the template; loaded: the workloads, in order."""
+
+    name: str
+    text: str
+    machine: str
+    workloads: tuple[WorkloadRef, ...]
+    loaded: tuple[Workload, ...]
+    space: Space
+    constraints: Constraints
+    objectives: tuple[Objective, ...]
+    search: Search
+    stop: Stop
+    solver: Picks
+    limits: Limits
+    workers: int | None
+    sink: str
+
+    def weights(self) -> dict[str, float]:
+        return {ref.name: ref.weight for ref in self.workloads}
+
+
+def load(path: str | Path, sets: Sequence[str] = ()) -> Study:
+    """Read and check a study file. sets: "stop.points=60" each, put over the document; paths in it are relative to the file.
+
+    Raises StudyError: one line per fault, all faults at once.
+    """
+    path, faults = Path(path), Faults([])
+    document = read.document(path, sets, faults)
+    if document is None:
+        raise StudyError(faults.text(path))
+    name = read.name(document, faults)
+    solver = read.solver(document.get("solver", {}), faults)
+    search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
+    machine, space = read.space(document, path.parent, faults)
+    found = read.workloads(document.get("workloads"), path.parent, solver.fuse_elementwise, faults)
+    names = [ref.name for ref, _ in found]
+    varies = space is not None and any(axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes)
+    objectives = read.objectives(document.get("objectives"), names, varies, faults)
+    constraints = read.constraints(document.get("constraints", []), space, names, faults)
+    workers, sink = read.workers(document, faults)
+    if faults.lines or space is None:
+        raise StudyError(faults.text(path))
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    refs, loaded = tuple(ref for ref, _ in found), tuple(workload for _, workload in found)
+    return Study(name, text, machine, refs, loaded, space, constraints, objectives, search, stop, solver, limits, workers, sink)
+
+
+def workloads_of(study: Study) -> tuple[Workload, ...]:
+    """In the order of study.workloads."""
+    return study.loaded
+
+
+def to_yaml(study: Study) -> str:
+    """The study as a run folder holds it: machine and workload files lie in inputs/."""
+    document = yaml.safe_load(study.text)
+    document["machine"] = f"inputs/{Path(study.machine).name}"
+    for i, ref in enumerate(study.workloads):
+        if ref.path:
+            document["workloads"][i] = {"file": _input(i, ref), "name": ref.name, "bind": dict(ref.bind), "weight": ref.weight}
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+
+
+def files(study: Study) -> dict[str, bytes]:
+    """All that a run folder needs to be relocatable: path in the folder -> content; study.yaml among them loads to an equal study."""
+    found = {"study.yaml": to_yaml(study).encode(), f"inputs/{Path(study.machine).name}": Path(study.machine).read_bytes()}
+    return found | {_input(i, ref): Path(ref.path).read_bytes() for i, ref in enumerate(study.workloads) if ref.path}
+
+
+def identity(study: Study) -> dict[str, str]:
+    """All that shapes rows, flat: key -> value as text. Two studies with equal identities share a run folder."""
+    found = {f"workloads.{ref.name}": f"{ref.digest} x {ref.weight:g}" for ref in study.workloads}
+    found["workloads"] = ", ".join(ref.name for ref in study.workloads)
+    found["machine"] = f"{study.space.template.name} {digest(repr(study.space.template))}"
+    found["space"] = ", ".join(axis.key for axis in study.space.axes)
+    found |= {f"space.{axis.key}": json.dumps(axis.values) for axis in study.space.axes}
+    found["constraints"] = "; ".join(c.text for c in (*study.constraints.static, *study.constraints.modelled))
+    found["objectives"] = ", ".join(f"{o.column}:{o.direction}" for o in study.objectives)
+    found |= {f"search.{key}": str(value) for key, value in sampler.arguments(study.search).items()}
+    found |= {f"solver.{key}": str(value) for key, value in asdict(study.solver).items()}
+    return found | {"model_version": str(record.MODEL_VERSION), "solver_version": str(record.SOLVER_VERSION)}
+
+
+def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """One line per key that differs."""
+    keys = [*old, *(key for key in new if key not in old)]
+    return [f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys if old.get(key) != new.get(key)]
+
+
+def columns(study: Study, table: str) -> dict[str, Column]:
+    """The study's own columns of a table: parameters of machines; objectives and violations of points."""
+    if table == "machines":
+        return {slug(axis.key): _parameter(axis) for axis in study.space.axes}
+    if table != "points":
+        return {}
+    found = {}
+    for o in study.objectives:
+        if o.column not in record.TABLES["points"]:
+            found[o.column] = Column("float64", record.METRICS[o.metric].unit, f"{o.metric}, {o.over} over the workloads")
+    return found | {column(c): Column("float64", "", f"how far {c.text} is missed; met if <= 0") for c in study.constraints.modelled}
+
+
+def parameters(study: Study, machine: int) -> dict[str, Value]:
+    """The parameter columns of a machine's row."""
+    return {slug(key): value for key, value in values(study.space, machine).items()}
+
+
+def grid(study: Study) -> Grid:
+    return Grid(tuple(len(axis.values) for axis in study.space.axes), tuple(_ordered(axis) for axis in study.space.axes))
+
+
+def generation(study: Study, number: int, asked: Sequence[Asks], trials: Sequence[Trial]) -> Asks | None:
+    """The asks of one generation, or None when no machine is left.
+
+    asked: generations 0..number-1; trials: of complete generations <= number - 2. A pure function: a resumed run may check it.
+    """
+    earlier = [m for asks in asked for m in (*(a[0] for a in asks.asks), *(p[0] for p in asks.pruned))]
+    later = (0.0,) * len(study.constraints.modelled)
+
+    def admit(machine: int) -> tuple[float, ...]:
+        return static_violations(study.space, machine, study.constraints) + later
+
+    directions = [o.direction for o in study.objectives]
+    found = sampler.propose(study.search, grid(study), number, directions, trials, earlier, admit)
+    if found is None:
+        return None
+    static = len(study.constraints.static)
+    pruned = tuple((machine, source, reason(study.constraints, admit(machine)[:static])) for machine, source in found.pruned)
+    arguments = tuple(sampler.arguments(study.search).items())
+    return Asks(number, found.asks, pruned, found.seen, sampler.seed_of(study.search, number), arguments)
+
+
+def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]) -> dict[str, float | bool]:
+    """Metrics, objectives, violations and `feasible` of one schedule; costs by workload name, in the study's order."""
+    weights = study.weights()
+    row: dict[str, float | bool] = dict(metrics(total(list(costs.values()), [weights[name] for name in costs])))
+    row["area_mm2"] = area_mm2
+    row |= {o.column: pareto.value(o, costs, weights, area_mm2) for o in study.objectives}
+    missed = modelled_violations(study.space, machine, study.constraints, costs, weights)
+    return {**row, **missed, "feasible": all(v <= 0 for v in missed.values())}
+
+
+def trials(study: Study, machines: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> list[Trial]:
+    """What samplers and stops see of committed rows, by generation, machine and schedule; machines with status error are left out.
+
+    machines: rows with machine, generation, status, need_bytes, have_bytes; points: machine, schedule, objectives, violations.
+    """
+    schedules: dict[int, list[Mapping[str, Any]]] = {}
+    for row in sorted(points, key=lambda row: (row["machine"], row["schedule"])):
+        schedules.setdefault(row["machine"], []).append(row)
+    met = (0.0,) * (1 + len(study.constraints.static))
+    names = [column(c) for c in study.constraints.modelled]
+    found = []
+    for row in sorted(machines, key=lambda row: (row["generation"], row["machine"])):
+        at = row["machine"], row["generation"], row["status"]
+        for schedule in schedules.get(row["machine"], []):
+            objectives = tuple(float(schedule[o.column]) for o in study.objectives)
+            found.append(Trial(*at, objectives, met + tuple(float(schedule[name]) for name in names)))
+        if row["status"] == "infeasible":
+            found.append(Trial(*at, None, (_shortage(row), *met[1:], *(0.0 for _ in names))))
+        elif row["status"] == "pruned" and study.search.method in sampler.STEERED:
+            missed = static_violations(study.space, row["machine"], study.constraints)
+            found.append(Trial(*at, None, (0.0, *missed, *(0.0 for _ in names))))
+    return found
+
+
+def _shortage(row: Mapping[str, Any]) -> float:
+    """Missing share of the capacity; 1 where no size is known."""
+    need, have = row.get("need_bytes"), row.get("have_bytes")
+    return need / have - 1.0 if need and have and need > have else 1.0
+
+
+def _input(number: int, ref: WorkloadRef) -> str:
+    return f"inputs/{number}_{Path(ref.path).name}"
+
+
+def _parameter(axis: Axis) -> Column:
+    unit = next((unit for end, unit in UNITS.items() if axis.key.endswith(end)), "")
+    return Column(DTYPES[type(axis.values[0])], unit, f"parameter {axis.key} of the machine")
+
+
+def _ordered(axis: Axis) -> bool:
+    """Neighbours are alike: numbers that only rise or only fall."""
+    numbers = [v for v in axis.values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    pairs = list(zip(numbers, numbers[1:], strict=False))
+    return len(numbers) == len(axis.values) and (all(a < b for a, b in pairs) or all(a > b for a, b in pairs))

@@ -1,0 +1,204 @@
+"""Machines as values: Machine, the spec as a file or a study says it, and Arch, the numbers that the model reads. component.py turns one into the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*$")
+SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+RATE_UNITS = {"MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3}
+CLOSED = ConfigDict(extra="forbid")
+
+
+def read_bytes(value: object) -> int:
+    """Bytes of "128 KiB". A plain number is refused: it could be words, bits or KiB."""
+    match = SIZE.match(value) if isinstance(value, str) else None
+    if not match or match[2] not in SIZE_UNITS:
+        raise ValueError('is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"')
+    size = float(match[1]) * SIZE_UNITS[match[2]]
+    if size <= 0 or size != int(size):
+        raise ValueError("must be a whole number of bytes, at least 1; raise it")
+    return int(size)
+
+
+def read_rate(value: object) -> float:
+    """GB/s of "12.8 GB/s"."""
+    match = SIZE.match(value) if isinstance(value, str) else None
+    if not match or match[2] not in RATE_UNITS:
+        raise ValueError('is no bandwidth; write a number with MB/s, GB/s or TB/s, e.g. "12.8 GB/s", or use actions_per_cycle')
+    if float(match[1]) <= 0:
+        raise ValueError("must be above 0; raise it, or leave it out to take the table's")
+    return float(match[1]) * RATE_UNITS[match[2]]
+
+
+def _infinite(value: object) -> object:
+    return inf if value in ("inf", ".inf") else value
+
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+Bytes = Annotated[int, BeforeValidator(read_bytes), WithJsonSchema({"type": "string", "pattern": r"^\d+(\.\d+)? ?(B|KiB|MiB|GiB)$"})]
+Rate = Annotated[float, BeforeValidator(read_rate), WithJsonSchema({"type": "string", "pattern": r"^\d+(\.\d+)? ?(MB/s|GB/s|TB/s)$"})]
+Actions = Annotated[float, BeforeValidator(_infinite), Field(gt=0, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(gt=0, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Cost = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Cell = Literal["lop", "hp"]
+MemoryKind = Literal["sram", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"]
+ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", "custom"]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A storage level. Numbers left out come from the table of its kind; custom: all of them are given here.
+
+    capacity in bytes; bandwidth in GB/s, or actions_per_cycle of width_bits each. banks (sram): arrays that split the capacity and work side by side;
+    channels (DRAM): their bandwidths and background powers add up. cycle_ns (sram): least time between two accesses of an array; slow: an array slower than
+    the clock takes whole cycles, or makes the machine infeasible. leak_mw, area_mm2: of the whole level, banks and channels included.
+    """
+
+    name: Annotated[Name, Field(alias="memory")]
+    width_bits: Count
+    kind: MemoryKind = "sram"
+    capacity: Bytes | None = None
+    banks: Count = 1
+    channels: Count = 1
+    bandwidth: Rate | None = None
+    actions_per_cycle: Actions | None = None
+    read_pj: Cost | None = None
+    write_pj: Cost | None = None
+    leak_mw: Cost | None = None
+    area_mm2: Cost | None = None
+    cycle_ns: Positive | None = None
+    ports: Literal["shared", "separate"] = "shared"
+    double_buffer: Flag = False
+    bypass: Flag | None = None
+    skip_first_read: Flag = True
+    slow: Literal["divide", "infeasible"] = "divide"
+
+    __pydantic_config__ = CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Copies of all that follows. dims: size per dimension; multicast, reduce: all dimensions, none, or those named."""
+
+    name: Annotated[Name, Field(alias="array")]
+    dims: Annotated[Mapping[Name, Count], Field(min_length=1)]
+    multicast: Flag | tuple[str, ...] = True
+    reduce: Flag | tuple[str, ...] = True
+
+    __pydantic_config__ = CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What computes, the innermost node. Numbers left out come from the table of its kind; custom: all of them are given here."""
+
+    name: Annotated[Name, Field(alias="compute")]
+    kind: ComputeKind
+    ops_per_cycle: Positive = 1.0
+    mac_pj: Cost | None = None
+    alu_pj: Cost | None = None
+    leak_mw: Cost | None = None
+    area_mm2: Cost | None = None
+
+    __pydantic_config__ = CLOSED
+
+
+Node = Memory | Array | Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine file, checked. nodes: outermost first, the compute last. word_bits left out: the bits of the compute kind."""
+
+    name: str
+    clock_mhz: Positive
+    nodes: tuple[Node, ...] = ()
+    node_nm: Positive | None = None
+    cell: Cell = "lop"
+    word_bits: Count | None = None
+
+    __pydantic_config__ = CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One storage level, per instance. Energies per action of width_bits; bandwidth in actions per cycle.
+
+    capacity_bits None: unbounded. ports separate: reads and writes each have the bandwidth; shared: they add up.
+    bypass: tensors may skip this level. skip_first_read False: the first read of an output element is paid here.
+    leak_mw of a DRAM is its background power. access_cycles: clock cycles from one access of an array to the next, already in the bandwidth.
+    """
+
+    name: str
+    capacity_bits: int | None
+    width_bits: int
+    read_pj: float
+    write_pj: float
+    bandwidth: float = inf
+    ports: Literal["shared", "separate"] = "shared"
+    double_buffer: bool = False
+    bypass: bool = True
+    skip_first_read: bool = True
+    leak_mw: float = 0.0
+    area_mm2: float = 0.0
+    access_cycles: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fanout:
+    """Parallel instances of all that lies inside. outside: number of levels outside of it (len(levels): above compute).
+
+    dims: (name, size) of each dimension. multicast: one read serves all lanes that want the same element;
+    reduce: lanes add their partial outputs on the way out. Both per dimension.
+    """
+
+    name: str
+    outside: int
+    dims: tuple[tuple[str, int], ...]
+    multicast: tuple[bool, ...]
+    reduce: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One lane. mac_pj per multiply-accumulate, alu_pj per other operation; a copy costs none."""
+
+    mac_pj: float
+    alu_pj: float
+    ops_per_cycle: float = 1.0
+    leak_mw: float = 0.0
+    area_mm2: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """A machine. levels[0] is outermost; word_bits is the size of a tensor element that names none of its own."""
+
+    name: str
+    levels: tuple[Level, ...]
+    fanouts: tuple[Fanout, ...]
+    compute: Compute
+    clock_ghz: float
+    word_bits: int
+
+    def instances(self, outside: int) -> int:
+        """Copies of what has `outside` levels outside of it: levels[outside], or the lanes for len(levels)."""
+        return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
+
+    def area_mm2(self) -> float:
+        """Silicon of all instances; DRAM has none of its own on the chip."""
+        levels = sum(level.area_mm2 * self.instances(v) for v, level in enumerate(self.levels))
+        return levels + self.compute.area_mm2 * self.instances(len(self.levels))
+
+    def leak_mw(self) -> float:
+        levels = sum(level.leak_mw * self.instances(v) for v, level in enumerate(self.levels))
+        return levels + self.compute.leak_mw * self.instances(len(self.levels))

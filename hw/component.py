@@ -1,0 +1,366 @@
+"""Component tables and what is built from them: a checked Machine becomes an Arch.
+
+SRAM: hw/data/sram_cacti7.csv (CACTI 7), log-log between its capacities and nodes, exact at every row, an error outside. The smallest array is 64 B:
+smaller registers have no sourced figure here and are given as `kind: custom` with their own numbers.
+Logic: hw/data/mac.csv at 45 nm, moved by hw/data/logic_scaling.csv. DRAM: hw/data/dram.csv. Each row names its source.
+A number in the machine file overrides the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import json
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from math import ceil, inf, log
+from pathlib import Path
+
+from hw.arch import SIZE_UNITS, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node
+
+DATA = Path(__file__).parent / "data"
+
+
+class ComponentError(ValueError):
+    """What no table has or no machine can be: one line per fault, `key = value why; fix`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sram:
+    """One array. Energies per access of the whole width."""
+
+    read_pj: float
+    write_pj: float
+    leak_mw: float
+    area_mm2: float
+    access_ns: float
+    cycle_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mac:
+    """One lane: multiplier and adder. mac_pj per multiply-accumulate, alu_pj per other operation."""
+
+    bits: int
+    mac_pj: float
+    alu_pj: float
+    leak_mw: float
+    area_mm2: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dram:
+    """One channel (or stack): its peak bandwidth and its power when idle."""
+
+    read_pj_per_bit: float
+    write_pj_per_bit: float
+    bandwidth_gbps: float
+    background_mw: float
+
+
+def rows(table: str) -> list[dict[str, str]]:
+    """Rows of hw/data/<table>.csv as text, sources included."""
+    with (DATA / f"{table}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@lru_cache
+def _sram_table() -> dict[tuple[str, int], dict[float, dict[int, Sram]]]:
+    """(cell, width_bits) -> node_nm -> capacity_bits -> array."""
+    table: dict[tuple[str, int], dict[float, dict[int, Sram]]] = {}
+    for row in rows("sram_cacti7"):
+        numbers = [float(row[c]) for c in ("read_pj", "write_pj", "leakage_mw", "area_mm2", "access_ns", "cycle_ns")]
+        nodes = table.setdefault((row["cell"], 8 * int(row["word_bytes"])), {})
+        nodes.setdefault(float(row["node_nm"]), {})[8 * int(row["capacity_bytes"])] = Sram(*numbers)
+    return table
+
+
+@lru_cache
+def _named(table: str, key: str) -> dict[str, dict[str, str]]:
+    return {row[key]: row for row in rows(table)}
+
+
+def _bracket(x: float, xs: list[float]) -> tuple[float, float, float]:
+    """Neighbours of x in xs and how far x lies between them on a log scale: 0 exactly at a neighbour."""
+    high = xs[bisect_left(xs, x)]
+    low = high if high == x else xs[bisect_left(xs, x) - 1]
+    return low, high, log(x / low) / log(high / low) if high > low else 0.0
+
+
+def _blend(a: Iterable[float], b: Iterable[float], share: float) -> list[float]:
+    """Log-log interpolation; never leaves [a, b], so it rises where the rows rise."""
+    return [x if not share else x * (y / x) ** share for x, y in zip(a, b, strict=True)]
+
+
+@lru_cache(maxsize=65536)
+def sram(node_nm: float, cell: str, capacity_bits: int, width_bits: int) -> Sram:
+    """One SRAM array of capacity_bits, width_bits per access, in `lop` (low operating power) or `hp` cells.
+
+    Area and leakage never fall with capacity: no row of the table does, and the interpolation keeps it. Energy and cycle time are as CACTI gives them.
+    Raises ComponentError outside the table, naming its range and the fix. Source: hw/data/sram_cacti7.csv.
+    >>> sram(45, "lop", 8 * 64, 16).read_pj
+    0.149887
+    """
+    table = _sram_table()
+    widths = sorted(w for c, w in table if c == cell)
+    if not widths:
+        raise ComponentError(f"cell = {cell} is in no table; use {' or '.join(sorted({c for c, _ in table}))}")
+    if width_bits not in widths:
+        raise ComponentError(f"width_bits = {width_bits} is in no SRAM table; use one of {', '.join(map(str, widths))}, or kind: custom")
+    nodes = table[cell, width_bits]
+    if not min(nodes) <= node_nm <= max(nodes):
+        raise ComponentError(f"node_nm = {node_nm:g} is outside the tables ({min(nodes):g} to {max(nodes):g} nm); "
+                             "choose a value inside, or use kind: custom with numbers of your own")
+    sizes = sorted(nodes[min(nodes)])
+    if not sizes[0] <= capacity_bits <= sizes[-1]:
+        raise ComponentError(f"capacity = {show_bytes(capacity_bits / 8)} per array is outside the SRAM table of {width_bits} bit words "
+                             f"({show_bytes(sizes[0] / 8)} to {show_bytes(sizes[-1] / 8)}); change capacity, width_bits or banks, or use kind: custom")
+    below, above, share = _bracket(node_nm, sorted(nodes))
+    ends = []
+    for node in (below, above):
+        low, high, part = _bracket(capacity_bits, [float(s) for s in sizes])
+        ends.append(_blend(astuple(nodes[node][int(low)]), astuple(nodes[node][int(high)]), part))
+    return Sram(*_blend(ends[0], ends[1], share))
+
+
+@lru_cache(maxsize=4096)
+def mac(kind: str, node_nm: float, cell: str) -> Mac:
+    """One compute lane. kind: a row of hw/data/mac.csv (int4 ... fp32), given at 45 nm and moved by hw/data/logic_scaling.csv.
+
+    Leakage: area times the leakage density of the smallest CACTI array (64 B) at the same node and cell: no figure of its own is published.
+    Raises ComponentError for an unknown kind or a node outside the SRAM table, which the logic table covers.
+    """
+    row = _named("mac", "kind").get(kind)
+    if row is None:
+        raise ComponentError(f"kind = {kind} is no compute kind; {near(kind, mac_kinds())}")
+    smallest = sram(node_nm, cell, 512, 16)
+    factors = {float(r["node_nm"]): (float(r["energy_factor"]), float(r["area_factor"])) for r in _named("logic_scaling", "node_nm").values()}
+    below, above, share = _bracket(node_nm, sorted(factors))
+    energy, area = _blend(factors[below], factors[above], share)
+    area_mm2 = float(row["area_um2"]) * 1e-6 * area
+    return Mac(int(row["bits"]), float(row["mac_pj"]) * energy, float(row["alu_pj"]) * energy, area_mm2 * smallest.leak_mw / smallest.area_mm2, area_mm2)
+
+
+@lru_cache
+def dram(kind: str) -> Dram:
+    """One channel of a DRAM kind (hw/data/dram.csv). Raises ComponentError for an unknown kind."""
+    row = _named("dram", "kind").get(kind)
+    if row is None:
+        raise ComponentError(f"kind = {kind} is no DRAM; {near(kind, dram_kinds())}")
+    return Dram(float(row["read_pj_per_bit"]), float(row["write_pj_per_bit"]), float(row["bandwidth_gbps"]), float(row["background_mw"]))
+
+
+def mac_kinds() -> list[str]:
+    return list(_named("mac", "kind"))
+
+
+def dram_kinds() -> list[str]:
+    return list(_named("dram", "kind"))
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """The fix for a misspelt word.
+    >>> near("lpdr4", ["sram", "lpddr4"])
+    'did you mean lpddr4?'
+    """
+    known = list(known)
+    match = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {match[0]}?" if match else f"use one of {', '.join(known)}"
+
+
+def show_bytes(size: float) -> str:
+    unit = next((u for u in ("GiB", "MiB", "KiB") if size >= SIZE_UNITS[u] and size % SIZE_UNITS[u] == 0), "B")
+    return f"{size / SIZE_UNITS[unit]:g} {unit}"
+
+
+def show(value: object) -> str:
+    return json.dumps(value) if isinstance(value, (str, bool)) or value is None else str(value)
+
+
+SAYS = {
+    "missing": "is missing; add it",
+    "string_pattern_mismatch": "is no name; use lower case letters, digits and _, a letter first",
+    "string_type": "must be a text; write a word",
+    "int_type": "must be a whole number; write e.g. 16",
+    "float_type": "must be a number; write e.g. 0.5",
+    "finite_number": "must be finite; write a number",
+    "greater_than": "must be above 0; raise it",
+    "greater_than_equal": "must not be negative; use 0 or more",
+    "bool_type": "must be true or false; write one of them",
+    "tuple_type": "must be true, false or a list of dimensions; write e.g. [x]",
+    "dict_type": "must be a mapping; write e.g. {x: 16, y: 16}",
+    "too_short": "is empty; name at least one",
+}
+
+
+def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str] = ()) -> str:
+    """One line for one pydantic error: key, value, what is wrong, what to write. kind, detail: its `type` and `msg`; known: keys that would be right."""
+    shown = f"{key} = {show(value)}"
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{shown} is no known key; {near(key.rsplit('.', 1)[-1], known)}"
+    if kind == "value_error":
+        return f"{shown} {detail.removeprefix('Value error, ')}"
+    if kind == "literal_error":
+        known = re.findall(r"'([^']*)'", detail)
+        return f"{shown} is unknown; {near(str(value), known)}"
+    return f"{key if kind == 'missing' else shown} {SAYS.get(kind, f'does not fit ({detail}); correct it')}"
+
+
+def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
+    """Faults of the list of nodes as a whole. outline: (memory, array or compute; name; dimensions) per node, outermost first."""
+    faults = []
+    roles = [role for role, _, _ in outline]
+    if "memory" not in roles[:1]:
+        faults.append(f"nodes[0] = {roles[0] if roles else 'nothing'} must be a memory, where the tensors live; begin with e.g. - memory: dram")
+    if roles.count("compute") != 1 or roles[-1] != "compute":
+        faults.append(f"nodes has {roles.count('compute')} compute; end the list with exactly one - compute: mac")
+    for what, names in (("name", [name for _, name, _ in outline]), ("dimension", [dim for _, _, dims in outline for dim in dims])):
+        faults += [f"nodes: {what} {name} stands {n} times; give each its own" for name, n in Counter(names).items() if n > 1]
+    return faults
+
+
+def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
+    """Faults of one node under the clock, technology and word of spec: contradictions first, then what the tables do not have."""
+    faults = _memory_faults(node, outermost) if isinstance(node, Memory) else _array_faults(node) if isinstance(node, Array) else _lane_faults(spec, node)
+    if faults or isinstance(node, Array):
+        return faults
+    try:
+        _ = _level(spec, node, outermost) if isinstance(node, Memory) else _compute(spec, node)
+    except ComponentError as fault:
+        return [str(fault) if str(fault).startswith(("node_nm", "cell")) else f"{node.name}.{fault}"]
+    return []
+
+
+def _memory_faults(node: Memory, outermost: bool) -> list[str]:
+    key, on_chip = node.name, node.kind == "sram"
+    faults = _custom_faults(node, ("read_pj", "write_pj", "leak_mw", "area_mm2"))
+    if key == "compute":
+        faults.append("memory = compute is the name of the lanes in every result; choose another")
+    if node.kind == "custom" and node.bandwidth is None and node.actions_per_cycle is None:
+        faults.append(f"{key}.actions_per_cycle is missing: kind: custom takes nothing from a table; add it (inf for no limit), or bandwidth")
+    if node.capacity is None and (on_chip or not outermost):
+        faults.append(f"{key}.capacity is missing: only an outermost level that is no sram is unbounded; add e.g. capacity: 128 KiB")
+    if node.capacity is not None and node.width_bits > 8 * node.capacity:
+        faults.append(f"{key}.width_bits = {node.width_bits} is wider than its capacity of {show_bytes(node.capacity)}; lower it")
+    if node.capacity is not None and node.capacity % node.banks:
+        faults.append(f"{key}.banks = {node.banks} must divide capacity = {show_bytes(node.capacity)}; use a power of two")
+    if node.banks > 1 and not on_chip:
+        faults.append(f"{key}.banks = {node.banks} is for kind: sram; leave it out, or use channels")
+    if node.channels > 1 and (on_chip or node.kind == "custom"):
+        faults.append(f"{key}.channels = {node.channels} is for a DRAM kind; leave it out")
+    if node.bandwidth is not None and node.actions_per_cycle is not None:
+        faults.append(f"{key}.bandwidth = {node.bandwidth:g} GB/s stands beside actions_per_cycle = {node.actions_per_cycle:g}; leave one out")
+    if node.cycle_ns is not None and not on_chip:
+        faults.append(f"{key}.cycle_ns = {node.cycle_ns:g} is for kind: sram; leave it out")
+    if outermost and node.bypass:
+        faults.append(f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out")
+    return faults
+
+
+def _custom_faults(node: Memory | Lane, numbers: Sequence[str]) -> list[str]:
+    lacks = [field for field in numbers if node.kind == "custom" and getattr(node, field) is None]
+    return [f"{node.name}.{field} is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)" for field in lacks]
+
+
+def _array_faults(node: Array) -> list[str]:
+    wanted = [(field, dim) for field in ("multicast", "reduce") for dim in _named_dims(node, field)]
+    faults = [f"{node.name}.{field} = {dim} is no dimension of the array; {near(dim, node.dims)}" for field, dim in wanted if dim not in node.dims]
+    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce")]
+    return faults + [f"{node.name}.dims = {dim} is a key of arrays; choose another name" for dim in reserved]
+
+
+def _named_dims(node: Array, field: str) -> tuple[str, ...]:
+    chosen: bool | tuple[str, ...] = getattr(node, field)
+    return (tuple(node.dims) if chosen else ()) if isinstance(chosen, bool) else chosen
+
+
+def _lane_faults(spec: Machine, node: Lane) -> list[str]:
+    faults = _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
+    if node.kind == "custom" and spec.word_bits is None:
+        faults.append("word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8")
+    return faults
+
+
+def _node_nm(spec: Machine) -> float:
+    if spec.node_nm is None:
+        raise ComponentError("node_nm is missing: the tables need it; add e.g. node_nm: 32")
+    return spec.node_nm
+
+
+def _level(spec: Machine, node: Memory, outermost: bool) -> Level:
+    clock_ghz = spec.clock_mhz / 1e3
+    per_gbps = 8 / node.width_bits / clock_ghz
+    stated = node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
+    read, write, leak, area, cycles, rate = 0.0, 0.0, 0.0, 0.0, 1, inf
+    if node.kind == "sram":
+        array = sram(_node_nm(spec), spec.cell, 8 * (node.capacity or 0) // node.banks, node.width_bits)
+        cycles, rate = _sram_timing(node, _given(node.cycle_ns, array.cycle_ns) * clock_ghz, stated)
+        read, write, leak, area = array.read_pj, array.write_pj, array.leak_mw * node.banks, array.area_mm2 * node.banks
+    elif node.kind != "custom":
+        chip = dram(node.kind)
+        read, write, leak = chip.read_pj_per_bit * node.width_bits, chip.write_pj_per_bit * node.width_bits, chip.background_mw * node.channels
+        rate = chip.bandwidth_gbps * node.channels * per_gbps
+    return Level(
+        name=node.name.upper(), capacity_bits=None if node.capacity is None else 8 * node.capacity, width_bits=node.width_bits,
+        read_pj=_given(node.read_pj, read), write_pj=_given(node.write_pj, write), bandwidth=_given(stated, rate),
+        ports=node.ports, double_buffer=node.double_buffer, bypass=not outermost and node.bypass is not False, skip_first_read=node.skip_first_read,
+        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles)
+
+
+def _sram_timing(node: Memory, cycle: float, stated: float | None) -> tuple[int, float]:
+    """Clock cycles per access and actions per clock cycle of all banks. cycle: the array's own cycle time, in clock cycles."""
+    cycles = max(1, ceil(cycle - 1e-9))
+    if cycles > 1 and node.slow == "infeasible":
+        raise ComponentError(f"slow = infeasible: an access takes {cycle:.3g} clock cycles; lower clock_mhz or capacity, raise banks, or use slow: divide")
+    if stated is not None and stated * cycle > node.banks * (1 + 1e-9):
+        key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
+        raise ComponentError(f"{key} asks for {stated:.3g} accesses per cycle, the array sustains {node.banks / cycle:.3g}; "
+                             "lower it or clock_mhz, raise banks or width_bits, or give cycle_ns")
+    return cycles, node.banks / cycles
+
+
+def _given(number: float | None, table: float) -> float:
+    return table if number is None else number
+
+
+def _compute(spec: Machine, node: Lane) -> Compute:
+    lane = Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0) if node.kind == "custom" else mac(node.kind, _node_nm(spec), spec.cell)
+    return Compute(mac_pj=_given(node.mac_pj, lane.mac_pj), alu_pj=_given(node.alu_pj, lane.alu_pj), ops_per_cycle=node.ops_per_cycle,
+                   leak_mw=_given(node.leak_mw, lane.leak_mw), area_mm2=_given(node.area_mm2, lane.area_mm2))
+
+
+def faults(spec: Machine) -> list[str]:
+    """All that keeps spec from being built, one line each."""
+    outline = [_outline(node) for node in spec.nodes]
+    lines = order_faults(outline) + [line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0)]
+    return list(dict.fromkeys(lines))
+
+
+def _outline(node: Node) -> tuple[str, str, Sequence[str]]:
+    role = "memory" if isinstance(node, Memory) else "array" if isinstance(node, Array) else "compute"
+    return role, node.name, tuple(node.dims) if isinstance(node, Array) else ()
+
+
+def build(spec: Machine) -> Arch:
+    """The numbers of a machine: tables where the spec gives none. Level and dimension names in upper case.
+
+    Raises ComponentError with one line per fault (contradictions, values outside the tables).
+    """
+    if lines := faults(spec):
+        raise ComponentError("\n".join(lines))
+    levels: list[Level] = []
+    fanouts: list[Fanout] = []
+    for node in spec.nodes:
+        if isinstance(node, Memory):
+            levels.append(_level(spec, node, not levels))
+        elif isinstance(node, Array):
+            dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
+            share = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
+            fanouts.append(Fanout(node.name.upper(), len(levels), dims, *share))
+    lane = next(node for node in spec.nodes if isinstance(node, Lane))
+    word_bits = spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
+    return Arch(spec.name, tuple(levels), tuple(fanouts), _compute(spec, lane), spec.clock_mhz / 1e3, word_bits)

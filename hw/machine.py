@@ -1,0 +1,170 @@
+"""The only reader of machine YAML: file -> Machine, with all faults of the file at once.
+
+    name: edge                 # default: the file's name
+    clock_mhz: 500
+    node_nm: 32                # for the tables; cell: lop | hp
+    nodes:                     # outermost first, the compute last; `<name>.<field>` is the key of a study
+    - {memory: dram, kind: lpddr4, width_bits: 64}
+    - {memory: gbuf, capacity: 128 KiB, width_bits: 128}
+    - {array: array, dims: {x: 16, y: 16}}
+    - {compute: mac, kind: int8}
+Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s); plain numbers are refused there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from hw import component
+from hw.arch import Arch, Array, Lane, Machine, Memory, Node
+
+MACHINES = Path(__file__).parent / "machines"
+ROLES: dict[str, type[Memory] | type[Array] | type[Lane]] = {"memory": Memory, "array": Array, "compute": Lane}
+HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
+WHOLE: TypeAdapter[Machine] = TypeAdapter(Machine)
+PARTS: dict[str, TypeAdapter[Node]] = {role: TypeAdapter(kind) for role, kind in ROLES.items()}
+STAND_IN = Machine(name="faulty", clock_mhz=1.0, node_nm=45.0, word_bits=8)
+
+
+class MachineError(ValueError):
+    """A machine file that cannot be used: one line per fault, `file: key = value why; fix`."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that keeps a list of repeated keys (plain YAML drops them silently) and reads 1e-4 as a number."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[str] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [str(key.value) for key, _ in node.value]
+        self.repeated += [f"line {node.start_mark.line + 1}: key {key} stands twice; keep one" for key in dict.fromkeys(keys) if keys.count(key) > 1]
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+
+
+def read_yaml(path: Path) -> tuple[object, list[str]]:
+    """The document of a YAML file and the faults of its notation (no file, no YAML, repeated keys), without the file's name.
+
+    No code runs, no tag is obeyed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        return None, [f"cannot be read ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); give the path of a YAML file"]
+    try:
+        loader = _Loader(text)
+        return loader.get_single_data(), loader.repeated
+    except yaml.YAMLError as fault:
+        mark = getattr(fault, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        return None, [f"{where}no YAML ({getattr(fault, 'problem', None) or ' '.join(str(fault).split())}); correct it"]
+    except (ValueError, RecursionError) as fault:
+        return None, [f"no YAML ({' '.join(str(fault).split())}); correct it"]
+
+
+@lru_cache
+def names() -> tuple[str, ...]:
+    """Machines that come along."""
+    return tuple(sorted(path.stem for path in MACHINES.glob("*.yaml")))
+
+
+def find(name_or_path: str) -> Path:
+    """The file of a machine by name (hw/machines) or path. Raises MachineError."""
+    if name_or_path in names():
+        return MACHINES / f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return path
+    raise MachineError(f"machine = {name_or_path} is unknown; {component.near(name_or_path, names())}, or give the path of a .yaml file")
+
+
+def load(name_or_path: str) -> Machine:
+    """A machine by name or path, checked, tables included. Raises MachineError: one line per fault, all of the file at once."""
+    path = find(name_or_path)
+    data, faults = read_yaml(path)
+    spec = STAND_IN
+    if data is not None or not faults:
+        spec, more = parse(data, path.stem)
+        faults = faults + more
+    if faults:
+        raise MachineError("\n".join(f"{path}: {line}" for line in dict.fromkeys(faults)))
+    return spec
+
+
+def parse(data: object, name: str) -> tuple[Machine, list[str]]:
+    """The machine of a YAML document and its faults; with faults the machine is only a stand-in. name: where the document gives none."""
+    if not isinstance(data, dict):
+        return STAND_IN, ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]
+    head, faults = _head({"name": name, **data})
+    listed = data.get("nodes")
+    if not isinstance(listed, list) or not listed:
+        return head, [*faults, "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, ..., {compute: mac, ...}]"]
+    parsed = [_node(entry, i) for i, entry in enumerate(listed)]
+    outline = [_outline(entry) for entry in listed]
+    if all(outline):
+        faults += component.order_faults([line for line in outline if line])
+    for i, (node, wrong) in enumerate(parsed):
+        faults += wrong + (component.node_faults(head, node, i == 0) if node else [])
+    return replace(head, nodes=tuple(node for node, _ in parsed if node)), faults
+
+
+def arch(spec: Machine) -> Arch:
+    """The numbers of a machine. Raises component.ComponentError, which a spec that `load` returned does not."""
+    return component.build(spec)
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of machine files, for editors."""
+    return WHOLE.json_schema(by_alias=True) | {"required": ["clock_mhz", "nodes"]}
+
+
+def _head(data: Mapping[Any, Any]) -> tuple[Machine, list[str]]:
+    """All but the nodes. A faulty value is replaced by a harmless one, so that the nodes are checked too."""
+    given = {key: value for key, value in data.items() if key != "nodes"}
+    try:
+        return WHOLE.validate_python(given), []
+    except ValidationError as error:
+        wrong = {str(detail["loc"][0]) for detail in error.errors()}
+        kept = {key: value for key, value in given.items() if key in HEAD and key not in wrong}
+        stand_in: dict[str, Any] = {key: getattr(STAND_IN, key) for key in wrong if key in HEAD}
+        return WHOLE.validate_python(kept | stand_in), _lines(error, "", (*HEAD, "nodes"))
+
+
+def _outline(entry: object) -> tuple[str, str, list[str]] | None:
+    role = next((r for r in ROLES if isinstance(entry, dict) and r in entry), None)
+    if role is None or not isinstance(entry, dict):
+        return None
+    dims = entry.get("dims")
+    return role, str(entry[role]), [str(d) for d in dims] if role == "array" and isinstance(dims, dict) else []
+
+
+def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
+    role = next((r for r in ROLES if isinstance(entry, dict) and r in entry), None)
+    if role is None or not isinstance(entry, dict):
+        return None, [f"nodes[{i}] = {component.show(entry)[:60]} must say what it is; begin it with memory: NAME, array: NAME or compute: NAME"]
+    key = entry[role] if isinstance(entry[role], str) else f"nodes[{i}]"
+    known = [role, *(f.name for f in fields(ROLES[role]) if f.name != "name")]
+    try:
+        return PARTS[role].validate_python(entry), []
+    except ValidationError as error:
+        return None, _lines(error, f"{key}.", known)
+
+
+def _lines(error: ValidationError, prefix: str, known: tuple[str, ...] | list[str]) -> list[str]:
+    lines = []
+    for detail in error.errors():
+        loc = [str(part) for part in detail["loc"] if str(part) not in ("bool", "tuple[str, ...]", "[key]")]
+        lines.append(component.explain(prefix + ".".join(loc), detail["type"], detail["input"], detail["msg"], known))
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,400 @@
+"""Hardware spaces: axes over the fields of a machine, index <-> values -> Arch, and constraints. Enumeration only.
+
+The index is a mixed-radix number: axes in the order of the study, the last one fastest, as itertools.product counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import copysign, inf, nan, nextafter, prod
+from typing import Any, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from hw import component
+from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Lane, Machine, Memory, Node
+
+Value = int | float | str | bool
+MAX_VALUES = 100_000
+TOTALS = ("area_mm2", "leak_mw")
+HEAD = ("clock_mhz", "node_nm", "cell", "word_bits")
+PRICES = ("read_pj", "write_pj", "leak_mw", "area_mm2")
+LANE_PRICES = ("mac_pj", "alu_pj", "leak_mw", "area_mm2")
+STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
+
+
+class SpaceError(ValueError):
+    """A space or constraint that cannot be: one line per fault, `key = value why; fix`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One field of the machine and the values that it takes: sizes in bytes, bandwidths in GB/s, other numbers as in the machine file."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    template: Machine
+    axes: tuple[Axis, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(len(axis.values) for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Unbuildable:
+    """A machine that no table or rule allows. reason: one line."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def parse(template: Machine, raw: object, prefix: str = "space") -> Space:
+    """The space of a study's `space:`. Per field: a list, {from, to, step: x2 | number | "16 KiB"}, {linear: [from, to, count]}, {log: [from, to, count]}.
+
+    Raises SpaceError, all faults at once, keys shown as <prefix>.<key>.
+    """
+    if not isinstance(raw, Mapping) or not raw:
+        raise SpaceError(f"{prefix} = {component.show(raw)[:40]} is empty; name at least one field, e.g. array.x: [8, 16]")
+    axes, faults = [], []
+    for key, given in raw.items():
+        try:
+            axes.append(Axis(str(key), _values(_kind(template, str(key)), given)))
+        except SpaceError as fault:
+            faults += [f"{prefix}.{key} {line}" for line in str(fault).splitlines()]
+    if faults:
+        raise SpaceError("\n".join(faults))
+    return Space(template, tuple(axes))
+
+
+def override(template: Machine, given: Mapping[str, object], prefix: str = "set") -> Machine:
+    """The machine with other values, written as in a machine file ("256 KiB"). Raises SpaceError, all faults at once."""
+    values, faults = {}, []
+    for key, value in given.items():
+        try:
+            values[key] = _value(_kind(template, key), value)
+        except SpaceError as fault:
+            faults.append(f"{prefix}.{key} {fault}")
+    if faults:
+        raise SpaceError("\n".join(faults))
+    return apply(template, values)
+
+
+def keys(template: Machine) -> dict[str, Any]:
+    """Every field that an axis may name -> its type."""
+    found = {f: _bare(hint) for f, hint in get_type_hints(Machine, include_extras=True).items() if f not in ("name", "nodes")}
+    for node in template.nodes:
+        hints = get_type_hints(type(node), include_extras=True)
+        if isinstance(node, Array):
+            found |= {f"{node.name}.{dim}": _bare(get_args(get_args(hints["dims"])[0])[1]) for dim in node.dims}
+        found |= {f"{node.name}.{f}": _bare(hint) for f, hint in hints.items() if f not in ("name", "dims")}
+    return found
+
+
+def _bare(hint: Any) -> Any:
+    """The type without its `| None`: an axis has values."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return kinds[0] if type(None) in get_args(hint) else hint
+
+
+def _kind(template: Machine, key: str) -> Any:
+    known = keys(template)
+    if key not in known:
+        raise SpaceError(f"is no field of machine {template.name}; {component.near(key, known)}")
+    return known[key]
+
+
+@lru_cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _value(kind: Any, given: object) -> Value:
+    try:
+        value: Value = _adapter(kind).validate_python(given)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        raise SpaceError(component.explain("", detail["type"], given, detail["msg"]).strip()) from None
+    return value
+
+
+def _values(kind: Any, given: object) -> tuple[Value, ...]:
+    if isinstance(given, Mapping):
+        return _distinct(_range(kind, given))
+    if not isinstance(given, list):
+        raise SpaceError(f"= {component.show(given)} is no list; write [{given}] or {{from: ..., to: ..., step: x2}}")
+    if not given:
+        raise SpaceError("= [] leaves no machine; give at least one value")
+    values, faults = [], []
+    for item in given:
+        try:
+            values.append(_value(kind, item))
+        except SpaceError as fault:
+            faults.append(str(fault))
+    if faults:
+        raise SpaceError("\n".join(faults))
+    return _distinct(values)
+
+
+def _distinct(values: Sequence[Value]) -> tuple[Value, ...]:
+    twice = next((v for v, n in Counter(values).items() if n > 1), None)
+    if twice is not None:
+        raise SpaceError(f"= {component.show(twice)} stands twice; keep one")
+    return tuple(values)
+
+
+def _range(kind: Any, given: Mapping[Any, Any]) -> list[Value]:
+    if get_args(kind)[:1] not in ((int,), (float,)):
+        raise SpaceError("= a range, but the field is no number; list its values")
+    if set(given) == {"from", "to", "step"}:
+        low, high = _ends(kind, given["from"], given["to"])
+        return _typed(kind, _stepped(low, high, *_step(kind, given["step"])))
+    way = next(iter(given), None)
+    if len(given) != 1 or way not in ("linear", "log"):
+        shown = ", ".join(map(str, given)) or "none"
+        raise SpaceError(f"has keys {shown}; a range is {{from, to, step}}, {{linear: [from, to, count]}} or {{log: [from, to, count]}}")
+    ends = given[way]
+    if not isinstance(ends, list) or len(ends) != 3 or type(ends[2]) is not int or not 2 <= ends[2] <= MAX_VALUES:
+        raise SpaceError(f"has {way} = {ends}; write {way}: [from, to, count] with a count of 2 or more")
+    low, high = _ends(kind, *ends[:2])
+    spread = _spread(low, high, ends[2], way == "log")
+    return _typed(kind, [Fraction(round(v)) for v in spread] if get_args(kind)[0] is int else spread)
+
+
+def _ends(kind: Any, low: object, high: object) -> tuple[Fraction, Fraction]:
+    ends = _number(kind, low), _number(kind, high)
+    if ends[0] > ends[1]:
+        raise SpaceError(f"has from = {low} above to = {high}; swap them")
+    return ends
+
+
+def _number(kind: Any, given: object) -> Fraction:
+    value = _value(kind, given)
+    if value == inf:
+        raise SpaceError("= inf is no end of a range; list the values")
+    return Fraction(str(value))
+
+
+def _step(kind: Any, given: object) -> tuple[Fraction, bool]:
+    """Step and whether it is a factor."""
+    factor = STEP.match(given) if isinstance(given, str) else None
+    if factor:
+        if Fraction(factor[1]) <= 1:
+            raise SpaceError(f"has step = {given}, which does not grow; use a factor above 1, e.g. x2")
+        return Fraction(factor[1]), True
+    try:
+        return _number(kind, given), False
+    except SpaceError as fault:
+        raise SpaceError(f"has step {fault}; a factor is written x2") from None
+
+
+def _stepped(low: Fraction, high: Fraction, step: Fraction, factor: bool) -> list[Fraction]:
+    found: list[Fraction] = []
+    value = low
+    while value <= high:
+        if len(found) == MAX_VALUES or step <= 0:
+            raise SpaceError(f"has more than {MAX_VALUES} values; raise step")
+        found.append(value)
+        value = value * step if factor else value + step
+    return found
+
+
+def _spread(low: Fraction, high: Fraction, count: int, log: bool) -> list[Fraction]:
+    """count values from low to high, both included."""
+    if not log:
+        return [low + (high - low) * i / (count - 1) for i in range(count)]
+    inner = [Fraction(float(low) * float(high / low) ** (i / (count - 1))) for i in range(1, count - 1)]
+    return [low, *inner, high]
+
+
+def _typed(kind: Any, found: Sequence[Fraction]) -> list[Value]:
+    """Numbers of the field's own type; a whole field takes no halves."""
+    if get_args(kind)[0] is float:
+        return [float(v) for v in found]
+    uneven = next((v for v in found if v.denominator != 1), None)
+    if uneven is not None:
+        raise SpaceError(f"steps onto {float(uneven):g}, but the field is a whole number; change step, or list the values")
+    return [int(v) for v in found]
+
+
+def values(space: Space, index: int) -> dict[str, Value]:
+    """Value per axis of machine `index`, 0 <= index < space.size. Raises IndexError."""
+    if not 0 <= index < space.size:
+        raise IndexError(f"machine {index} of a space of {space.size}")
+    digits = []
+    for axis in reversed(space.axes):
+        index, digit = divmod(index, len(axis.values))
+        digits.append(axis.values[digit])
+    return {axis.key: value for axis, value in zip(space.axes, reversed(digits), strict=True)}
+
+
+def index_of(space: Space, wanted: Mapping[str, Value]) -> int:
+    """Inverse of `values`. Raises ValueError for a value that is not on its axis."""
+    index = 0
+    for axis in space.axes:
+        index = index * len(axis.values) + axis.values.index(wanted[axis.key])
+    return index
+
+
+def apply(template: Machine, chosen: Mapping[str, Value]) -> Machine:
+    """The template with fields replaced."""
+    changes: dict[str, dict[str, Any]] = {}
+    for key, value in chosen.items():
+        owner, _, field = key.rpartition(".")
+        changes.setdefault(owner, {})[field] = value
+    nodes = tuple(_changed(node, changes[node.name]) if node.name in changes else node for node in template.nodes)
+    return replace(template, nodes=nodes, **changes.get("", {}))
+
+
+def _changed(node: Node, given: Mapping[str, Any]) -> Node:
+    if not isinstance(node, Array):
+        return replace(node, **given)
+    dims = {dim: given.get(dim, size) for dim, size in node.dims.items()}
+    return replace(node, dims=dims, **{field: value for field, value in given.items() if field not in dims})
+
+
+def decode(space: Space, index: int) -> Arch | Unbuildable:
+    """Machine `index` of the space; a value outside a component table makes it Unbuildable, with the reason."""
+    try:
+        return component.build(apply(space.template, values(space, index)))
+    except component.ComponentError as fault:
+        return Unbuildable("; also ".join(str(fault).splitlines()))
+
+
+def statics(space: Space, index: int, arch: Arch) -> dict[str, Value]:
+    """All that is known of a machine without solving: its fields by key (those of the tables included), area_mm2, leak_mw."""
+    spec = apply(space.template, values(space, index))
+    found = _fields(spec)
+    levels = iter(arch.levels)
+    for node in spec.nodes:
+        if isinstance(node, Memory):
+            level = next(levels)
+            per_gbps = 8 / level.width_bits / arch.clock_ghz
+            found |= {f"{node.name}.{f}": getattr(level, f) for f in PRICES} | {
+                f"{node.name}.capacity": inf if level.capacity_bits is None else level.capacity_bits / 8,
+                f"{node.name}.actions_per_cycle": level.bandwidth, f"{node.name}.bandwidth": level.bandwidth / per_gbps}
+        elif isinstance(node, Lane):
+            found |= {f"{node.name}.{f}": getattr(arch.compute, f) for f in LANE_PRICES}
+    return found | {"word_bits": arch.word_bits, "area_mm2": arch.area_mm2(), "leak_mw": arch.leak_mw()}
+
+
+def static_names(template: Machine) -> frozenset[str]:
+    """Numbers that `statics` knows, for constraints that need no solving."""
+    return frozenset(key for key, kind in keys(template).items() if get_args(kind)[:1] in ((int,), (float,))) | set(TOTALS)
+
+
+def _fields(spec: Machine) -> dict[str, Value]:
+    found: dict[str, Any] = {key: getattr(spec, key) for key in HEAD}
+    for node in spec.nodes:
+        if isinstance(node, Array):
+            found |= {f"{node.name}.{dim}": size for dim, size in node.dims.items()}
+        found |= {f"{node.name}.{f.name}": getattr(node, f.name) for f in fields(node) if f.name not in ("name", "dims")}
+    return {key: nan if value is None else value for key, value in found.items()}
+
+
+TOKEN = re.compile(
+    r"(?P<size>(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]iB|[MGT]B/s|B)\b)|(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)"
+    r"|(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\[[^\]]*\])?)")
+
+
+def _divide(a: float, b: float) -> float:
+    return a / b if b else copysign(inf, a) if a else nan
+
+
+def _strictly(excess: float) -> float:
+    """Equality misses a strict comparison by the smallest number above 0."""
+    return excess or nextafter(0.0, 1.0)
+
+
+ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: _divide}
+EXCESS: dict[type[ast.AST], Callable[[float, float], float]] = {
+    ast.LtE: lambda a, b: a - b if a != b else 0.0, ast.GtE: lambda a, b: b - a if a != b else 0.0,
+    ast.Lt: lambda a, b: _strictly(a - b if a != b else 0.0), ast.Gt: lambda a, b: _strictly(b - a if a != b else 0.0),
+    ast.Eq: lambda a, b: abs(a - b) if a != b else 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A comparison of sums and products. names: what it needs, `latency_ns[detector]` for a metric of one workload."""
+
+    text: str
+    names: frozenset[str]
+
+
+def constraint(text: str) -> Constraint:
+    """Parse "area_mm2 <= 12", "gbuf.capacity <= 1 MiB", "latency_ns[detector] <= 5e6": + - * /, brackets, < <= > >= ==, chained if you like.
+
+    Raises SpaceError in one line.
+    """
+    _, names = _parsed(text)
+    if not names:
+        raise SpaceError(f'constraint "{text}" names no field and no metric; write e.g. area_mm2 <= 12')
+    return Constraint(text, frozenset(names))
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> tuple[ast.Compare, tuple[str, ...]]:
+    """Tree and names; name i stands in the tree as _i, sizes as plain numbers."""
+    names: list[str] = []
+
+    def plain(match: re.Match[str]) -> str:
+        if match["size"]:
+            return repr(float(match["amount"]) * (SIZE_UNITS | RATE_UNITS)[match["unit"]])
+        if match["number"]:
+            return match["number"]
+        if match["name"] not in names:
+            names.append(match["name"])
+        return f" _{names.index(match['name'])} "
+
+    if len(text) > 500:
+        raise SpaceError(f'constraint "{text[:40]}..." has {len(text)} characters; split it into several of at most 500')
+    try:
+        tree = ast.parse(TOKEN.sub(plain, text).strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise SpaceError(f'constraint "{text}" is no comparison; write e.g. array.x >= array.y') from None
+    if not isinstance(tree, ast.Compare) or not all(type(op) in EXCESS for op in tree.ops):
+        raise SpaceError(f'constraint "{text}" compares nothing; write e.g. area_mm2 <= 12, with <, <=, >, >= or ==')
+    strange = next((n for side in (tree.left, *tree.comparators) for n in ast.walk(side) if not _allowed(n)), None)
+    if strange is not None:
+        raise SpaceError(f'constraint "{text}" holds {type(strange).__name__}; use only numbers, names, + - * / and brackets')
+    return tree, tuple(names)
+
+
+def _allowed(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return type(node.value) in (int, float)
+    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Name, ast.expr_context)) or type(node) in ARITHMETIC or isinstance(node, (ast.USub, ast.UAdd))
+
+
+def violation(checked: Constraint, known: Mapping[str, Value]) -> float:
+    """How far the comparison is missed, in its own unit; <= 0: met. inf where it has no value (0 / 0). known: a value per name of the constraint."""
+    tree, names = _parsed(checked.text)
+    numbers = {f"_{i}": known[name] for i, name in enumerate(names)}
+    sides = [_evaluate(side, numbers) for side in (tree.left, *tree.comparators)]
+    excess = [EXCESS[type(op)](a, b) for op, a, b in zip(tree.ops, sides, sides[1:], strict=False)]
+    return max(inf if e != e else e for e in excess)
+
+
+def _evaluate(node: ast.expr, numbers: Mapping[str, Value]) -> float:
+    if isinstance(node, ast.Constant):
+        return float(node.value)  # type: ignore[arg-type]
+    if isinstance(node, ast.Name):
+        return float(numbers[node.id])
+    if isinstance(node, ast.UnaryOp):
+        value = _evaluate(node.operand, numbers)
+        return -value if isinstance(node.op, ast.USub) else value
+    assert isinstance(node, ast.BinOp)
+    return ARITHMETIC[type(node.op)](_evaluate(node.left, numbers), _evaluate(node.right, numbers))

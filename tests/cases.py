@@ -1,0 +1,154 @@
+"""Runner of case files with known answers: python -m tests.cases FILE...
+
+Prints `N passed, M failed` per file, the first differences, and by name what is not run and why.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from math import inf, isclose
+from pathlib import Path
+from typing import Any
+
+from dse.nest import Loop, Mapping, Store, faults
+from dse.sim.cost import Price, price
+from dse.sim.counts import count, footprints
+from hw.arch import Arch, Compute, Fanout, Level
+from workloads.einsum import Einsum, einsum
+
+SHOWN = 5
+
+
+class NotRun(Exception):
+    """A case of a kind or form that has no runner yet; its text says which."""
+
+
+def arch_of(data: dict[str, Any], name: str) -> Arch:
+    """A machine as the case files describe it: energies per word, bits per action."""
+    bits = data["bits_per_action"]
+    levels = tuple(
+        Level(v["name"], v["capacity_bits"], bits, v["read_energy_per_word"], v["write_energy_per_word"], _number(v["bandwidth_words_per_cycle"]),
+              "separate" if v.get("ports", "shared").startswith("separate") else "shared", skip_first_read=data["skip_first_output_read"])
+        for v in data["levels"])
+    fan, shared = data["fanout"], bool(data["multicast_and_spatial_reduction"])
+    outside = next((v for v, level in enumerate(levels) if level.name == fan["above"]), len(levels))
+    dims = tuple((dim, fan[dim]) for dim in ("X", "Y") if dim in fan)
+    fanout = Fanout("array", outside, dims, (shared,) * len(dims), (shared,) * len(dims))
+    mac = data["mac"]
+    return Arch(name, levels, (fanout,), Compute(mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"]), 1.0, data["bits_per_value"])
+
+
+def _number(value: Any) -> float:
+    return inf if value == "inf" else float(value)
+
+
+def mapping_of(nodes: list[dict[str, Any]]) -> Mapping:
+    found: list[Loop | Store] = []
+    for node in nodes:
+        match node:
+            case {"kind": "storage"}:
+                found += [Store(node["component"], tensor) for tensor in node["tensors"]]
+            case {"kind": "temporal"}:
+                found.append(Loop(node["rank"], node["tile"]))
+            case {"kind": "spatial"}:
+                found.append(Loop(node["rank"], node["tile"], node["dim"]))
+            case {"kind": "compute"}:
+                pass
+            case _:
+                raise NotRun(f"node {node['kind']}: fused einsums share loops; the evaluator takes single einsums")
+    return Mapping(tuple(found))
+
+
+def model_counts(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Counts, footprints, energy and latency of given mappings (specs/model.md, 2 and 3)."""
+    for case in file["cases"]:
+        try:
+            yield case["id"], _model_case(case)
+        except NotRun as why:
+            yield case["id"], [f"not run: {why}"]
+
+
+def _model_case(case: dict[str, Any]) -> list[str]:
+    if "einsums" in case["workload"]:
+        raise NotRun("fused einsums share loops; the evaluator takes single einsums")
+    arch, mapping = arch_of(case["arch"], case["id"]), mapping_of(case["mapping"])
+    e = einsum(case["workload"]["einsum"], case["workload"]["bounds"], case["mapping"][-1]["einsum"])
+    if lines := faults(mapping, e, arch):
+        return lines
+    rows = count(mapping, e, arch)
+    got = _flat_costs(price(rows, e, arch)) | _flat_footprints(mapping, e, arch, case)
+    got |= {f"{row.level}/{row.tensor}/{row.action}": float(row.elems) for row in rows}
+    return differences(_expected(case["expected"], e.name), got)
+
+
+def _flat_costs(p: Price) -> dict[str, float]:
+    energy: dict[str, float] = {}
+    for part in p.parts:
+        energy[f"energy/{part.level}"] = energy.get(f"energy/{part.level}", 0.0) + part.energy_pj
+    busy = {f"busy/{name}": cycles for name, cycles in p.busy_cycles}
+    return energy | busy | {"energy": p.energy_pj, "latency": p.latency_cycles}
+
+
+def _flat_footprints(mapping: Mapping, e: Einsum, arch: Arch, case: dict[str, Any]) -> dict[str, float]:
+    held = footprints(mapping, e)
+    found = {f"held/{f.level}/{f.tensor}": float(f.elems) for f in held}
+    for level in arch.levels:
+        if level.capacity_bits:
+            bits = sum(f.elems for f in held if f.level == level.name) * arch.word_bits
+            found[f"peak/{level.name}"] = bits / level.capacity_bits
+    return found
+
+
+def _expected(expected: dict[str, Any], name: str) -> dict[str, float]:
+    counts = expected["counts_words_einsum_level_tensor_action"][name]
+    flat = {f"{level}/{tensor}/{action}": n for level, tensors in counts.items() for tensor, actions in tensors.items() for action, n in actions.items()}
+    held = expected["footprint_words_per_instance_einsum_level_tensor"][name]
+    flat |= {f"held/{level}/{tensor}": n for level, tensors in held.items() for tensor, n in tensors.items()}
+    flat |= {f"peak/{level}": n for level, n in expected["peak_usage_fraction"].items()}
+    flat |= {f"energy/{level}": n for level, n in expected["energy_by_component"].items()}
+    flat |= {f"busy/{level}": n for level, n in expected["latency_by_component"].items()}
+    return flat | {"energy": expected["energy_total"], "latency": expected["latency_total"]}
+
+
+def differences(expected: dict[str, float], got: dict[str, float]) -> list[str]:
+    """Every expected number, and every action that nobody expected."""
+    lines = [f"{key}: expected {n}, got {got.get(key, 0.0)}" for key, n in expected.items() if not isclose(n, got.get(key, 0.0), rel_tol=1e-9)]
+    extra = [key for key, n in got.items() if key not in expected and n and key.count("/") == 2 and not key.startswith("held/")]
+    return lines + [f"{key}: expected nothing, got {got[key]}" for key in extra]
+
+
+RUNNERS: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, list[str]]]]] = {"model_counts": model_counts}
+
+
+def run(path: Path) -> tuple[int, int, list[str]]:
+    """(passed, failed, lines to print) of one file."""
+    try:
+        file = json.loads(path.read_text())
+    except (OSError, ValueError) as fault:
+        return 0, 1, [f"{path}: {fault}"]
+    runner = RUNNERS.get(file.get("kind"))
+    if runner is None:
+        return 0, 1, [f"{path}: kind {file.get('kind')!r} has no runner; there are {', '.join(RUNNERS)}"]
+    passed, lines = 0, []
+    failed = 0
+    for name, faults_found in runner(file):
+        skipped = bool(faults_found) and faults_found[0].startswith("not run: ")
+        passed += not faults_found
+        failed += bool(faults_found) and not skipped
+        lines += [f"  {name}: {line}" for line in faults_found[:SHOWN]]
+    return passed, failed, lines
+
+
+def main(paths: list[str]) -> int:
+    worst = 0
+    for path in paths:
+        passed, failed, lines = run(Path(path))
+        print("\n".join([*lines, f"{path}: {passed} passed, {failed} failed"]))
+        worst = max(worst, int(failed > 0))
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

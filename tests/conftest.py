@@ -1,0 +1,25 @@
+"""All tests: no deadline of hypothesis (cores are shared), and no socket of this process beyond 127.0.0.1."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hypothesis import settings
+
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
+
+LOCAL = ("127.", "::1", "localhost", "::ffff:127.")
+
+
+def _refuse_the_outside(event: str, args: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo"):
+        target = args[0] if event == "socket.getaddrinfo" else args[1]
+        host = target[0] if isinstance(target, tuple) else target
+        inside = host in (None, "", b"") or str(host).startswith(LOCAL) or not isinstance(target, tuple | str) or str(host).startswith(("/", "\0"))
+        if not inside and not (event == "socket.getaddrinfo" and str(host).replace(".", "").isdigit()):
+            raise PermissionError(f"a test reached out: {event} {target!r}")
+
+
+sys.addaudithook(_refuse_the_outside)

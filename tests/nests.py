@@ -1,0 +1,103 @@
+"""Random einsums, machines and well-formed mappings for the property tests and the long proofs."""
+
+from __future__ import annotations
+
+from random import Random
+
+from dse.nest import Loop, Mapping, Store
+from hw.arch import Arch, Compute, Fanout, Level
+from workloads.einsum import Einsum, einsum
+
+
+def random_einsum(rng: Random) -> Einsum:
+    """A small einsum of one of the kinds that networks have; windows with stride, dilation, padding."""
+    n = lambda top: rng.randint(1, top)  # noqa: E731
+    stride, dilation, pad = n(3), n(2), rng.randint(0, 2)
+    kind = rng.choice(["gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool", "add", "transposed", "copy"])
+    if kind == "gemm":
+        return einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n(7), "n": n(7), "k": n(7)})
+    if kind == "bmm":
+        return einsum("C[b,h,m,n] += A[b,h,m,k] * B[b,h,k,n]", {"b": n(2), "h": n(3), "m": n(4), "n": n(4), "k": n(4)})
+    if kind == "add":
+        return einsum("Y[a,b] = A[a,b] + B[b]", {"a": n(9), "b": n(9)})
+    if kind == "copy":
+        return einsum("Y[a,b] = A[b,a]", {"a": n(9), "b": n(9)})
+    p, q, r, s = n(5), n(4), n(3), n(3)
+    hull = lambda o, w: max(stride * (o - 1) + dilation * (w - 1) + 1 - pad - rng.randint(0, 1), 1)  # noqa: E731
+    ip, iq = f"{stride}*p+{dilation}*r-{pad}", f"{stride}*q+{dilation}*s-{pad}"
+    if kind == "conv":
+        extents = {"k": n(3), "c": n(3), "p": p, "q": q, "r": r, "s": s}
+        return einsum(f"O[k,p,q] += I[c,{ip},{iq}] * F[k,c,r,s]", extents, sizes={"I": (99, hull(p, r), hull(q, s))})
+    if kind == "conv1d":
+        extents = {"b": n(2), "k": n(4), "c": n(4), "p": n(8), "r": r}
+        return einsum(f"O[b,k,p] += I[b,c,{ip}] * F[k,c,r]", extents, sizes={"I": (9, 9, hull(p, r))})
+    if kind == "depthwise":
+        return einsum(f"O[k,p,q] += I[k,{ip},{iq}] * F[k,r,s]", {"k": n(4), "p": p, "q": q, "r": r, "s": s}, sizes={"I": (9, hull(p, r), hull(q, s))})
+    if kind == "grouped":
+        extents = {"g": n(3), "k": n(3), "c": n(3), "p": n(6), "r": r}
+        return einsum(f"O[g,k,p] += I[g,c,{ip}] * F[g,k,c,r]", extents, sizes={"I": (9, 9, hull(p, r))})
+    if kind == "pool":
+        return einsum(f"O[k,p,q] max= I[k,{ip},{iq}]", {"k": n(4), "p": p, "q": q, "r": r, "s": s}, sizes={"I": (9, hull(p, r), hull(q, s))})
+    return einsum(f"O[k,{ip}] += I[c,p] * F[k,c,r]", {"k": n(3), "c": n(3), "p": n(6), "r": n(4)}, sizes={"O": (9, hull(n(6), r))})
+
+
+def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
+    """Two to four levels, up to two fan-outs of one or two dimensions; unbounded unless a capacity is given."""
+    depth = rng.randint(2, 4)
+    levels = tuple(
+        Level(f"L{v}", capacity_bits if v else None, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
+              rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), bypass=v > 0, skip_first_read=rng.random() < 0.8)
+        for v in range(depth))
+    fanouts = []
+    for i, outside in enumerate(sorted(rng.sample(range(1, depth + 1), rng.randint(0, 2)))):
+        dims = tuple((f"{axis}{i}", rng.randint(2, 4)) for axis in "XY"[: rng.randint(1, 2)])
+        fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims)))
+    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0), 1.0, 8)
+
+
+def random_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
+    """Storage nodes in any order that the hierarchy allows, loops with ragged tiles between them, spatial loops at the borders."""
+    left = e.sizes()
+    nodes: list[Loop | Store] = []
+    borders = sorted({0, len(arch.levels), *(f.outside for f in arch.fanouts)})
+    for start, end in zip(borders, borders[1:] + [None], strict=True):
+        _spatial(rng, e, arch, start, left, nodes)
+        for store in _stores(rng, e, arch, start, end) if end is not None else ():
+            while rng.random() < 0.45 and not (start == 0 and not nodes):
+                _temporal(rng, left, nodes)
+            nodes.append(store)
+    while rng.random() < 0.6:
+        _temporal(rng, left, nodes)
+    ranks = [rank for rank, n in left.items() if n > 1]
+    rng.shuffle(ranks)
+    return Mapping((*nodes, *(Loop(rank, 1) for rank in ranks)))
+
+
+def _temporal(rng: Random, left: dict[str, int], nodes: list[Loop | Store]) -> None:
+    rank = rng.choice(list(left))
+    left[rank] = rng.randint(1, left[rank])
+    nodes.append(Loop(rank, left[rank]))
+
+
+def _spatial(rng: Random, e: Einsum, arch: Arch, border: int, left: dict[str, int], nodes: list[Loop | Store]) -> None:
+    ranks = sorted(set(left) - e.output.partial())
+    for f in arch.fanouts:
+        for name, size in f.dims if f.outside == border else ():
+            if ranks and rng.random() < 0.7:
+                rank = rng.choice(ranks)
+                left[rank] = max(-(-left[rank] // size), rng.randint(1, left[rank]))
+                nodes.append(Loop(rank, left[rank], name))
+
+
+def _stores(rng: Random, e: Einsum, arch: Arch, start: int, end: int) -> list[Store]:
+    """Nodes of the levels start..end-1: each tensor's in the order of the hierarchy, tensors interleaved at random."""
+    chains = {p.tensor: [Store(level.name, p.tensor) for level in arch.levels[start:end] if not level.bypass or rng.random() < 0.7] for p in e.tensors()}
+    found: list[Store] = []
+    while chains := {tensor: chain for tensor, chain in chains.items() if chain}:
+        found.append(chains[rng.choice(list(chains))].pop(0))
+    return found
+
+
+def random_case(rng: Random) -> tuple[Einsum, Arch, Mapping]:
+    e, arch = random_einsum(rng), random_arch(rng)
+    return e, arch, random_mapping(rng, e, arch)

@@ -1,0 +1,152 @@
+"""The oracle: walks a nest element by element and counts what moves. Shares no code with dse/sim.
+
+It knows only what a nest means (specs/model.md, 1): entering a storage node brings its tile in, leaving it drains an
+output tile, compute touches one element of every tensor. Which lane an access belongs to, and whether an output element
+was seen before, are kept as plain sets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import product
+
+from dse.nest import Mapping, Store
+from hw.arch import Arch
+from workloads.einsum import Einsum, Projection
+
+
+@dataclass
+class Tally:
+    """Elements per (level, tensor, action): of all instances and of the first lane's; peak footprint per (level, tensor)."""
+
+    total: Counter = field(default_factory=Counter)
+    busiest: Counter = field(default_factory=Counter)
+    held: Counter = field(default_factory=Counter)
+
+
+@dataclass
+class Walk:
+    mapping: Mapping
+    e: Einsum
+    arch: Arch
+    tally: Tally = field(default_factory=Tally)
+    seen: set = field(default_factory=set)
+    holders: dict = field(default_factory=dict)  # tensor -> [(position, level)], outermost first
+    lanes: list = field(default_factory=list)  # (position, loop, lane)
+
+    def share(self, tensor: Projection, parent_at: int) -> bool:
+        """Whether another lane makes this access for us: a lower lane of a sharing loop that the tensor does not see."""
+        flags = {}
+        for f in self.arch.fanouts:
+            for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
+                flags[name] = reduce if tensor.tensor == self.e.output.tensor else multicast
+        own = {rank for dim in tensor.dims for rank, _ in dim.terms}
+        return any(lane > 0 and at > parent_at and loop.rank not in own and flags[loop.over] for at, loop, lane in self.lanes)
+
+    def add(self, at: int, level: str, tensor: str, action: str, n: int) -> None:
+        self.tally.total[level, tensor, action] += n
+        if all(lane == 0 for position, _, lane in self.lanes if position < at):
+            self.tally.busiest[level, tensor, action] += n
+
+    def box(self, tensor: Projection, env: dict, clip: bool) -> list:
+        axes = []
+        for dim in tensor.dims:
+            low = dim.offset + sum(c * env[rank][0] for rank, c in dim.terms)
+            high = dim.offset + sum(c * (env[rank][1] - 1) for rank, c in dim.terms)
+            axes.append([i for i in range(low, high + 1) if not clip or 0 <= i < dim.size])
+        return list(product(*axes))
+
+    def go(self, at: int, env: dict) -> None:
+        for tensor, level in self.resting[at]:
+            self.tally.held[level, tensor.tensor] = max(self.tally.held[level, tensor.tensor], len(self.box(tensor, env, clip=False)))
+        if at == len(self.mapping.nodes):
+            return self.compute(env)
+        node = self.mapping.nodes[at]
+        if isinstance(node, Store):
+            return self.store(at, node, env)
+        low, high = env[node.rank]
+        for lane, start in enumerate(range(low, high, node.tile)):
+            inner = {**env, node.rank: (start, min(start + node.tile, high))}
+            if node.over:
+                self.lanes.append((at, node, lane))
+            self.go(at + 1, inner)
+            if node.over:
+                self.lanes.pop()
+
+    def __post_init__(self) -> None:
+        """Where the tile that each node holds is seen: the node itself if it is its tensor's first, else where it sinks to."""
+        self.resting = [[] for _ in range(len(self.mapping.nodes) + 1)]
+        begun = set()
+        for i, node in enumerate(self.mapping.nodes):
+            if isinstance(node, Store):
+                tensor = next(p for p in self.e.tensors() if p.tensor == node.tensor)
+                self.resting[self.rest(i, tensor) if node.tensor in begun else i].append((tensor, node.level))
+                begun.add(node.tensor)
+
+    def rest(self, i: int, p: Projection) -> int:
+        """Position just above which a node that starts at i comes to rest."""
+        alone = {dim.terms[0][0] for dim in p.dims if len(dim.terms) == 1 and dim.terms[0][1] == 1}
+        own = {rank for dim in p.dims for rank, _ in dim.terms}
+        j = i + 1
+        while j < len(self.mapping.nodes):
+            node = self.mapping.nodes[j]
+            if isinstance(node, Store) or node.over or node.rank not in own:
+                return j
+            if node.rank not in alone:
+                return j + 1
+            j += 1
+        return j
+
+    def store(self, at: int, node: Store, env: dict) -> None:
+        tensor = next(p for p in self.e.tensors() if p.tensor == node.tensor)
+        chain = self.holders.setdefault(node.tensor, [])
+        output = node.tensor == self.e.output.tensor
+        elements = self.box(tensor, env, clip=True)
+        if chain:
+            self.fill(at, node, tensor, chain[-1], elements, output)
+        chain.append((at, node.level))
+        self.go(at + 1, env)
+        chain.pop()
+        if chain and output:
+            parent_at, parent = chain[-1]
+            self.add(at, node.level, node.tensor, "read", len(elements))
+            if not self.share(tensor, parent_at):
+                self.add(parent_at, parent, node.tensor, "write", len(elements))
+
+    def fill(self, at: int, node: Store, tensor: Projection, parent: tuple, elements: list, output: bool) -> None:
+        parent_at, level = parent
+        wanted = [x for x in elements if not (output and self.fresh(at, level, x))]
+        self.add(at, node.level, node.tensor, "write", len(wanted))
+        if not self.share(tensor, parent_at):
+            self.add(parent_at, level, node.tensor, "read", len(wanted))
+
+    def fresh(self, at: int, level: str, element: tuple) -> bool:
+        """The first time that this lane meets the element: it starts from zero, nothing is read."""
+        if not next(v for v in self.arch.levels if v.name == level).skip_first_read:
+            return False
+        key = (at, tuple(lane for _, _, lane in self.lanes), tuple((loop.rank, loop.over) for _, loop, _ in self.lanes), element)
+        new = key not in self.seen
+        self.seen.add(key)
+        return new
+
+    def compute(self, env: dict) -> None:
+        self.add(len(self.mapping.nodes), "MAC", "-", "compute", 1)
+        for tensor in self.e.tensors():
+            at, level = self.holders[tensor.tensor][-1]
+            (element,) = self.box(tensor, env, clip=False)
+            output = tensor.tensor == self.e.output.tensor
+            skip = output and self.fresh(len(self.mapping.nodes), level, element)
+            if self.share(tensor, at):
+                continue
+            if not skip:
+                self.add(at, level, tensor.tensor, "read", 1)
+            if output:
+                self.add(at, level, tensor.tensor, "write", 1)
+
+
+def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:
+    """Count every action of a mapping by executing it."""
+    w = Walk(mapping, e, arch)
+    w.go(0, {rank: (0, n) for rank, n in e.extents})
+    return w.tally

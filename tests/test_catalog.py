@@ -1,0 +1,84 @@
+"""Workloads by name, their parameters and their faults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads import catalog
+from workloads.einsum import WorkloadError, compulsory_elems, show
+
+
+def test_gemm() -> None:
+    w = catalog.load("gemm:m=64,n=32,k=48")
+    assert show(w.einsums[0]) == "C[m,n] += A[m,k] * B[k,n]" and w.macs() == 64 * 32 * 48
+    assert w.weights == {"B"} and w.parameters == 48 * 32
+
+
+def test_conv_is_the_first_layer_of_resnet50() -> None:
+    w, first = catalog.load("conv:k=64,c=3,p=112,q=112,r=7,s=7,stride=2,pad=3").einsums[0], catalog.load("resnet50").einsums[0]
+    assert w.macs() == first.macs()
+    # an input of 223 rows suffices: the last window ends one before the border of 224
+    assert [compulsory_elems(p, w.sizes()) for p in w.inputs[1:]] == [compulsory_elems(p, first.sizes()) for p in first.inputs[1:]]
+    assert compulsory_elems(w.inputs[0], w.sizes()) == 3 * 223 * 223
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(1, 2))
+def test_conv_counts(n: int, groups: int, k: int, p: int, r: int, stride: int, dilation: int, c: int) -> None:
+    w = catalog.load(f"conv:k={k * groups},c={c * groups},p={p},q=2,r={r},s=1,stride={stride},dilation={dilation},groups={groups},n={n}")
+    (e,) = w.einsums
+    assert w.macs() == n * groups * k * c * p * 2 * r and w.parameters == groups * k * c * r
+    assert e.inputs[0].stored_elems() == compulsory_elems(e.inputs[0], e.sizes()) == n * c * groups * ((p - 1) * stride + (r - 1) * dilation + 1) * (stride + 1)
+
+
+def test_every_name_loads_and_says_its_parameters() -> None:
+    assert catalog.names() == [*catalog.MODELS, "gemm", "conv"] and len(catalog.MODELS) == 9
+    assert catalog.parameters("gemm") == "m=...,n=...,k=..." and catalog.parameters("vgg19") == "batch=1"
+    assert catalog.parameters("conv").endswith("stride=1,dilation=1,groups=1,n=1,pad=0")
+    assert catalog.load("light_zfnet512").einsums == catalog.load("zfnet512:batch=1").einsums
+
+
+def test_paths(tmp_path: Path) -> None:
+    onnx_file = tmp_path / "net.onnx"
+    onnx_file.write_bytes((catalog.LIGHT / "light_squeezenet.onnx").read_bytes())
+    assert catalog.load(f"{onnx_file}:batch=2").macs() == 2 * catalog.load("squeezenet").macs()
+    assert len(catalog.load(str(onnx_file), fuse_elementwise=False).einsums) > len(catalog.load(str(onnx_file)).einsums)
+    text = tmp_path / "net.yaml"
+    text.write_text("extents: {m: 4}\neinsums: ['B[m] = f(A[m])']")
+    assert catalog.load(str(text)).name == "net"
+
+
+@pytest.mark.parametrize(("source", "fault"), [
+    ("resnet5", 'workload "resnet5": no workload is named resnet5; do you mean resnet50'),
+    ("qqq", "there are resnet50, vgg19"),
+    ("resnet50:bath=8", "no parameter is named bath; do you mean batch?"),
+    ("resnet50:batch=0", "batch = 0 must be"),
+    ("resnet50:batch", '"batch" is not key=number'),
+    ("resnet50:batch=1,batch=2", "batch is given twice"),
+    ("gemm:m=4,n=2", "parameter k is missing; write gemm:m=...,n=...,k=..."),
+    ("gemm:m=4,n=2,k=0", "k = 0 must be at least 1"),
+    ("gemm:m=4,n=2,k=1,j=2", "no parameter is named j; parameters are m, n, k"),
+    ("conv:k=3,c=2,p=1,q=1,r=1,s=1,groups=2", "groups = 2 must divide k = 3 and c = 2"),
+    ("conv:k=3,c=2,p=1,q=1,r=1,s=1,pad=1", "pad = 1 leaves an input of -1 x -1"),
+    ("absent.onnx", "absent.onnx: cannot be read"),
+    ("absent.yaml", "absent.yaml: cannot be read")])
+def test_faults_are_one_line(source: str, fault: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        catalog.load(source)
+    assert fault in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_loading_is_fast_and_lean() -> None:
+    start = time.process_time()
+    catalog.load("resnet50:batch=8")
+    assert time.process_time() - start < 2
+    code = "import resource; from workloads import catalog; catalog.load('vgg19'); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    kib = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]).stdout)
+    assert kib < 400 * 1024  # VGG-19 has 548 MiB of weights: they are never filled in

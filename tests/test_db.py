@@ -1,0 +1,244 @@
+"""Views over parts, fronts in SQL against a brute-force front, and the read-only gate."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import db
+
+SCHEMAS = {
+    "machines": pa.schema([("machine", pa.int64()), ("status", pa.string()), ("array_x", pa.int64())]),
+    "points": pa.schema(
+        [("machine", pa.int64()), ("schedule", pa.int32()), ("energy_pj", pa.float64()), ("latency_ns", pa.float64()), ("feasible", pa.bool_())]
+    ),
+    "mappings": pa.schema([("mapping_key", pa.string()), ("nest", pa.string())]),
+}
+
+
+def publish(root: Path, **tables: list[list[dict[str, object]]]) -> None:
+    """Write each list of rows as one part and the manifest over all of them."""
+    parts: dict[str, list[str]] = {}
+    for table, groups in tables.items():
+        (root / "parts" / table).mkdir(parents=True, exist_ok=True)
+        for number, rows in enumerate(groups):
+            name = f"parts/{table}/{number}.parquet"
+            pq.write_table(pa.Table.from_pylist(rows), root / name)
+            parts.setdefault(table, []).append(name)
+    (root / "manifest.tmp").write_text(json.dumps({"version": 1, "parts": parts}))
+    os.replace(root / "manifest.tmp", root / "manifest.json")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    publish(tmp_path)
+    return tmp_path
+
+
+def brute(values: np.ndarray) -> list[int]:
+    """Rows that no other dominates, by the definition; a NaN is on no front and dominates nothing."""
+    rows = [i for i in range(len(values)) if not np.isnan(values[i]).any()]
+    return [i for i in rows if not any((values[j] <= values[i]).all() and (values[j] < values[i]).any() for j in rows)]
+
+
+def random_table(rng: np.random.Generator) -> tuple[pa.Table, np.ndarray, list[str], np.ndarray]:
+    """A table with ties, duplicates, NULLs, NaNs, infinities and zeros of both signs; its minimised values; objectives; groups."""
+    n, k = int(rng.integers(0, 60)), int(rng.integers(2, 6))
+    values = rng.integers(-3, 4, (n, k)).astype(float) if rng.random() < 0.5 else rng.normal(size=(n, k))
+    for special, share in ((np.nan, 0.03), (np.inf, 0.03), (-np.inf, 0.02), (-0.0, 0.05), (0.0, 0.05)):
+        values[rng.random((n, k)) < share] = special
+    if n:
+        values = values[rng.integers(0, n, n)] if rng.random() < 0.3 else values
+    missing = rng.random((n, k)) < 0.03
+    signs = rng.choice([-1.0, 1.0], k)
+    spell = {1.0: ["{}", "{}:min"], -1.0: ["-{}", "{}:max"]}
+    objectives = [spell[float(s)][int(rng.integers(2))].format(f"c {i}") for i, s in enumerate(signs)]
+    columns = {f"c {i}": pa.array(values[:, i], mask=missing[:, i]) for i in range(k)}
+    groups = rng.integers(0, 3, n)
+    table = pa.table({"row": pa.array(np.arange(n)), "grp": pa.array(groups, mask=groups == 2), **columns})
+    return table, np.where(missing, np.nan, values) * signs, objectives, groups
+
+
+def test_front_equals_brute_force_on_1000_random_tables(run: Path) -> None:
+    con, rng = db.connect(run), np.random.default_rng(7)
+    for number in range(1000):
+        table, values, objectives, groups = random_table(rng)
+        con.register("source", table)
+        con.execute("CREATE OR REPLACE TABLE t AS FROM source")
+        listed = ", ".join(f"'{o}'" for o in objectives)
+        found = con.execute(f"SELECT row FROM pareto('t', [{listed}]) ORDER BY row").fetchall()
+        assert [row for (row,) in found] == brute(values)
+        if number % 4:
+            continue
+        found = con.execute(f"SELECT row FROM pareto('t', [{listed}], grp := ['grp']) ORDER BY row").fetchall()
+        expected = sorted(int(i) for g in range(3) for i in np.flatnonzero(groups == g)[brute(values[groups == g])])
+        assert [row for (row,) in found] == expected
+        first, second = (f'{"-" if (o[0] == "-") or o.endswith("max") else ""}"c {i}"' for i, o in enumerate(objectives[:2]))
+        found = con.execute(f"SELECT row FROM pareto2(t, {first}, {second}) ORDER BY row").fetchall()
+        assert [row for (row,) in found] == brute(values[:, :2])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_prefilter_keeps_the_front_of_a_large_table(k: int) -> None:
+    rng = np.random.default_rng(k)
+    values = rng.integers(0, 50, (3000, k)).astype(float)
+    values[rng.random((3000, k)) < 0.01] = np.inf
+    found = db.non_dominated(values)
+    assert sorted(map(tuple, found)) == sorted({tuple(values[i]) for i in brute(values)})
+
+
+def test_front_over_a_subquery_and_one_objective(run: Path) -> None:
+    con = db.connect(run)
+    con.execute("CREATE TABLE t AS SELECT range AS a, 9 - range AS b, 'x''y' AS c FROM range(10)")
+    assert db.query(con, "FROM pareto('(SELECT * FROM t WHERE c = ''x''''y'' AND a > 3)', ['a'])").to_pylist() == [{"a": 4, "b": 5, "c": "x'y"}]
+    assert len(db.query(con, "FROM pareto('t', ['a', 'b'])")) == 10
+
+
+def test_run_without_parts_has_empty_views_with_columns(run: Path) -> None:
+    con = db.connect(run, SCHEMAS)
+    assert db.query(con, "FROM machines").schema.names == ["machine", "status", "array_x"]
+    assert db.front(con, ["energy_pj", "latency_ns"]).num_rows == 0
+
+
+def test_views_follow_a_run_and_its_compaction(run: Path) -> None:
+    con = db.connect(run, SCHEMAS)
+    old = {"machine": 0, "status": "ok"}  # written before the column array_x was there
+    publish(run, machines=[[old]])
+    assert db.query(con, "FROM machines").to_pylist() == [{"machine": 0, "status": "ok", "array_x": None}]
+    publish(run, machines=[[old], [{"machine": 1, "status": "ok", "array_x": 8, "array_y": 4}]])
+    found = db.query(con, "SELECT array_x, array_y FROM machines ORDER BY machine").to_pylist()
+    assert found == [{"array_x": None, "array_y": None}, {"array_x": 8, "array_y": 4}]
+    text = json.loads((run / "manifest.json").read_text())
+    pq.write_table(pq.read_table([run / p for p in text["parts"]["machines"]][1]), run / "parts/machines/compact.parquet")
+    (run / "manifest.json").write_text(json.dumps({"version": 1, "parts": {"machines": ["parts/machines/compact.parquet"]}}))
+    for part in text["parts"]["machines"]:
+        (run / part).unlink()
+    assert db.query(con, "SELECT count(*) AS n FROM machines").to_pylist() == [{"n": 1}]
+
+
+def test_equal_rows_of_mappings_stand_once(run: Path) -> None:
+    row = {"mapping_key": "k", "nest": "for"}
+    publish(run, mappings=[[row], [row, {"mapping_key": "l", "nest": "for"}]])
+    assert db.query(db.connect(run, SCHEMAS), "SELECT count(*) AS n FROM mappings").to_pylist() == [{"n": 2}]
+
+
+def test_front_joins_machines_and_leaves_out_what_breaks_a_constraint(run: Path) -> None:
+    points = [
+        {"machine": m, "schedule": 0, "energy_pj": e, "latency_ns": t, "feasible": ok}
+        for m, e, t, ok in ((0, 1.0, 9.0, True), (1, 2.0, 2.0, True), (2, 0.5, 0.5, False), (3, 3.0, 3.0, True), (4, 2.0, 2.0, True))
+    ]
+    publish(run, points=[points], machines=[[{"machine": m, "status": "ok", "array_x": m} for m in range(5)]])
+    con = db.connect(run, SCHEMAS)
+    assert db.front(con, ["energy_pj", "latency_ns"]).column("machine").to_pylist() == [0, 1, 4]
+    assert db.front(con, ["energy_pj", "latency_ns"], "array_x > 1 and status = 'ok'").column("machine").to_pylist() == [4]
+    assert db.front(con, ["-energy_pj"]).to_pylist()[0]["array_x"] == 3
+    with pytest.raises(db.QueryError, match='objective "energy_p": no such column of points; did you mean energy_pj'):
+        db.front(con, ["energy_p"])
+    with pytest.raises(db.QueryError, match="array_z"):
+        db.front(con, ["energy_pj"], "array_z > 1")
+
+
+QUESTIONS = """select 1 as a
+with x as (select 1) from x
+explain select 1
+explain analyze select 1
+describe machines
+summarize machines
+values (1);""".splitlines()
+REFUSED = """
+select 1; select 2
+create table x (a int)
+insert into machines values (1)
+drop view machines
+copy (select 1) to 'x.csv'
+attach 'x.db'
+set threads = 1
+pragma threads = 1
+install httpfs
+load httpfs
+delete from internal.run
+export database 'x.csv'
+explain analyze copy (select 1) to 'x.csv'
+explain (format json) copy (select 1) to 'x.csv'
+explain explain analyze copy (select 1) to 'x.csv'
+/* */ explain /* */ analyze copy (select 1) to 'x.csv'
+explain create table x (a int)
+create macro pareto(a) as 1
+begin
+checkpoint
+vacuum
+use main
+call pragma_version()
+prepare p as select 1
+select * from read_text('/etc/passwd')
+select * from read_csv('/etc/passwd')
+select * from '../x.parquet'
+select nope from machines
+selec 1""".splitlines()
+
+
+@pytest.mark.parametrize("text", QUESTIONS)
+def test_gate_lets_questions_through(run: Path, text: str) -> None:
+    db.query(db.connect(run, SCHEMAS), text)
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_gate_refuses_the_rest_in_one_line(run: Path, text: str) -> None:
+    con = db.connect(run, SCHEMAS)
+    before = sorted(p.name for p in run.iterdir())
+    with pytest.raises(db.QueryError) as caught:
+        db.query(con, text.replace("x.csv", str(run / "x.csv")).replace("x.db", str(run / "x.db")))
+    assert "\n" not in str(caught.value)
+    assert sorted(p.name for p in run.iterdir()) == before
+
+
+def test_no_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(db.QueryError, match="no manifest.json"):
+        db.connect(tmp_path)
+
+
+def test_missing_part_is_one_line(run: Path) -> None:
+    publish(run, machines=[[{"machine": 0}]])
+    (run / "parts/machines/0.parquet").unlink()
+    with pytest.raises(db.QueryError, match=r"0\.parquet"):
+        db.connect(run)
+
+
+def test_interrupt_ends_a_long_query(run: Path) -> None:
+    code = f"""if True:
+        import signal; from analysis import db
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        con = db.connect({str(run)!r})
+        print("go", flush=True)
+        db.query(con, "select sum(a.range * b.range) from range(1000000) a, range(1000000) b")"""
+    root = Path(db.__file__).parents[1]
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
+    assert child.stdout is not None
+    child.stdout.readline()
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    try:
+        assert child.wait(timeout=20) != 0 and "KeyboardInterrupt" in child.communicate()[1]
+    finally:
+        child.kill()
+
+
+def test_duckdb_is_the_line_whose_anti_joins_are_right() -> None:
+    """2.0.0 returns wrong fronts for user-written anti-joins with three objectives."""
+    rng = np.random.default_rng(0)
+    con = duckdb.connect()
+    con.register("source", pa.table({name: rng.random(2000) for name in "xyz"} | {"i": np.arange(2000)}))
+    con.execute("CREATE TABLE t AS FROM source")
+    worse = "b.x <= a.x AND b.y <= a.y AND b.z <= a.z AND (b.x < a.x OR b.y < a.y OR b.z < a.z)"
+    rows = con.execute(f"SELECT i FROM t a ANTI JOIN t b ON ({worse}) ORDER BY i").fetchall()
+    values = np.column_stack([con.execute(f"SELECT {n} FROM t ORDER BY i").fetchnumpy()[n] for n in "xyz"])
+    assert [i for (i,) in rows] == brute(values)

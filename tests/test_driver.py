@@ -1,0 +1,283 @@
+"""The loop in-process: exactly once, extended, refused, interrupted, with errors, on a damaged folder. Real einsums, real machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cluster import driver
+from dse import record, stack
+from dse.dataflow.cost_descending import cost_descending
+from dse.nest import Infeasible
+from dse.sim.evaluate import EinsumCost, Problem
+from dse.study import study as studies
+from dse.study.study import Study
+
+STUDY = """
+name: small
+workloads: [{workloads}]
+machine: a2
+space:
+  glb.capacity: [1 B, 2 B, 128 B, 512 B, 1 KiB, 2 KiB, 4 KiB, 8 KiB, 16 KiB, 32 KiB]
+  array.x: [1, 2, 4, 8, 16]
+  array.y: [2, 4, 8]
+  glb.bypass: [true, false]
+constraints: ["array.x >= array.y / 4", "latency_ns <= 1e5"]
+objectives: [energy_pj, latency_ns]
+search: {{method: {method}, seed: 7, generation: {generation}}}
+stop: {{{stop}}}
+"""
+LIGHT = "'gemm:m=64,n=32,k=48'"
+HEAVY = "'gemm:m=256,n=192,k=320', 'gemm:m=96,n=512,k=224', 'gemm:m=448,n=72,k=144'"
+SIZE = 300
+Rows = dict[str, list[tuple[object, ...]]]
+
+
+def study(folder: Path, method: str = "exhaustive", generation: int = 40, stop: str = "", workloads: str = LIGHT) -> Study:
+    path = folder / f"{method}.yaml"
+    path.write_text(STUDY.format(workloads=workloads, method=method, generation=generation, stop=stop))
+    return studies.load(path)
+
+
+def rows(out: Path) -> Rows:
+    """All published rows but events, sorted; fails on a key that stands twice (mappings and counts may repeat equal rows)."""
+    listed = json.loads((out / "manifest.json").read_text())["parts"]
+    found: Rows = {}
+    for table in record.TABLES:
+        if table == "events" or not listed.get(table):
+            continue
+        whole = pa.concat_tables([pq.read_table(out / path) for path in listed[table]])
+        lines = [tuple(row.values()) for row in whole.to_pylist()]
+        if table in ("mappings", "counts"):
+            lines = list(set(lines))
+        at = [whole.column_names.index(name) for name in record.KEYS[table]]
+        keys = [tuple(line[i] for i in at) for line in lines]
+        assert len(keys) == len(set(keys)), f"{table}: duplicate keys"
+        found[table] = sorted(lines, key=repr)
+    return found
+
+
+def events(out: Path, kind: str) -> list[str]:
+    listed = json.loads((out / "manifest.json").read_text())["parts"]["events"]
+    return [row["text"] for path in listed for row in pq.read_table(out / path).to_pylist() if row["kind"] == kind]
+
+
+def statuses(out: Path) -> dict[str, int]:
+    found = [row[list(record.TABLES["machines"]).index("status")] for row in rows(out)["machines"]]
+    return {str(status): found.count(status) for status in set(found)}
+
+
+@pytest.mark.parametrize("method", ["exhaustive", "random", "nsga2", "tpe"])
+def test_a_run_solves_everything_once_and_a_second_call_nothing(tmp_path: Path, method: str) -> None:
+    seen: list[driver.Status] = []
+    steered = method in ("nsga2", "tpe")
+    small = study(tmp_path, method, 16 if steered else 40, "points: 48" if steered else "")
+    first = driver.run(small, tmp_path / "run", workers=0, progress=seen.append)
+    assert first.exit_code == 0 and seen[-1].state == "finished"
+    assert first.solved + first.status.pruned == first.status.done == len(rows(tmp_path / "run")["machines"])
+    assert first.solved == 48 if steered else first.status.done == SIZE
+    again = driver.run(small, tmp_path / "run", workers=0)
+    assert again.solved == 0 and again.exit_code == 0 and again.status.front == first.status.front
+
+
+def test_every_infeasible_machine_says_which_level_lacks_how_much(tmp_path: Path) -> None:
+    driver.run(study(tmp_path), tmp_path / "run", workers=0)
+    names = list(record.TABLES["machines"])
+    lacking = [dict(zip(names, row, strict=False)) for row in rows(tmp_path / "run")["machines"]]
+    lacking = [row for row in lacking if row["status"] == "infeasible"]
+    assert lacking and all(row["need_bytes"] > row["have_bytes"] > 0 and row["limit_level"] == "GLB" and row["einsum"] for row in lacking)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("method", ["exhaustive", "nsga2", "tpe"])
+def test_more_points_go_on_as_if_they_had_been_there_from_the_start(tmp_path: Path, method: str) -> None:
+    driver.run(study(tmp_path, method, 16, "points: 70"), tmp_path / "whole", workers=0)
+    driver.run(study(tmp_path, method, 16, "points: 21"), tmp_path / "parts", workers=0)
+    driver.run(study(tmp_path, method, 16, "points: 50"), tmp_path / "parts", workers=0)
+    out = driver.run(study(tmp_path, method, 16, "points: 70"), tmp_path / "parts", workers=0)
+    assert out.solved == 20 and rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+def test_a_changed_study_is_refused_with_the_key(tmp_path: Path) -> None:
+    driver.run(study(tmp_path, stop="points: 5"), tmp_path / "run", workers=0)
+    before = rows(tmp_path / "run")
+    changed = studies.load(tmp_path / "exhaustive.yaml", ["space.array.x=[1, 2]", "solver.objective=latency"])
+    with pytest.raises(ValueError, match="solver.objective: energy -> latency\n.*space.array.x"):
+        driver.run(changed, tmp_path / "run", workers=0)
+    assert rows(tmp_path / "run") == before
+
+
+def test_a_folder_moved_and_resumed_without_the_study_file(tmp_path: Path) -> None:
+    driver.run(study(tmp_path, "nsga2", 16, "points: 40"), tmp_path / "whole", workers=0)
+    driver.run(study(tmp_path, "nsga2", 16, "points: 40"), tmp_path / "run", workers=0, progress=_stop_after(20))
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    (tmp_path / "nsga2.yaml").unlink()
+    assert driver.resume(tmp_path / "moved", workers=0).exit_code == 0
+    assert rows(tmp_path / "moved") == rows(tmp_path / "whole")
+
+
+def test_no_run_in_the_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run is there") as fault:
+        driver.resume(tmp_path)
+    assert "\n" not in str(fault.value)
+
+
+def _stop_after(machines: int):  # type: ignore[no-untyped-def]
+    """A progress callback that presses Ctrl-C once."""
+    def pressed(status: driver.Status) -> None:
+        if status.state == "running" and status.done >= machines:
+            os.kill(os.getpid(), signal.SIGINT)
+    return pressed
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report after every lease, a commit with every third."""
+    monkeypatch.setattr(driver, "REPORT_S", 0.0)
+    monkeypatch.setattr(driver, "COMMIT_ROWS", 150)
+    monkeypatch.setattr(driver, "LEASE_S", 0.02)
+
+
+@pytest.mark.usefixtures("reports")
+def test_ctrl_c_commits_what_is_solved_and_resume_completes_it(tmp_path: Path) -> None:
+    driver.run(study(tmp_path), tmp_path / "whole", workers=0)
+    first = driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=_stop_after(120))
+    assert first.status.state == "interrupted" and first.exit_code == 1 and 120 <= first.status.done < SIZE
+    assert len(rows(tmp_path / "run")["machines"]) == first.status.done
+    second = driver.resume(tmp_path / "run", workers=0)
+    assert first.solved + second.solved + second.status.pruned == SIZE == second.status.done
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("reports")
+@pytest.mark.parametrize("method", ["exhaustive", "tpe"])
+def test_damage_anywhere_is_put_away_and_redone(tmp_path: Path, method: str) -> None:
+    small = study(tmp_path, method, 16, "points: 60")
+    driver.run(small, tmp_path / "whole", workers=0)
+    driver.run(small, tmp_path / "run", workers=0)
+    rng = random.Random(5)
+    parts = sorted((tmp_path / "run" / "parts" / "machines").iterdir())
+    assert len(parts) > 2
+    victim = rng.choice(parts)
+    victim.write_bytes(victim.read_bytes()[:-rng.randrange(1, 200)])
+    asks = sorted((tmp_path / "run" / "asks").iterdir())
+    asks[1].write_text(asks[1].read_text().replace("1", "2", 1))
+    out = driver.run(small, tmp_path / "run", workers=0)
+    assert out.exit_code == 0 and out.solved > 0 and len([n for n in out.status.notes if "quarantine" in n]) >= 2
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert driver.run(small, tmp_path / "run", workers=0).solved == 0
+
+
+def faulty(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """cost_descending, but for one machine of the space."""
+    if _marked(problem):
+        raise RuntimeError("this machine is cursed")
+    return cost_descending(problem, rng)
+
+
+def broken(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    raise RuntimeError("never works")
+
+
+def slow(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    if _marked(problem):
+        time.sleep(20)
+    return cost_descending(problem, rng)
+
+
+def _marked(problem: Problem) -> bool:
+    return problem.arch.levels[1].capacity_bits == 8 * 4096 and problem.arch.levels[1].bypass and [
+        size for fanout in problem.arch.fanouts for _, size in fanout.dims] == [4, 4]
+
+
+def with_mapper(small: Study, monkeypatch: pytest.MonkeyPatch, mapper: stack.Mapper) -> Study:
+    """The study solved by an own mapper, entered in the table of mappers under the default's name."""
+    monkeypatch.setitem(stack.DATAFLOW, small.solver.mapper, mapper)
+    return small
+
+
+def test_an_exception_in_one_machine_is_a_row_and_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = driver.run(with_mapper(study(tmp_path), monkeypatch, faulty), tmp_path / "run", workers=0)
+    assert out.exit_code == 1 and out.status.state == "finished" and out.status.done == SIZE
+    assert statuses(tmp_path / "run")["error"] == 1
+    assert len(events(tmp_path / "run", "error")) == 1 and "this machine is cursed" in events(tmp_path / "run", "error")[0]
+    assert "Traceback" in events(tmp_path / "run", "error")[0]
+
+
+def test_many_errors_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = driver.run(with_mapper(study(tmp_path), monkeypatch, broken), tmp_path / "run", workers=0)
+    assert out.exit_code == 1 and out.status.state == "failed" and "error" in out.status.reason and out.status.error < 40
+
+
+def test_a_deadline_leaves_a_machine_undone_and_resume_redoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.run(study(tmp_path), tmp_path / "whole", workers=0)
+    small = study(tmp_path)
+    hasty = replace(small, limits=replace(small.limits, seconds=0.5))
+    with monkeypatch.context() as patch:
+        out = driver.run(with_mapper(hasty, patch, slow), tmp_path / "run", workers=0)
+    assert out.exit_code == 1 and statuses(tmp_path / "run")["error"] == 1 and "deadline" in events(tmp_path / "run", "error")[0]
+    assert driver.resume(tmp_path / "run", workers=0).solved == 1
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+
+
+def test_a_second_run_into_the_folder_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
+    small, told = study(tmp_path), []
+
+    def intrude(status: driver.Status) -> None:
+        with pytest.raises(driver.RunFault, match="another run writes into this folder") as fault:
+            driver.run(small, tmp_path / "run", workers=0)
+        told.append(str(fault.value))
+
+    assert driver.run(small, tmp_path / "run", workers=0, progress=intrude).exit_code == 0
+    assert told and all("\n" not in line for line in told)
+
+
+@pytest.mark.usefixtures("reports")
+def test_a_clock_set_back_is_one_line_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.run(study(tmp_path), tmp_path / "whole", workers=0)
+    real, back = time.time, threading.Event()
+    monkeypatch.setattr(time, "time", lambda: real() - 86_400 * back.is_set())
+    out = driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=lambda status: back.set() if status.done > 99 else None)
+    assert [note for note in out.status.notes if "clock" in note] == ["the clock was set back by 86400 s; order and durations do not depend on it"]
+    assert 0 < out.status.seconds < 600 and rows(tmp_path / "run") == rows(tmp_path / "whole")
+    (tmp_path / "run" / "status.json").write_text(json.dumps({"time": real() + 9e4, "seconds": 1.0}))
+    again = driver.run(study(tmp_path), tmp_path / "run", workers=0)
+    assert again.solved == 0 and sum("clock" in note for note in again.status.notes) == 1
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from cluster import driver
+from dse.study import study as studies
+driver.COMMIT_ROWS = 3000
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+small = studies.load(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (14000, resource.RLIM_INFINITY))
+try: driver.run(small, Path(sys.argv[2]), workers=0)
+except driver.RunFault as fault: print(fault)
+"""
+
+
+def test_a_full_disk_stops_with_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    """The limit on a file's size stands for the disk; DISK_FULL on a small tmpfs is in tests/prove."""
+    small = study(tmp_path)
+    driver.run(small, tmp_path / "whole", workers=0)
+    said = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")],
+                          capture_output=True, text=True, timeout=120, check=True)
+    assert said.stdout.count("\n") == 1 and "disk full" in said.stdout and not said.stderr
+    assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")

@@ -1,0 +1,185 @@
+"""Einsum text: parse and show are inverse, equal einsums share a key, hulls equal a walk over all indices."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.onnx_count import brute_hull
+from workloads.einsum import Dim, Einsum, Projection, WorkloadError, canonical_key, compulsory_elems, einsum, show, squeezed
+
+RANKS = ["a", "b", "c", "d", "e"]
+
+
+@st.composite
+def projections(draw: st.DrawFn, name: str, extents: dict[str, int], must: bool = False) -> Projection:
+    ranks = draw(st.permutations(RANKS))[: draw(st.integers(1 if must else 0, 5))]
+    dims = []
+    while ranks:
+        take = draw(st.integers(1, min(2, len(ranks))))
+        terms = tuple((rank, draw(st.integers(1, 3))) for rank in ranks[:take])
+        ranks = ranks[take:]
+        dims.append(Dim(terms, draw(st.integers(-3, 3)), draw(st.integers(1, 12))))
+    if draw(st.booleans()):
+        dims.append(Dim((), draw(st.integers(-1, 2)), draw(st.integers(1, 3))))
+    return Projection(name, tuple(dims), draw(st.sampled_from([None, 4, 16])), draw(st.sampled_from([1.0, 0.25])))
+
+
+@st.composite
+def einsums(draw: st.DrawFn) -> Einsum:
+    extents = {rank: draw(st.integers(1, 5)) for rank in RANKS}
+    kind = draw(st.sampled_from(["mac", "max", "add", "mul", "copy", "gelu", "div"]))
+    out = draw(projections("Out", extents, must=True))
+    inputs = tuple(draw(projections(name, extents)) for name in ("A", "B", "C")[: draw(st.integers(1, 3))])
+    used = {rank for p in (out, *inputs) for rank in p.ranks()}
+    return Einsum("e", kind, out, inputs, tuple((rank, extents[rank]) for rank in RANKS if rank in used))
+
+
+def reparsed(text: str, e: Einsum) -> Einsum:
+    tensors = e.tensors()
+    return einsum(text, e.sizes(), e.name, sizes={p.tensor: tuple(d.size for d in p.dims) for p in tensors},
+                  bits={p.tensor: p.bits for p in tensors if p.bits}, density={p.tensor: p.density for p in tensors})
+
+
+@settings(max_examples=400)
+@given(einsums())
+def test_parse_inverts_show(e: Einsum) -> None:
+    assert reparsed(show(e), e) == e
+    assert pickle.loads(pickle.dumps(e)) == e
+
+
+def renamed(p: Projection, ranks: dict[str, str]) -> Projection:
+    return replace(p, tensor=f"{p.tensor}_new", dims=tuple(replace(d, terms=tuple((ranks[r], c) for r, c in d.terms)) for d in p.dims))
+
+
+@settings(max_examples=200)
+@given(einsums(), st.permutations(RANKS))
+def test_key_forgets_names_only(e: Einsum, order: list[str]) -> None:
+    ranks = dict(zip(RANKS, order, strict=True))
+    other = Einsum("other", e.kind, renamed(e.output, ranks), tuple(renamed(p, ranks) for p in e.inputs), tuple((ranks[r], n) for r, n in e.extents))
+    assert canonical_key(other) == canonical_key(e)
+
+
+@st.composite
+def changed(draw: st.DrawFn, e: Einsum) -> Einsum:
+    """One change that matters: an extent, a coefficient, an offset, a size, bits, density, the kind, an input less."""
+    what = draw(st.sampled_from(["extent", "kind", "offset", "size", "coefficient", "bits", "density", "inputs"]))
+    if what == "extent":
+        at = draw(st.integers(0, len(e.extents) - 1))
+        return replace(e, extents=tuple((r, n + (i == at)) for i, (r, n) in enumerate(e.extents)))
+    if what == "kind":
+        return replace(e, kind=f"{e.kind}x")
+    if what == "inputs":
+        return replace(e, inputs=(*e.inputs, Projection("More", e.output.dims)))
+    if what in ("bits", "density"):
+        p = replace(e.output, bits=(e.output.bits or 1) + 1) if what == "bits" else replace(e.output, density=e.output.density / 2)
+        return replace(e, output=p)
+    at = draw(st.integers(0, len(e.output.dims) - 1))
+    d = e.output.dims[at]
+    terms = tuple((r, c + 1) for r, c in d.terms) if what == "coefficient" else d.terms
+    d = replace(d, terms=terms, offset=d.offset + (what == "offset" or not d.terms), size=d.size + (what == "size"))
+    return replace(e, output=replace(e.output, dims=(*e.output.dims[:at], d, *e.output.dims[at + 1:])))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_key_tells_every_change_of_shape(data: st.DataObject) -> None:
+    e = data.draw(einsums())
+    other = data.draw(changed(e))
+    assert other != e and canonical_key(other) != canonical_key(e)
+
+
+def test_key_tells_which_ranks_are_shared() -> None:
+    extents = {"m": 4, "n": 4, "k": 4}
+    texts = ["C[m,n] += A[m,k] * B[k,n]", "C[m,n] += A[m,k] * B[n,k]", "C[m,n] += A[k,m] * B[k,n]", "C[m,n] += A[m,n] * B[k,n]"]
+    assert len({canonical_key(einsum(t, extents)) for t in texts}) == 4
+
+
+@settings(max_examples=300)
+@given(einsums())
+def test_hull_equals_a_walk(e: Einsum) -> None:
+    sizes = e.sizes()
+    for p in e.tensors():
+        walked = brute_hull([([(c, sizes[r]) for r, c in d.terms], d.offset, d.size) for d in p.dims])
+        assert compulsory_elems(p, sizes) == walked <= p.stored_elems()
+
+
+@settings(max_examples=300)
+@given(einsums())
+def test_squeezed_counts_the_same(e: Einsum) -> None:
+    slim = squeezed(e)
+    assert (slim.points(), slim.macs()) == (e.points(), e.macs())
+    assert [n for _, n in slim.extents if n == 1] == [] or len(slim.extents) == 1
+    for before, after in zip(e.tensors(), slim.tensors(), strict=True):
+        assert compulsory_elems(after, slim.sizes()) == compulsory_elems(before, e.sizes())
+        assert after.stored_elems() == before.stored_elems() and after.tensor == before.tensor
+    assert reparsed(show(slim), slim) == slim
+
+
+def test_strided_padded_convolution() -> None:
+    e = einsum("O[n,k,p,q] += I[n,c,2*p+r-3,2*q+s-3] * W[k,c,r,s]", {"n": 1, "k": 64, "c": 3, "p": 112, "q": 112, "r": 7, "s": 7},
+               sizes={"I": (1, 3, 224, 224)})
+    assert e.kind == "mac" and e.macs() == 118_013_952
+    assert e.inputs[0].dims[2] == Dim((("p", 2),
+    ("r", 1)), -3, 224)
+    assert e.inputs[0].partial() == {"p", "q", "r", "s"} and e.inputs[1].full() == {"k", "c", "r", "s"}
+    assert [compulsory_elems(p, e.sizes()) for p in e.tensors()] == [3 * 224 * 224, 64 * 3 * 49, 64 * 112 * 112]
+
+
+@pytest.mark.parametrize(("text", "kind"), [
+    ("O[m] max= X[m,k]", "max"),
+    ("Y[m] = X[m] + Z[m]", "add"),
+    ("Y[m] += X[m,k]", "add"),
+    ("Y[m] = X[m] * Z[m]", "mul"),
+    ("Y[m] = gelu(X[m])", "gelu"),
+    ("Y[m,k] = X[k,m]", "copy"),
+    ("Y[m] = copy(X[m], Z[m-2])", "copy"),
+    ("Y[m]=X[ m ]*Z[]", "mul")])
+def test_kinds(text: str, kind: str) -> None:
+    e = einsum(text, {"m": 4, "k": 3})
+    assert e.kind == kind and e.macs() == 0
+
+
+@pytest.mark.parametrize(("text", "extents", "fault"), [
+    ("C[m,n] A[m]", {"m": 2, "n": 2}, 'no "=", "+=" or "max="'),
+    ("C[m] = ", {"m": 2}, "no product, sum or function"),
+    ("= A[m]", {"m": 2}, "must stand one output"),
+    ("C[m] D[m] = A[m]", {"m": 2}, "must stand one output"),
+    ("C[m] = A[m] B[m]", {"m": 2}, "no product, sum"),
+    ("C[m] = A[m] / B[m]", {"m": 2}, "no product, sum"),
+    ("C[m] = A[m] * B[m] + D[m]", {"m": 2}, "no product, sum"),
+    ("C[m] = f(A[m] B[m])", {"m": 2}, "no product, sum"),
+    ("C[m] = A[z]", {"m": 2}, "rank z of tensor A has no extent; known: m"),
+    ("C[m] = A[m]", {"m": 0}, "extent of rank m is 0"),
+    ("C[m] = A[m]", {"m": "4"}, "extent of rank m is '4'"),
+    ("C[m] = A[m]", {"m": 2.0}, "extent of rank m is 2.0"),
+    ("C[m] = A[m]", {"m": True}, "extent of rank m is True"),
+    ("C[m] = A[m,]", {"m": 2}, "empty index"),
+    ("C[m] = A[m^2]", {"m": 2}, "is not a sum like"),
+    ("C[m] = A[m*2]", {"m": 2}, "is not a sum like"),
+    ("C[m] = A[-m]", {"m": 2}, "negative coefficient"),
+    ("C[m] = A[0*m]", {"m": 2}, "coefficient 0"),
+    ("C[m] = A[m,m]", {"m": 2}, "stands twice in tensor A"),
+    ("C[m] = A[m+m]", {"m": 2}, "stands twice in tensor A"),
+    ("C[m] = A[m] * A[m]", {"m": 2}, "a tensor stands twice")])
+def test_faults_are_one_clear_line(text: str, extents: dict[str, int], fault: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        einsum(text, extents)
+    line = str(caught.value)
+    assert line.startswith(f'einsum "{text}": ') and fault in line and "\n" not in line
+    assert str(pickle.loads(pickle.dumps(caught.value))) == line
+
+
+def test_faults_of_sizes_bits_and_density() -> None:
+    def parse(**given: object) -> None:
+        einsum("C[m] = A[m]", {"m": 2}, **given)  # type: ignore[arg-type]
+
+    for given_, fault in [({"sizes": {"A": (2, 2)}}, "has 1 dimensions, its size names 2"), ({"sizes": {"Z": (2,)}}, "size names tensor Z"),
+                          ({"bits": {"B": 8}}, "bits names tensor B"), ({"sizes": {"A": (0,)}}, "sizes and bits of at least 1"),
+                          ({"bits": {"A": 0}}, "sizes and bits of at least 1"), ({"density": {"A": 1.5}}, "0 < density <= 1")]:
+        with pytest.raises(WorkloadError, match=fault):
+            parse(**given_)

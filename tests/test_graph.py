@@ -1,0 +1,101 @@
+"""Workloads: order, equal einsums, faults; the einsum YAML file."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.einsum import WorkloadError, compulsory_elems, einsum
+from workloads.graph import counts, dag, in_order, unique
+from workloads.text import load, workload
+
+FFN = workload({"b": 2, "m": 8, "d": 16, "f": 32, "g": 16}, "H[b,m,f] += X[b,m,d] * W1[d,f]", "A[b,m,f] = gelu(H[b,m,f])",
+               "Y[b,m,g] += A[b,m,f] * W2[f,g]", name="ffn", weights=["W1", "W2"])
+
+
+def test_workload_from_texts() -> None:
+    assert [e.name for e in FFN.einsums] == ["H", "A", "Y"] and list(dag(FFN.einsums).edges) == [("H", "A"), ("A", "Y")]
+    assert FFN.macs() == 2 * 2 * 8 * 16 * 32 and FFN.parameters == 2 * 16 * 32 and FFN.weights == {"W1", "W2"}
+    assert pickle.loads(pickle.dumps(FFN)) == FFN
+
+
+@given(st.permutations(range(6)))
+def test_order_follows_the_tensors(order: list[int]) -> None:
+    chain = [einsum(f"T{i + 1}[m] = f(T{i}[m])", {"m": 4}) for i in range(6)]
+    assert [e.name for e in in_order("chain", [chain[i] for i in order])] == [f"T{i + 1}" for i in range(6)]
+
+
+def test_equal_einsums_are_counted_once() -> None:
+    w = workload({"m": 4, "k": 4, "n": 4, "z": 5}, "B[m,n] += A[m,k] * V[k,n]", "C[z,n] += B2[z,k] * W[k,n]", "D[m,k] += B[m,n] * X[n,k]")
+    assert [(u.names, u.count) for u in unique(w)] == [(("B", "D"), 2), (("C",), 1)]
+
+
+def test_faults_of_the_graph() -> None:
+    m = {"m": 2}
+    with pytest.raises(WorkloadError) as caught:
+        workload(m, "B[m] = f(A[m])", "B[m] = g(A[m])", "C[m] = f(A[m])", "C[m] = g(A[m])", name="net")
+    assert str(caught.value).split("\n") == [f"net: tensor {t} is made by {t} and by {t}; make each tensor once" for t in "BC"]
+    with pytest.raises(WorkloadError, match=r"^net: einsums form a cycle: (B -> A|A -> B); a tensor must be made before it is read$"):
+        workload(m, "B[m] = f(A[m])", "A[m] = f(B[m])", name="net")
+    with pytest.raises(WorkloadError, match=r"^net: weights: B is made by an einsum, so it is no weight; drop it$"):
+        workload(m, "B[m] = f(A[m])", name="net", weights=["B"])
+
+
+GOOD = """
+name: ffn
+extents: {b: 2, m: 8, d: 16, f: 32}
+einsums:
+  - "H[b,m,f] += X[b,m,d] * W1[d,f]"
+  - {text: "P[b,m,f] += H[b,m+r-1,f] * K[r]", name: smooth, repeat: 3, extents: {r: 3}}
+  - {text: "Y[b,m,d] += P[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5}, extents: {d: 4}}
+weights: [W1, W2, K]
+"""
+
+
+def test_file(tmp_path: Path) -> None:
+    path = tmp_path / "ffn.yaml"
+    path.write_text(GOOD)
+    w = load(path)
+    assert w.name == "ffn" and [e.name for e in w.einsums] == ["H", "smooth", "Y"] and counts(w) == (1, 3, 1)
+    assert w.macs() == 2 * 8 * 16 * 32 + 3 * 2 * 8 * 32 * 3 + 2 * 8 * 32 * 4
+    assert w.parameters == 16 * 32 + 3 * 3 + 32 * 4
+    smooth, last = w.einsums[1:]
+    assert compulsory_elems(smooth.inputs[0], smooth.sizes()) == 2 * 8 * 32  # the border is padding: H stores 8 rows
+    assert (last.inputs[1].bits, last.inputs[1].density) == (4, 0.5)
+
+
+@pytest.mark.parametrize(("text", "lines"), [
+    ("extents: {m: 4}\neinsums: ['B[m] = A[m]']\nnam: x", ["nam is no key here; do you mean name?"]),
+    ("extents: {m: -4, n: two}\neinsums: ['B[m] = A[m]', {txt: 'C[m] = B[m]', repeat: 0}, 7, 'D[m = B[m]']",
+     ["extents.m = -4: input should be greater than or equal to 1", "extents.n = 'two': input should be a valid integer", "einsums[1].text is missing; add it",
+      "einsums[1].repeat = 0: input should be greater than or equal to 1", "einsums[1].txt is no key here; do you mean text?",
+      "einsums[2] = 7 must be an einsum text, or keys with text among them",
+      'einsums[3]: einsum "D[m = B[m]": left of "=" must stand one output as Name[ranks]']),
+    ("extents: {m: 4}\neinsums: ['B[m] = A[z]', 'C[m] A[m]']\nweights: [Q]",
+     ['einsums[0]: einsum "B[m] = A[z]": rank z of tensor A has no extent; known: m',
+      'einsums[1]: einsum "C[m] A[m]": no "=", "+=" or "max="; write e.g. "C[m,n] += A[m,k] * B[k,n]"']),
+    ("extents: {m: 4}\neinsums: ['B[m] = Abc[m]']\nweights: [Abd, B]",
+     ["weights: Abd is read by no einsum; do you mean Abc?", "weights: B is made by an einsum, so it is no weight; drop it"]),
+    ("extents: {m: 4}\neinsums: []", ["einsums is empty; give at least one"]), ("einsums: ['B[m] = A[m]']", ["extents is missing; add it"])])
+def test_faults_of_the_file_all_at_once(tmp_path: Path, text: str, lines: list[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as caught:
+        load(path)
+    assert str(caught.value).replace(f"{path}: ", "").split("\n") == lines
+    assert all(line.startswith(f"{path}: ") for line in str(caught.value).split("\n"))
+
+
+@pytest.mark.parametrize(("content", "fault"), [(b"a: [1", "not a YAML file"), (b"- 1", "must hold keys"), (b"\xff\xfe\x00", "not a YAML file")])
+def test_what_is_no_workload_file(tmp_path: Path, content: bytes, fault: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(WorkloadError, match=fault) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(WorkloadError, match="cannot be read: No such file"):
+        load(tmp_path / "absent.yaml")

@@ -1,0 +1,57 @@
+"""Import rules of DESIGN.md section 2, read from the sources; and what `import dse` may load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Import order: a file may import only what stands above it. cli joins all and comes last.
+ORDER = """workloads/einsum workloads/graph workloads/onnx workloads/text workloads/catalog
+hw/arch hw/component hw/space hw/machine
+dse/nest dse/record dse/sim/counts dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/dataflow/cost_descending dse/stack dse/explain
+dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/study
+cluster/store cluster/worker cluster/pool cluster/driver
+analysis/db dse/cli""".split()
+PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
+KNOWS = {"workloads": set(), "hw": set(), "dse": {"workloads", "hw"}, "cluster": {"dse", "hw", "workloads"}, "analysis": set()}
+ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
+FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")
+
+
+def imports(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_a_file_imports_only_what_stands_above_it(path: Path) -> None:
+    rel = path.relative_to(ROOT).as_posix()
+    own = rel.removesuffix(".py")
+    assert own in ORDER, f"{rel} has no place in the order"
+    for name in imports(path):
+        module, top = name.replace(".", "/"), name.split(".")[0]
+        if module in ORDER:
+            assert ORDER.index(module) < ORDER.index(own), f"{rel} imports {name}, which stands below it"
+        if top in PACKAGES and own != "dse/cli":
+            assert top == own.split("/")[0] or top in KNOWS[own.split("/")[0]], f"{rel} imports {name}"
+        if top in ONLY_IN:
+            assert rel.startswith(ONLY_IN[top]), f"{rel} imports {name}"
+
+
+def test_init_files_are_empty() -> None:
+    assert [p for name in PACKAGES for p in (ROOT / name).rglob("__init__.py") if p.read_text()] == []
+
+
+def test_importing_dse_loads_no_heavy_library() -> None:
+    code = "import dse, dse.cli, dse.stack, sys; print(sorted({'ray', 'optuna', 'duckdb'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -1,0 +1,195 @@
+"""Machine files: those that come along, and one clear line per fault for those that are broken."""
+
+import json
+import pickle
+from math import inf
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hw import machine
+from hw.machine import MachineError
+
+CASES = json.loads((Path(__file__).parent / "data" / "optimal_mapping_cases.json").read_text())["arches"]
+GOOD = """
+clock_mhz: 500
+node_nm: 32
+nodes:
+- {memory: dram, kind: lpddr4, width_bits: 64}
+- {memory: gbuf, capacity: 128 KiB, width_bits: 128}
+- {array: array, dims: {x: 16, y: 16}}
+- {compute: mac, kind: int8}
+"""
+DRAM, GBUF, ARRAY, MAC = [line + "\n" for line in GOOD.splitlines() if line.startswith("- ")]
+
+
+def lines_of(tmp_path: Path, text: str) -> list[str]:
+    """Fault lines without the file's name."""
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    with pytest.raises(MachineError) as fault:
+        machine.load(str(path))
+    assert str(pickle.loads(pickle.dumps(fault.value))) == str(fault.value)
+    lines = str(fault.value).splitlines()
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    return [line.removeprefix(f"{path}: ") for line in lines]
+
+
+def test_the_good_file_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD)
+    arch = machine.arch(machine.load(str(path)))
+    assert arch.name == "mine" and [level.name for level in arch.levels] == ["DRAM", "GBUF"] and arch.word_bits == 8
+    assert arch.fanouts[0].outside == 2 and arch.fanouts[0].dims == (("X", 16), ("Y", 16))
+
+
+@pytest.mark.parametrize("name", machine.names())
+def test_machines_that_come_along_load(name: str) -> None:
+    arch = machine.arch(machine.load(name))
+    assert arch.name == name and arch.levels[0].bypass is False and arch.levels[0].capacity_bits is None
+
+
+@pytest.mark.parametrize(("name", "case"), [("a2", "A2"), ("a2s", "A2s"), ("a3", "A3"), ("a3nb", "A3nb")])
+def test_abstract_machines_have_the_numbers_of_the_case_file(name: str, case: str) -> None:
+    arch, given_arch = machine.arch(machine.load(name)), CASES[case]
+    assert len(arch.levels) == len(given_arch["levels"]) and arch.word_bits == 8
+    for level, wanted in zip(arch.levels, given_arch["levels"], strict=True):
+        bandwidth = inf if wanted["bandwidth_words_per_cycle"] == "inf" else wanted["bandwidth_words_per_cycle"]
+        assert (level.name, level.capacity_bits, level.bandwidth) == (wanted["name"], wanted["capacity_bits"], bandwidth)
+        assert (level.read_pj, level.write_pj) == (wanted["read_energy_per_word"], wanted["write_energy_per_word"])
+        assert level.ports == "shared" and level.leak_mw == 0
+        assert level.bypass == (wanted["holds"] != "all tensors forced" and level is not arch.levels[0])
+    assert (arch.compute.mac_pj, arch.compute.ops_per_cycle) == (given_arch["mac"]["energy_per_op"], given_arch["mac"]["ops_per_cycle_per_instance"])
+    assert arch.fanouts[0].dims == (("X", 8), ("Y", 8)) and all(arch.fanouts[0].multicast + arch.fanouts[0].reduce)
+    assert arch.fanouts[0].outside == 2 and arch.leak_mw() == 0
+
+
+BROKEN = [
+    ("misspelt key", GOOD.replace("capacity", "capcity"), [
+        'gbuf.capcity = "128 KiB" is no known key; did you mean capacity?']),
+    ("misspelt key of the machine", GOOD.replace("clock_mhz", "clock_mz"), [
+        "clock_mhz is missing; add it", "clock_mz = 500 is no known key; did you mean clock_mhz?"]),
+    ("wrong unit", GOOD.replace("128 KiB", "128 KB"), ['gbuf.capacity = "128 KB" is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"']),
+    ("no unit", GOOD.replace("128 KiB", "131072"), ['gbuf.capacity = 131072 is no size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"']),
+    ("negative size", GOOD.replace("128 KiB", "-4 KiB"), ['gbuf.capacity = "-4 KiB" must be a whole number of bytes, at least 1; raise it']),
+    ("half a byte", GOOD.replace("128 KiB", "0.5 B"), ['gbuf.capacity = "0.5 B" must be a whole number of bytes, at least 1; raise it']),
+    ("zero bandwidth", GOOD.replace("width_bits: 64", "width_bits: 64, bandwidth: 0 GB/s"), [
+        'dram.bandwidth = "0 GB/s" must be above 0; raise it, or leave it out to take the table\'s']),
+    ("zero actions", GOOD.replace("width_bits: 64", "width_bits: 64, actions_per_cycle: 0"), ["dram.actions_per_cycle = 0 must be above 0; raise it"]),
+    ("bandwidth twice", GOOD.replace("width_bits: 64", "width_bits: 64, bandwidth: 1 GB/s, actions_per_cycle: 1"), [
+        "dram.bandwidth = 1 GB/s stands beside actions_per_cycle = 1; leave one out"]),
+    ("no capacity", GOOD.replace("capacity: 128 KiB, ", ""), [
+        "gbuf.capacity is missing: only an outermost level that is no sram is unbounded; add e.g. capacity: 128 KiB"]),
+    ("width in no table", GOOD.replace("width_bits: 128", "width_bits: 96"), [
+        "gbuf.width_bits = 96 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512, or kind: custom"]),
+    ("size in no table", GOOD.replace("128 KiB", "32 MiB"), [
+        "gbuf.capacity = 32 MiB per array is outside the SRAM table of 128 bit words (512 B to 16 MiB); "
+        "change capacity, width_bits or banks, or use kind: custom"]),
+    ("node in no table", GOOD.replace("node_nm: 32", "node_nm: 7"), [
+        "node_nm = 7 is outside the tables (22 to 65 nm); choose a value inside, or use kind: custom with numbers of your own"]),
+    ("no node", GOOD.replace("node_nm: 32\n", ""), ["node_nm is missing: the tables need it; add e.g. node_nm: 32"]),
+    ("wrong cell", GOOD.replace("node_nm: 32", "node_nm: 32\ncell: lopp"), ['cell = "lopp" is unknown; did you mean lop?']),
+    ("unknown kind", GOOD.replace("lpddr4", "lpdr4"), ['dram.kind = "lpdr4" is unknown; did you mean lpddr4?']),
+    ("dimension twice", GOOD.replace(ARRAY, ARRAY + "- {array: more, dims: {x: 2}}\n"), ["nodes: dimension x stands 2 times; give each its own"]),
+    ("name twice", GOOD.replace(GBUF, GBUF + GBUF), ["nodes: name gbuf stands 2 times; give each its own"]),
+    ("name in capitals", GOOD.replace("memory: gbuf", "memory: GBUF"), [
+        'GBUF.memory = "GBUF" is no name; use lower case letters, digits and _, a letter first']),
+    ("name of the lanes", GOOD.replace("memory: gbuf", "memory: compute"), ["memory = compute is the name of the lanes in every result; choose another"]),
+    ("name no text", GOOD.replace("memory: gbuf", "memory: 5"), ["nodes[1].memory = 5 must be a text; write a word"]),
+    ("key twice", GOOD.replace("node_nm: 32", "node_nm: 32\nnode_nm: 45"), ["line 2: key node_nm stands twice; keep one"]),
+    ("dimension key twice", GOOD.replace("x: 16, y: 16", "x: 16, x: 8"), ["line 7: key x stands twice; keep one"]),
+    ("no compute", GOOD.replace(MAC, ""), ["nodes has 0 compute; end the list with exactly one - compute: mac"]),
+    ("compute not last", GOOD.replace(MAC, "") + MAC + GBUF.replace("gbuf", "late"), ["nodes has 1 compute; end the list with exactly one - compute: mac"]),
+    ("first an array", GOOD.replace(DRAM, "").replace(GBUF, ""), ["nodes[0] = array must be a memory, where the tensors live; begin with e.g. - memory: dram"]),
+    ("neither", GOOD.replace(ARRAY, "- {aray: x, dims: {x: 2}}\n"), [
+        'nodes[2] = {\'aray\': \'x\', \'dims\': {\'x\': 2}} must say what it is; begin it with memory: NAME, array: NAME or compute: NAME']),
+    ("fan-out of nothing", GOOD.replace("x: 16", "x: 0"), ["array.dims.x = 0 must be above 0; raise it"]),
+    ("no dimension", GOOD.replace("{x: 16, y: 16}", "{}"), ["array.dims = {} is empty; name at least one"]),
+    ("dims no mapping", GOOD.replace("{x: 16, y: 16}", "16"), ["array.dims = 16 must be a mapping; write e.g. {x: 16, y: 16}"]),
+    ("dimension of no array", GOOD.replace("y: 16}", "y: 16}, multicast: [z]"), ["array.multicast = z is no dimension of the array; use one of x, y"]),
+    ("custom without numbers", GOOD.replace("kind: lpddr4", "kind: custom, read_pj: 1, write_pj: 1, area_mm2: 0"), [
+        "dram.leak_mw is missing: kind: custom takes nothing from a table; add it (0 if you mean 0)",
+        "dram.actions_per_cycle is missing: kind: custom takes nothing from a table; add it (inf for no limit), or bandwidth"]),
+    ("custom compute", GOOD.replace("kind: int8", "kind: custom, mac_pj: 1, alu_pj: 1, area_mm2: 0, leak_mw: 0"), [
+        "word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8"]),
+    ("negative energy", GOOD.replace("kind: int8", "kind: int8, mac_pj: -1"), ["mac.mac_pj = -1 must not be negative; use 0 or more"]),
+    ("outermost skipped", GOOD.replace("kind: lpddr4", "kind: lpddr4, bypass: true"), [
+        "dram.bypass = true cannot be: the outermost level holds every tensor; leave it out"]),
+    ("banks", GOOD.replace("width_bits: 128", "width_bits: 128, banks: 3"), ["gbuf.banks = 3 must divide capacity = 128 KiB; use a power of two"]),
+    ("channels of an sram", GOOD.replace("width_bits: 128", "width_bits: 128, channels: 2"), ["gbuf.channels = 2 is for a DRAM kind; leave it out"]),
+    ("wider than itself", GOOD.replace("128 KiB", "8 B"), ["gbuf.width_bits = 128 is wider than its capacity of 8 B; lower it"]),
+    ("faster than the array", GOOD.replace("width_bits: 128", "width_bits: 128, actions_per_cycle: 8"), [
+        "gbuf.actions_per_cycle asks for 8 accesses per cycle, the array sustains 2.4; lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"]),
+    ("clock text", GOOD.replace("500", "fast"), ['clock_mhz = "fast" must be a number; write e.g. 0.5']),
+    ("truth as number", GOOD.replace("x: 16", "x: true"), ["array.dims.x = true must be a whole number; write e.g. 16"]),
+    ("nodes no list", "clock_mhz: 5\nnodes: 3\n", [
+        "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, ..., {compute: mac, ...}]"]),
+    ("no mapping", "- 1\n", ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]),
+    ("empty", "", ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]),
+    ("no YAML", "clock_mhz: [1\n", ["line 2: no YAML (expected ',' or ']', but got '<stream end>'); correct it"]),
+    ("code", "clock_mhz: !!python/object/apply:os.system [echo]\n", [
+        "line 1: no YAML (could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.system'); correct it"]),
+    ("control character", "clock_mhz: \x07\n", [
+        'no YAML (unacceptable character #x0007: special characters are not allowed in "<unicode string>", position 11); correct it']),
+    ("no such day", "clock_mhz: 2020-13-45\n", ["no YAML (month must be in 1..12); correct it"]),
+    ("all at once", GOOD.replace("500", "-1").replace("width_bits: 128", "width_bits: 96, capacty: 2").replace("int8", "int9"), [
+        "clock_mhz = -1 must be above 0; raise it", "gbuf.capacty = 2 is no known key; did you mean capacity?",
+        'mac.kind = "int9" is unknown; did you mean int8?']),
+    ("tables too", GOOD.replace("500", "-1").replace("width_bits: 128", "width_bits: 96").replace("int8", "int9"), [
+        "clock_mhz = -1 must be above 0; raise it", "gbuf.width_bits = 96 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512, or kind: custom",
+        'mac.kind = "int9" is unknown; did you mean int8?']),
+]
+
+
+@pytest.mark.parametrize(("text", "lines"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_broken_files_say_what_to_write(tmp_path: Path, text: str, lines: list[str]) -> None:
+    assert lines_of(tmp_path, text) == lines
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(MachineError, match=r"edge_aray is unknown; did you mean edge_array\?, or give the path"):
+        machine.load("edge_aray")
+    with pytest.raises(MachineError, match=r"nowhere.yaml: cannot be read \(No such file or directory\)"):
+        machine.load("nowhere.yaml")
+
+
+def test_binary_is_no_machine(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(MachineError, match="not UTF-8"):
+        machine.load(str(tmp_path / "m.yaml"))
+
+
+def test_numbers_with_exponents_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("{a: 1e-4, b: 5e6, c: -2.5E+3, d: e5}")
+    assert machine.read_yaml(tmp_path / "a.yaml") == ({"a": 1e-4, "b": 5e6, "c": -2500.0, "d": "e5"}, [])
+
+
+values = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
+                   st.dictionaries(st.sampled_from(["x", "memory", "y"]), st.integers(), max_size=2))
+fields = ["memory", "array", "compute", "kind", "capacity", "width_bits", "dims", "banks", "bandwidth", "multicast", "bypass", "ports", "mac_pj",
+          "actions_per_cycle"]
+
+
+@given(st.recursive(values, lambda v: st.dictionaries(st.sampled_from(["clock_mhz", "nodes", "name", *fields]), v | st.lists(v, max_size=3)), max_leaves=12))
+def test_no_document_at_all_makes_a_traceback(data: object) -> None:
+    _, faults = machine.parse(data, "any")
+    assert faults and all("\n" not in line and ";" in line for line in faults)
+
+
+@given(st.integers(0, 3), st.sampled_from(fields), values)
+def test_one_changed_field_gives_a_machine_or_lines(node: int, key: str, value: object) -> None:
+    data = yaml.safe_load(GOOD)
+    data["nodes"][node] = data["nodes"][node] | {key: value}
+    spec, faults = machine.parse(data, "any")
+    assert all("\n" not in line and ";" in line for line in faults)
+    if not faults:
+        assert machine.arch(spec).area_mm2() > 0
+
+
+def test_schema_is_for_the_file_as_written() -> None:
+    schema = machine.schema()
+    assert schema["required"] == ["clock_mhz", "nodes"] and "memory" in schema["$defs"]["Memory"]["properties"]
+    assert "lpddr4" in schema["$defs"]["Memory"]["properties"]["kind"]["enum"]

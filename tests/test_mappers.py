@@ -1,0 +1,48 @@
+"""The contract of every mapper: fits, is well formed, is costed by the one evaluator, never below the bound, same seed same answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.nest import Infeasible, faults
+from dse.sim import cost
+from dse.sim.counts import footprints
+from dse.sim.evaluate import Problem, einsum_cost, figure, lower_bound
+from dse.stack import DATAFLOW
+from tests.nests import random_arch, random_einsum
+
+MAPPERS = sorted(DATAFLOW)
+
+
+@pytest.mark.parametrize("name", MAPPERS)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), objective=st.sampled_from(["energy", "latency", "edp"]))
+def test_contract(name: str, seed: int, objective: str) -> None:
+    rng = Random(seed)
+    e, arch = random_einsum(rng), random_arch(rng, capacity_bits=8 * rng.choice([2, 6, 20, 100, 1000]))
+    problem = Problem(arch, e, objective)
+    found = DATAFLOW[name](problem, Random(1))
+    assert found == DATAFLOW[name](problem, Random(1))
+    if isinstance(found, Infeasible):
+        assert found.need_bytes > found.have_bytes and found.einsum == e.name
+        return
+    for one in found:
+        assert faults(one.mapping, e, arch) == []
+        assert cost.overflow(footprints(one.mapping, e), e, arch) is None
+        assert einsum_cost(problem, one.mapping) == one
+        assert lower_bound(problem) <= figure(objective, one.energy_pj, one.latency_cycles) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", MAPPERS)
+def test_a_level_too_small_for_one_element_of_each_tensor_is_named(name: str) -> None:
+    rng = Random(3)
+    e, arch = random_einsum(rng), random_arch(rng)
+    tight = replace(arch, levels=(arch.levels[0], *(replace(level, capacity_bits=8, bypass=False) for level in arch.levels[1:])))
+    found = DATAFLOW[name](Problem(tight, e, "energy"), Random(1))
+    assert isinstance(found, Infeasible)
+    assert found.have_bytes == 1 and found.need_bytes == len(e.tensors()) and str(found).startswith(e.name)

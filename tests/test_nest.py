@@ -1,0 +1,80 @@
+"""The notation of mappings: printing, parsing, and what is refused."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dse.nest import Mapping, faults, from_data, parse, to_data
+from hw.arch import Arch, Compute, Fanout, Level
+from tests.nests import random_case
+from workloads.einsum import einsum
+
+GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 4})
+ARCH = Arch("t", (Level("DRAM", None, 8, 1.0, 1.0, bypass=False), Level("GLB", None, 8, 1.0, 1.0), Level("RF", None, 8, 1.0, 1.0)),
+            (Fanout("array", 2, (("X", 2), ("Y", 2)), (True, True), (True, True)),), Compute(1.0, 1.0), 1.0, 8)
+GOOD = """store DRAM A B C
+for m in tiles of 2
+  store GLB A B C
+  spatial n over X in tiles of 2
+    store RF C
+    for k in tiles of 1
+      for n in tiles of 1
+        for m in tiles of 1
+          mac"""
+
+
+@given(st.integers(0, 2**32))
+def test_parse_inverts_print(seed: int) -> None:
+    _, _, mapping = random_case(Random(seed))
+    assert parse(str(mapping)) == mapping
+    assert from_data(to_data(mapping)) == mapping
+
+
+def test_the_printed_form_is_the_form_of_the_specification() -> None:
+    assert str(parse(GOOD)) == GOOD
+    assert faults(parse(GOOD), GEMM, ARCH) == []
+
+
+@pytest.mark.parametrize(("old", "new", "line"), [
+    ("for m in tiles of 2", "for z in tiles of 2", "unknown rank z"),
+    ("for m in tiles of 2", "for m in tiles of 9", "the tile outside is 4"),
+    ("for m in tiles of 1\n", "", "rank m ends in tiles of 2"),
+    ("store GLB A B C", "store L2 A B C", "no such level"),
+    ("store GLB A B C", "store GLB A B D", "no such tensor"),
+    ("store RF C", "store DRAM C", "keep the order of the hierarchy"),
+    ("store DRAM A B C", "store DRAM A B", "no tensor may bypass"),
+    ("over X", "over Z", "fan-out dimensions are X, Y"),
+    ("store GLB A B C\n  spatial n over X in tiles of 2", "spatial n over X in tiles of 2\n  store GLB A B C", "wrong side of the fan-out"),
+])
+def test_a_fault_is_one_line_that_names_it(old: str, new: str, line: str) -> None:
+    text = GOOD.replace(old, new)
+    assert text != GOOD
+    found = faults(parse(text), GEMM, ARCH)
+    assert any(line in fault for fault in found), found
+    assert all("\n" not in fault for fault in found)
+
+
+def test_lanes_may_not_write_the_same_output_elements() -> None:
+    e = einsum("O[2*p+r] += I[p] * F[r]", {"p": 3, "r": 3})
+    mapping = parse("store DRAM I F O\nspatial r over X in tiles of 1\nfor p in tiles of 1\nmac")
+    assert any("partially relevant" in fault for fault in faults(mapping, e, ARCH))
+
+
+@pytest.mark.parametrize("text", ["hold DRAM A", "for m in 4", "store DRAM", "mac\nfor m in tiles of 1"])
+def test_a_line_that_is_no_node_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="line 1"):
+        parse(text)
+
+
+@pytest.mark.parametrize("entry", [{"for": "m"}, {"store": "DRAM", "tensors": []}, {"for": "m", "tile": 1, "extra": 2}, "for m"])
+def test_an_entry_that_is_no_node_is_named(entry: object) -> None:
+    with pytest.raises(ValueError, match="entry 1"):
+        from_data([entry])
+
+
+def test_a_mapping_is_a_value() -> None:
+    assert parse(GOOD) == parse(GOOD) and hash(parse(GOOD)) == hash(parse(GOOD)) and parse(GOOD) != Mapping(())

@@ -1,0 +1,259 @@
+"""Einsums: one tensor operation as text, parsed once into ranks, tensors and affine indices.
+
+Notation (specs of the field: Timeloop's projections, TeAAL's and AccelForge's einsums):
+    "O[n,k,p,q] += I[n,c,2*p+r-3,2*q+s-3] * W[k,c,r,s]"     a strided, padded convolution
+    "O[m] max= X[m,w]"    "Y[m] = A[m] + B[m]"    "Y[m] = gelu(X[m])"    "Y[m,n] = X[n,m]"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
+ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
+CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
+TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
+
+
+class WorkloadError(ValueError):
+    """Wrong input: one clear line per fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of a tensor: index = offset + sum(coefficient * rank), stored over 0..size-1."""
+
+    terms: tuple[tuple[str, int], ...]
+    offset: int
+    size: int
+
+    def ranks(self) -> tuple[str, ...]:
+        return tuple(rank for rank, _ in self.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """How an einsum reads or writes one tensor. bits None: the machine's word; density: share of nonzeros."""
+
+    tensor: str
+    dims: tuple[Dim, ...]
+    bits: int | None = None
+    density: float = 1.0
+
+    def full(self) -> frozenset[str]:
+        """Fully relevant ranks: alone in one dimension, coefficient 1 (specs/model.md, 1)."""
+        return frozenset(d.terms[0][0] for d in self.dims if len(d.terms) == 1 and d.terms[0][1] == 1)
+
+    def ranks(self) -> frozenset[str]:
+        return frozenset(rank for d in self.dims for rank, _ in d.terms)
+
+    def partial(self) -> frozenset[str]:
+        return self.ranks() - self.full()
+
+    def stored_elems(self) -> int:
+        return prod(d.size for d in self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Einsum:
+    """One tensor operation. kind: mac, max, add, mul, copy (data movement) or the name of a function of its inputs."""
+
+    name: str
+    kind: str
+    output: Projection
+    inputs: tuple[Projection, ...]
+    extents: tuple[tuple[str, int], ...]
+
+    def sizes(self) -> dict[str, int]:
+        return dict(self.extents)
+
+    def tensors(self) -> tuple[Projection, ...]:
+        """Inputs in the order of the text, then the output."""
+        return (*self.inputs, self.output)
+
+    def points(self) -> int:
+        """Iterations of the whole loop nest: operations of the kind, padded positions included."""
+        return prod(n for _, n in self.extents)
+
+    def macs(self) -> int:
+        return self.points() if self.kind == "mac" else 0
+
+
+def einsum(text: str, extents: Mapping[str, int], name: str = "", *, sizes: Mapping[str, tuple[int, ...]] | None = None,
+           bits: Mapping[str, int] | None = None, density: Mapping[str, float] | None = None) -> Einsum:
+    """Parse one einsum.
+
+    extents: size of every rank variable. sizes: stored shape of a tensor where padding or cropping makes it differ
+    from the hull of its indices (the default). bits, density: per tensor name.
+    Raises WorkloadError with the text, the fault and the fix in one line.
+    >>> einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 3}).macs()
+    24
+    """
+    match = ASSIGN.match(text.strip())
+    if not match:
+        raise WorkloadError(f'einsum "{text}": no "=", "+=" or "max="; write e.g. "C[m,n] += A[m,k] * B[k,n]"')
+    for rank, extent in extents.items():
+        if not isinstance(extent, int) or isinstance(extent, bool) or extent < 1:
+            raise WorkloadError(f'einsum "{text}": extent of rank {rank} is {extent!r}; it must be a whole number of at least 1')
+    out = ACCESS.findall(match["out"])
+    if len(out) != 1 or ACCESS.sub("", match["out"]).strip():
+        raise WorkloadError(f'einsum "{text}": left of "{match["op"]}" must stand one output as Name[ranks]')
+    inputs, kind = _body(text, match["op"], match["body"].strip())
+    sizes, bits, density = sizes or {}, bits or {}, density or {}
+    projections = []
+    for tensor, index in (*out, *inputs):
+        dims = _dims(text, tensor, index, extents, sizes.get(tensor))
+        projections.append(Projection(tensor, dims, bits.get(tensor), density.get(tensor, 1.0)))
+    _check(text, projections, {"size": sizes, "bits": bits, "density": density})
+    used = {rank for p in projections for rank in p.ranks()}
+    order = [rank for rank in extents if rank in used]
+    return Einsum(name or projections[0].tensor, kind, projections[0], tuple(projections[1:]), tuple((r, int(extents[r])) for r in order))
+
+
+def _body(text: str, op: str, body: str) -> tuple[list[tuple[str, str]], str]:
+    """Accesses of the right-hand side as (tensor, index), and the einsum's kind."""
+    call = CALL.match(body)
+    arguments = call[2] if call else body
+    inputs = ACCESS.findall(arguments)
+    glue = re.sub(r"\s", "", ACCESS.sub("@", arguments))
+    joins = [","] if call else ["*", "+"]
+    if not inputs or glue not in [join.join("@" * len(inputs)) for join in joins]:
+        fix = "name them with ranks and join them with * or with +, or write function(A[m], B[m])"
+        raise WorkloadError(f'einsum "{text}": "{body}" is no product, sum or function of tensors; {fix}')
+    if call:
+        return inputs, call[1]
+    if op == "max=":
+        return inputs, "max"
+    if op == "+=":
+        return inputs, "mac" if "*" in glue else "add"
+    return inputs, "mul" if "*" in glue else "add" if "+" in glue else "copy"
+
+
+def _dims(text: str, tensor: str, index: str, extents: Mapping[str, int], stored: tuple[int, ...] | None) -> tuple[Dim, ...]:
+    parts = [re.sub(r"\s", "", part) for part in index.split(",")] if index.strip() else []
+    if stored is not None and len(stored) != len(parts):
+        raise WorkloadError(f'einsum "{text}": tensor {tensor} has {len(parts)} dimensions, its size names {len(stored)}')
+    dims = []
+    for position, part in enumerate(parts):
+        terms, offset = _affine(text, tensor, part)
+        unknown = [rank for rank, _ in terms if rank not in extents]
+        if unknown:
+            raise WorkloadError(f'einsum "{text}": rank {unknown[0]} of tensor {tensor} has no extent; known: {", ".join(extents)}')
+        hull = offset + sum(max(c, 0) * (extents[rank] - 1) for rank, c in terms) + 1
+        dims.append(Dim(terms, offset, int(stored[position]) if stored is not None else max(hull, 1)))
+    return tuple(dims)
+
+
+def _affine(text: str, tensor: str, part: str) -> tuple[tuple[tuple[str, int], ...], int]:
+    terms: list[tuple[str, int]] = []
+    offset, rest = 0, part
+    while rest:
+        match = TERM.match(rest)
+        if not match or (rest is not part and not match[1]):
+            raise WorkloadError(f'einsum "{text}": index "{part}" of tensor {tensor} is not a sum like 2*p+r-1')
+        sign = -1 if match[1] == "-" else 1
+        if match[3].isdigit():
+            offset += sign * int(match[2] or 1) * int(match[3])
+        elif match[2] and int(match[2]) == 0:
+            raise WorkloadError(f'einsum "{text}": index "{part}" of tensor {tensor} has coefficient 0; leave the rank out')
+        elif sign < 0:
+            raise WorkloadError(f'einsum "{text}": index "{part}" of tensor {tensor} has a negative coefficient; turn the rank round')
+        else:
+            terms.append((match[3], int(match[2] or 1)))
+        rest = rest[match.end():]
+    if not part:
+        raise WorkloadError(f'einsum "{text}": tensor {tensor} has an empty index')
+    return tuple(terms), offset
+
+
+def _check(text: str, projections: list[Projection], named: Mapping[str, Mapping[str, object]]) -> None:
+    names = [p.tensor for p in projections]
+    for p in projections:
+        ranks = [rank for d in p.dims for rank, _ in d.terms]
+        if len(ranks) != len(set(ranks)):
+            raise WorkloadError(f'einsum "{text}": a rank stands twice in tensor {p.tensor}; it may stand in one dimension only')
+        if min((d.size for d in p.dims), default=1) < 1 or not 0 < p.density <= 1 or (p.bits is not None and p.bits < 1):
+            raise WorkloadError(f'einsum "{text}": tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1')
+    if len(names) != len(set(names)):
+        raise WorkloadError(f'einsum "{text}": a tensor stands twice; give its second access a name of its own')
+    for what, given in named.items():
+        for tensor in set(given) - set(names):
+            raise WorkloadError(f'einsum "{text}": {what} names tensor {tensor}, which it does not have; it has {", ".join(names)}')
+
+
+def show(e: Einsum) -> str:
+    """The text form, parsed again by `einsum` with the same extents and sizes."""
+    def access(p: Projection) -> str:
+        return f"{p.tensor}[{','.join(_show_dim(d) for d in p.dims)}]"
+
+    inputs = [access(p) for p in e.inputs]
+    reduces = bool(set(e.sizes()) - e.output.ranks())
+    left, many = access(e.output), len(inputs) > 1
+    if e.kind == "mac" and many:
+        return f"{left} += {' * '.join(inputs)}"
+    if e.kind == "max" and reduces:
+        return f"{left} max= {' + '.join(inputs)}"
+    if e.kind == "add" and (reduces or many):
+        return f"{left} {'+=' if reduces else '='} {' + '.join(inputs)}"
+    if e.kind == "mul" and many:
+        return f"{left} = {' * '.join(inputs)}"
+    if e.kind == "copy" and not many:
+        return f"{left} = {inputs[0]}"
+    return f"{left} = {e.kind}({', '.join(inputs)})"
+
+
+def _show_dim(d: Dim) -> str:
+    terms = [rank if c == 1 else f"{c}*{rank}" for rank, c in d.terms]
+    text = "+".join(terms)
+    return (text or "0") if not d.offset else f"{text}{d.offset:+d}" if text else str(d.offset)
+
+
+def canonical_key(e: Einsum) -> str:
+    """Equal for einsums that differ in names only: same kind, index structure, extents, stored sizes, bits, densities."""
+    rename: dict[str, str] = {}
+    parts = [e.kind]
+    extents = e.sizes()
+    for p in (e.output, *e.inputs):
+        dims = []
+        for d in p.dims:
+            terms = []
+            for rank, c in d.terms:
+                short = rename.setdefault(rank, f"{len(rename)}:{extents[rank]}")
+                terms.append(f"{c}*{short}")
+            dims.append(f"{'+'.join(terms)}{d.offset:+d}/{d.size}")
+        parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}")
+    return hashlib.sha256(";".join(parts).encode()).hexdigest()[:16]
+
+
+def compulsory_elems(p: Projection, extents: Mapping[str, int]) -> int:
+    """Elements of one tensor that an einsum must touch: the hull of its indices over the whole einsum, clipped to what is stored.
+
+    Source: specs/model.md, 2. extents: rank -> size. Returns elements; 0 where every index falls into the padding.
+    >>> e = einsum("O[p] += I[p+r-1] * W[r]", {"p": 8, "r": 3}, sizes={"I": (8,)})
+    >>> compulsory_elems(e.inputs[0], e.sizes())
+    8
+    """
+    def length(d: Dim) -> int:
+        last = d.offset + sum(c * (extents[rank] - 1) for rank, c in d.terms)
+        return max(0, min(last, d.size - 1) - max(d.offset, 0) + 1)
+
+    return prod(length(d) for d in p.dims)
+
+
+def squeezed(e: Einsum) -> Einsum:
+    """The same einsum without ranks of extent 1 and without the dimensions of size 1 that they leave behind.
+
+    Counts do not change; a mapper has fewer ranks to place. One rank stays if all have extent 1.
+    """
+    kept = tuple((rank, n) for rank, n in e.extents if n > 1) or e.extents[:1]
+    names = {rank for rank, _ in kept}
+
+    def slim(p: Projection) -> Projection:
+        dims = (replace(d, terms=tuple(t for t in d.terms if t[0] in names)) for d in p.dims)
+        return replace(p, dims=tuple(d for d in dims if d.terms or d.size > 1 or d.offset))
+
+    return replace(e, extents=kept, output=slim(e.output), inputs=tuple(slim(p) for p in e.inputs))

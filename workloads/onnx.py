@@ -1,0 +1,734 @@
+"""ONNX file -> Workload. Longer than most files: it is one table of operators and the two passes that feed it.
+
+Pass 1 (`_facts`) walks the graph once: every shape, every constant, the small values that shapes depend on. Weights are
+never computed, only their shapes. Pass 2 (`_emit`) turns each node that is left into one einsum, or into none:
+* Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout are free: the elements stay where they are, and readers see the
+  producer's tensor, under its name, in the new shape. So is a Transpose that moves dimensions of size 1 only.
+* Transpose, Concat, Slice, Split, Gather, Pad, Expand, and every operator that is not known, are data movement (kind copy): they read their inputs
+  and write their output. A Concat could be free if its producers wrote into its slices; the default layout does not assume that.
+* Biases, inference BatchNormalization with constant parameters, and (fuse_elementwise) one-to-one element-wise operators
+  ride on the output of their producer if nothing else reads it. What rides is in Workload.folded; its constants cost no traffic.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from workloads.einsum import Einsum, WorkloadError, einsum, squeezed
+from workloads.graph import Workload, in_order
+
+Shape = tuple[int, ...]
+Array = NDArray[Any]
+
+FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
+SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
+UNARY = {
+    "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Gelu", "Erf",
+    "Mish", "Swish", "Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Clip", "Cast", "Not", "Sin", "Cos", "Tan", "Asin",
+    "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "IsNaN", "IsInf", "Shrink", "BitwiseNot"}
+BINARY = {
+    "Add", "Sub", "Mul", "Div", "Pow", "PRelu", "Sum", "Max", "Min", "Mean", "Mod", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And",
+    "Or", "Xor", "Where", "QuantizeLinear", "DequantizeLinear", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "CastLike"}
+BY_CHANNEL = {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}
+ROWWISE = {"Softmax", "LogSoftmax", "Hardmax", "LayerNormalization", "RMSNormalization", "MeanVarianceNormalization", "LpNormalization", "CumSum"}
+FOLDABLE = UNARY | BINARY | {"BatchNormalization"}
+ON_SHAPES = {
+    "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Min", "Max", "Mod", "Neg", "Abs", "Range",
+    "Equal", "Less", "Greater", "Not", "And", "Or", "Where", "Expand", "Reshape", "Identity", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin",
+    "Transpose", "Flatten", "Split"}
+MOVES = {"Expand", "Tile", "Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Trilu"}
+OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
+OUT, KERNEL = "pqo", "rst"
+NAMED = {1: ("d",), 2: ("n", "c"), 3: ("b", "m", "d"), 4: ("n", "c", "p", "q"), 5: ("n", "c", "p", "q", "o")}
+SMALL_INTS, SMALL_FLOATS = 4096, 16
+
+
+@dataclass(slots=True)
+class Facts:
+    """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant that a view shows;
+    refusals: why a shape is not known."""
+
+    types: dict[str, TypeProto] = field(default_factory=dict)
+    constants: set[str] = field(default_factory=set)
+    values: dict[str, Array] = field(default_factory=dict)
+    shaped: set[str] = field(default_factory=set)
+    roots: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def shape(self, tensor: str) -> Shape | None:
+        """None: not known to the last dimension."""
+        kind = self.types.get(tensor)
+        if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+            return None
+        dims = kind.tensor_type.shape.dim
+        return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+
+    def is_float(self, tensor: str) -> bool:
+        return self.types[tensor].tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One node as its einsum sees it: names of tensors in the workload, shapes, attributes, small constant values."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    values: tuple[Array | None, ...]
+    output: str
+    shape: Shape
+    attrs: dict[str, Any]
+    before: int = 0  # Split: elements of the axis in the outputs before this one
+
+
+@dataclass(slots=True)
+class Draft:
+    """The workload while it grows. names: ONNX tensor -> workload tensor; sole: an einsum's output that nothing else reads."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    sole: dict[str, bool] = field(default_factory=dict)
+    makers: dict[str, str] = field(default_factory=dict)
+    einsums: list[Einsum] = field(default_factory=list)
+    folded: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+
+    def fresh(self, wanted: str) -> str:
+        """An identifier close to what is wanted, used once."""
+        stem = re.sub(r"\W", "_", wanted)
+        stem = stem if re.match(r"[A-Za-z_]", stem) else f"t_{stem}"
+        name, n = stem, 1
+        while name in self.used:
+            name, n = f"{stem}_{n}", n + 1
+        self.used.add(name)
+        return name
+
+    def name(self, tensor: str) -> str:
+        if tensor not in self.names:
+            self.names[tensor] = self.fresh(tensor)
+        return self.names[tensor]
+
+
+def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None, batch: int | None = None, fuse_elementwise: bool = True,
+         name: str = "") -> Workload:
+    """Read an ONNX model (path or loaded) as a workload.
+
+    bind: size of each symbolic dimension of the inputs, by symbol ("N"), or "input[2]" where it has no name. batch: new size
+    of the first dimension of the inputs. fuse_elementwise: one-to-one element-wise operators ride on their producer.
+    Raises WorkloadError, one line per fault: no ONNX file, unbound symbols, a cycle, shapes that depend on data or do not fit.
+    """
+    label = name or (Path(source).stem if isinstance(source, (str, Path)) else source.graph.name or "model")
+    where = str(source) if isinstance(source, (str, Path)) else label
+    model = source if isinstance(source, ModelProto) else _read(Path(source))
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    nodes = _ordered(where, model.graph)
+    feeds, old = _feeds(where, model.graph, dict(bind or {}), batch)
+    before = _facts(where, model, nodes, old, None) if old is not None else None
+    facts = _facts(where, model, nodes, feeds, before)
+    live = _live(nodes, facts, [o.name for o in model.graph.output])
+    if not live:
+        raise WorkloadError(f"{where}: no operator lies between the inputs and the outputs")
+    return _emit(where, label, live, facts, [o.name for o in model.graph.output], fuse_elementwise)
+
+
+def _read(path: Path) -> ModelProto:
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        raise WorkloadError(f"{path}: not an ONNX file, or a truncated one; export or copy it again") from None
+    except OSError as fault:
+        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+    if not model.graph.node or not model.graph.output:
+        raise WorkloadError(f"{path}: the ONNX graph has no operator or no output; is the file truncated?")
+    return model
+
+
+# Pass 1: shapes and constants
+
+
+def _reads(node: NodeProto) -> list[str]:
+    """Tensors that a node reads, those that its subgraphs take from outside included."""
+    names = [i for i in node.input if i]
+    for graph in (a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH):
+        inner = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {o for n in graph.node for o in n.output}
+        names += [i for n in graph.node for i in _reads(n) if i not in inner]
+    return names
+
+
+def _title(node: NodeProto) -> str:
+    return f"{node.op_type} {node.name or next((o for o in node.output if o), '?')}"
+
+
+def _ordered(where: str, graph: GraphProto) -> list[NodeProto]:
+    """Nodes, producers first. Raises for tensors made twice or never, and for cycles."""
+    given = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
+    makers: dict[str, int] = {}
+    faults = []
+    for i, node in enumerate(graph.node):
+        for tensor in filter(None, node.output):
+            if tensor in makers or tensor in given:
+                faults.append(f"{where}: tensor {tensor} is made twice, the second time by {_title(node)}")
+            makers[tensor] = i
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(range(len(graph.node)))
+    for i, node in enumerate(graph.node):
+        for tensor in _reads(node):
+            if tensor in makers:
+                order.add_edge(makers[tensor], i)
+            elif tensor not in given:
+                faults.append(f"{where}: {_title(node)} reads tensor {tensor}, which nothing makes")
+    faults += [f"{where}: output {o.name} is made by no operator" for o in graph.output if o.name not in makers and o.name not in given]
+    if faults:
+        raise WorkloadError("\n".join(faults))
+    try:
+        return [graph.node[i] for i in nx.lexicographical_topological_sort(order)]
+    except nx.NetworkXUnfeasible:
+        cycle = " -> ".join(_title(graph.node[edge[0]]) for edge in nx.find_cycle(order))
+        raise WorkloadError(f"{where}: operators form a cycle: {cycle}") from None
+
+
+def _feeds(where: str, graph: GraphProto, bind: dict[str, int], batch: int | None) -> tuple[dict[str, Shape], dict[str, Shape] | None]:
+    """Shapes of the inputs, and their shapes as written where a new batch replaces a written one."""
+    weights = {i.name for i in graph.initializer}
+    dims: dict[str, list[int | str]] = {}
+    faults = []
+    for i in (i for i in graph.input if i.name not in weights):
+        if not i.type.HasField("tensor_type"):
+            faults.append(f"{where}: input {i.name} is no tensor; only tensors can be costed")
+        shape = i.type.tensor_type.shape.dim
+        dims[i.name] = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else d.dim_param or f"{i.name}[{at}]" for at, d in enumerate(shape)]
+    symbols = list(dict.fromkeys(d for shape in dims.values() for d in shape if isinstance(d, str)))
+    leading = next((shape[0] for shape in dims.values() if shape), None)
+    faults += _bind_faults(where, bind, symbols, batch, leading)
+    bound = bind if batch is None or not isinstance(leading, str) else {leading: batch, **bind}
+    faults += [f'{where}: size of symbol "{s}" is not bound; bind it, e.g. bind: {{{s}: 1}}' for s in symbols if s not in bound]
+    if faults:
+        raise WorkloadError("\n".join(faults))
+    written = {i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()}
+    if batch is None or leading == batch or not isinstance(leading, int):
+        return written, None
+    return {i: (batch, *written[i][1:]) if dims[i][:1] == [leading] else written[i] for i in dims}, written
+
+
+def _bind_faults(where: str, bind: dict[str, int], symbols: list[str], batch: int | None, leading: int | str | None) -> Iterator[str]:
+    for symbol, size in bind.items():
+        if symbol not in symbols:
+            near = difflib.get_close_matches(symbol, symbols, 1)
+            hint = f"; do you mean {near[0]}?" if near else f"; symbols are: {', '.join(symbols) or 'none, all sizes are given'}"
+            yield f'{where}: bind names "{symbol}", which no input has{hint}'
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            yield f"{where}: bind {symbol} = {size!r} must be a whole number of at least 1"
+    if batch is None:
+        return
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        yield f"{where}: batch = {batch!r} must be a whole number of at least 1"
+    elif leading is None:
+        yield f"{where}: batch = {batch}, but no input has a first dimension to rebind"
+    elif isinstance(leading, str) and bind.get(leading, batch) != batch:
+        yield f'{where}: batch = {batch} and bind {leading} = {bind[leading]} both size the first dimension of the inputs; drop one'
+
+
+def _facts(where: str, model: ModelProto, nodes: Sequence[NodeProto], feeds: Mapping[str, Shape], before: Facts | None) -> Facts:
+    """Walk the graph with the given input shapes. before: the facts at the batch as written, to mend Reshapes that have it built in."""
+    facts = Facts()
+    opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
+    declared = {v.name: v.type for v in (*model.graph.value_info, *model.graph.output)}
+    for i in model.graph.input:
+        if i.name in feeds:
+            facts.types[i.name] = helper.make_tensor_type_proto(i.type.tensor_type.elem_type, feeds[i.name])
+    for t in model.graph.initializer:
+        facts.types[t.name] = helper.make_tensor_type_proto(t.data_type, t.dims)
+        if t.data_location != TensorProto.EXTERNAL and _small(t.data_type, prod(t.dims)):
+            facts.values[t.name] = numpy_helper.to_array(t)
+        facts.constants.add(t.name)
+    for s in model.graph.sparse_initializer:
+        facts.types[s.values.name] = helper.make_tensor_type_proto(s.values.data_type, s.dims)
+        facts.constants.add(s.values.name)
+    for node in nodes:
+        mended = _mended(node, facts, before) if before is not None and node.op_type == "Reshape" else node
+        _infer(where, mended, facts, model, opsets, declared)
+        _fold(node, facts, opsets)
+    return facts
+
+
+def _small(elem_type: int, elems: int) -> bool:
+    is_float = elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+    return elem_type != TensorProto.STRING and elems <= (SMALL_FLOATS if is_float else SMALL_INTS)
+
+
+def _mended(node: NodeProto, facts: Facts, before: Facts) -> NodeProto:
+    """A Reshape to a constant shape that has the old batch built in, with the new one instead.
+
+    The batch of the result is the axis that as many elements precede as precede the batch of the input.
+    """
+    target, old, new = facts.values.get(node.input[1]), before.shape(node.input[0]), facts.shape(node.input[0])
+    result = before.shape(node.output[0])
+    if target is None or old is None or new is None or result is None or len(old) != len(new) or node.input[1] in facts.shaped:
+        return node
+    batch = next((axis for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b), None)
+    if batch is None:
+        return node
+    ahead = accumulate(result, lambda a, b: a * b, initial=1)
+    axis = next((axis for axis, elems in zip(range(len(result)), ahead, strict=False) if elems == prod(old[:batch])), None)
+    if axis is None or target[axis] <= 0 or result[axis] * new[batch] % old[batch]:
+        return node
+    own = f"{node.input[1]}:{node.output[0]}"  # other Reshapes may share the target
+    facts.types[own], facts.values[own] = facts.types[node.input[1]], target.copy()
+    facts.values[own][axis] = result[axis] * new[batch] // old[batch]
+    facts.constants.add(own)
+    mended = NodeProto()
+    mended.CopyFrom(node)
+    mended.input[1] = own
+    return mended
+
+
+def _infer(where: str, node: NodeProto, facts: Facts, model: ModelProto, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> None:
+    """Types of a node's outputs: by the operator's own rule, else as the file declares them."""
+    domain = node.domain if node.domain != "ai.onnx" else ""
+    if onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+        types = {i: facts.types[i] for i in node.input if i in facts.types}
+        data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values}
+        try:
+            facts.types.update(shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=list(model.opset_import), ir_version=model.ir_version))
+        except (shape_inference.InferenceError, KeyError, ValueError) as fault:
+            if not all(o in declared for o in node.output if o):
+                raise WorkloadError(f"{where}: {_title(node)}: {str(fault).strip().splitlines()[0]}") from None
+    for output in filter(None, node.output):
+        if facts.shape(output) is None and output in declared:
+            facts.types[output] = declared[output]
+        if facts.shape(output) is None:
+            facts.refusals[output] = _refusal(node, facts, model)
+
+
+def _refusal(node: NodeProto, facts: Facts, model: ModelProto) -> str:
+    """Why ONNX finds no shape, in its words; empty if it has no complaint."""
+    inputs = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(_reads(node)) if i in facts.types]
+    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
+    single = helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=model.opset_import, ir_version=model.ir_version)
+    try:
+        shape_inference.infer_shapes(single, strict_mode=True)
+    except shape_inference.InferenceError as fault:
+        return str(fault).strip().splitlines()[-1].rpartition("] ")[2]
+    return ""
+
+
+def _fold(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
+    """Mark constants, and keep the small values that shapes may depend on."""
+    reads = _reads(node)
+    of_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
+    if not of_shape and not all(i in facts.constants for i in reads):
+        return
+    facts.constants.update(o for o in node.output if o)
+    if of_shape or any(i in facts.shaped for i in reads):
+        facts.shaped.update(node.output)
+    output, first = node.output[0], next((i for i in reads if i in facts.types), "")
+    shape = facts.shape(output)
+    if first and shape is not None and prod(facts.shape(first) or (0,)) == prod(shape):
+        facts.roots[output] = facts.roots.get(first, first)
+    if of_shape:
+        dims, attrs = facts.shape(node.input[0]) or (), _attributes(node)
+        part = dims[attrs.get("start", 0):attrs.get("end", len(dims))]
+        facts.values[output] = np.array(part if node.op_type == "Shape" else prod(dims), dtype=np.int64)
+    elif shape is not None and _small(facts.types[output].tensor_type.elem_type, prod(shape)) and _wanted(node, facts):
+        results = ReferenceEvaluator(node, opsets=dict(opsets)).run(None, {i: facts.values[i] for i in reads})
+        facts.values.update({o: np.asarray(r) for o, r in zip(node.output, results, strict=False) if o})
+
+
+def _wanted(node: NodeProto, facts: Facts) -> bool:
+    """Can this constant matter for a shape? Weights that a ConstantOfShape fills in cannot."""
+    if node.op_type == "ConstantOfShape":
+        return not facts.is_float(node.output[0]) and node.input[0] in facts.values
+    return node.op_type == "Constant" or (node.op_type in ON_SHAPES and all(i in facts.values for i in node.input if i))
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _live(nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str]) -> list[NodeProto]:
+    """Nodes that are not constant and that an output of the graph needs."""
+    wanted, live = set(results), []
+    for node in reversed(nodes):
+        if any(o in wanted and o not in facts.constants for o in node.output):
+            live.append(node)
+            wanted.update(_reads(node))
+    return live[::-1]
+
+
+# Pass 2: einsums
+
+
+def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str], fuse: bool) -> Workload:
+    readers: dict[str, int] = dict.fromkeys(results, 1)
+    for node in nodes:
+        for i in _reads(node):
+            readers[i] = readers.get(i, 0) + 1
+    draft = Draft()
+    faults = [f for n in nodes for t in (*_reads(n), *(o for o in n.output if o in readers)) for f in _shape_fault(where, n, t, facts)]
+    if faults:
+        raise WorkloadError("\n".join(dict.fromkeys(faults)))
+    for node in nodes:
+        source = next((i for i in _reads(node) if i not in facts.constants), "")
+        result = node.output[0]
+        if _is_view(node, facts):
+            draft.names[result] = draft.name(source)
+            draft.sole[result] = draft.sole.get(source, False) and readers.get(result) == 1
+        elif _rides(node, source, facts, draft, fuse):
+            draft.names[result] = draft.name(source)
+            draft.sole[result] = draft.sole[source] and readers.get(result) == 1
+            draft.folded.append(f"{_title(node)} -> {draft.makers[draft.names[result]]}")
+        else:
+            _add_einsums(node, facts, draft, readers)
+    weights = {draft.names[t] for t in facts.constants if t in draft.names}
+    read = {p.tensor for e in draft.einsums for p in e.inputs}
+    ordered = in_order(where, draft.einsums)
+    return Workload(label, ordered, frozenset(weights & read), (), _parameters(nodes, facts), tuple(draft.folded), tuple(draft.moved))
+
+
+def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iterator[str]:
+    shape = facts.shape(tensor)
+    known = onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
+    if shape is None and known:
+        if tensor in node.output and all(facts.shape(i) is not None for i in _reads(node)):  # the first of a row of consequences
+            yield f"{where}: {_title(node)}: the shape of {tensor} is not known: {facts.refusals.get(tensor) or 'it depends on data; give fixed shapes'}"
+    elif shape is None:
+        yield f"{where}: {_title(node)} is an unknown operator: declare the shape of {tensor} in the model's value_info"
+    elif 0 in shape:
+        yield f"{where}: {_title(node)}: tensor {tensor} of shape {list(shape)} is empty; bind sizes of at least 1"
+
+
+def _is_view(node: NodeProto, facts: Facts) -> bool:
+    shape, result = facts.shape(next(i for i in _reads(node) if i)), facts.shape(node.output[0])
+    if node.op_type in FREE or (node.op_type == "Concat" and len(node.input) == 1):
+        return True
+    if node.op_type == "Transpose" and shape is not None:
+        axes = [a for a in _attributes(node).get("perm", range(len(shape))[::-1]) if shape[a] > 1]
+        return axes == sorted(axes)
+    return node.op_type in SAME_IF_SAME_SHAPE and shape == result
+
+
+def _rides(node: NodeProto, source: str, facts: Facts, draft: Draft, fuse: bool) -> bool:
+    """Does a node ride on its producer's output? One varying input, of the output's shape, that only this node reads."""
+    varying = [i for i in _reads(node) if i not in facts.constants]
+    if node.op_type not in FOLDABLE or len(varying) != 1 or not draft.sole.get(source):
+        return False
+    if facts.shape(source) != facts.shape(node.output[0]) or _attributes(node).get("training_mode"):
+        return False
+    maker = draft.makers[draft.name(source)]
+    onto_macs = next(e for e in reversed(draft.einsums) if e.name == maker).kind == "mac"
+    return fuse or (node.op_type == "BatchNormalization" and onto_macs)
+
+
+def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
+    """One einsum per output that is read; a bias that is not constant is added by one more."""
+    attrs, at = _attributes(node), OPERANDS.get(node.op_type)
+    inputs = [node.input[i] for i in at] if at else _reads(node)
+    before = 0
+    for result in node.output:
+        shape = facts.shape(result)
+        if readers.get(result) and shape is not None:
+            op = Op(node.op_type, tuple(draft.name(i) for i in inputs), tuple(facts.shape(i) or () for i in inputs),
+                    tuple(facts.values.get(i) for i in inputs), draft.name(result), shape, attrs, before)
+            bias = node.input[2] if node.op_type in ("Conv", "Gemm", "ConvTranspose") and len(node.input) > 2 else ""
+            name = node.name if node.name and result == node.output[0] else result
+            name = name if node.op_type.lower() in name.lower() else f"{node.op_type}_{name}"
+            _add(op, name, draft, bias if bias not in facts.constants else "", {i for i in inputs if i in facts.constants})
+            draft.sole[result] = readers.get(result) == 1
+        before += (shape[attrs.get("axis", 0)] if shape and node.op_type == "Split" else 0)
+
+
+def _add(op: Op, name: str, draft: Draft, bias: str, constants: set[str]) -> None:
+    make = OPERATORS.get(op.kind)
+    op = _distinct(op, make, {draft.names[i] for i in constants}, draft)
+    e = replace(squeezed((make or _movement)(op)), name=draft.fresh(name))
+    if e.kind == "copy":
+        draft.moved.append(f"{op.kind} {e.name}{'' if make or op.kind in MOVES else ' (unknown operator)'}")
+    if bias:
+        partial = draft.fresh(f"{op.output}_unbiased")
+        draft.einsums.append(replace(e, output=replace(e.output, tensor=partial)))
+        total = Op("Add", (partial, draft.name(bias)), (op.shape, op.shapes[2]), (None, None), op.output, op.shape, {})
+        e = replace(squeezed(_elementwise(total) if op.kind == "Gemm" else _by_channel(total)), name=draft.fresh(f"{name}_bias"))
+    draft.einsums.append(e)
+    draft.makers[op.output] = e.name
+
+
+def _distinct(op: Op, make: Callable[[Op], Einsum] | None, constants: set[str], draft: Draft) -> Op:
+    """Drop operands that cost nothing (constants of one element, parameters of a move, a second look at the same elements);
+    a second access of a tensor in another way gets a name of its own."""
+    anyhow = make not in (None, _elementwise, _by_channel)
+    kept: list[int] = []
+    names: list[str] = []
+    for i, (tensor, shape) in enumerate(zip(op.inputs, op.shapes, strict=True)):
+        free = tensor in constants and (prod(shape) == 1 or (op.kind in MOVES and i > 0))
+        again = any(op.inputs[k] == tensor and op.shapes[k] == shape for k in kept)
+        if anyhow or not (free or again):
+            kept.append(i)
+            names.append(draft.fresh(f"{tensor}_again") if tensor in names else tensor)
+    return replace(op, inputs=tuple(names), shapes=tuple(op.shapes[i] for i in kept), values=tuple(op.values[i] for i in kept))
+
+
+def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
+    """Trained numbers: constants that operators compute with. Not the running statistics of BatchNormalization, scalars, indices."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        operands = OPERANDS.get(node.op_type, range(len(node.input)))
+        for at, tensor in enumerate(node.input):
+            if tensor not in facts.constants or (node.op_type == "BatchNormalization" and at > 2):
+                continue
+            size = prod(facts.shape(tensor) or ())
+            if size > 1 and (facts.is_float(tensor) or (OPERATORS.get(node.op_type) in (_conv, _matmul, _gemm) and at in operands)):
+                found[facts.roots.get(tensor, tensor)] = size
+    return sum(found.values())
+
+
+# Operators: Op -> Einsum
+
+
+def _windows(op: Op, kernel: Shape, image: Shape) -> str:
+    """Indices into a padded image: stride*p + dilation*r - pad, per spatial dimension."""
+    n = len(kernel)
+    strides, dilations = op.attrs.get("strides") or [1] * n, op.attrs.get("dilations") or [1] * n
+    pads = list(op.attrs.get("pads") or [0] * 2 * n)
+    auto = op.attrs.get("auto_pad", b"NOTSET").decode()
+    parts = []
+    for i in range(n):
+        pad = pads[i]
+        if auto.startswith("SAME"):
+            total = max((op.shape[2 + i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - image[i], 0)
+            pad = total // 2 if auto == "SAME_UPPER" else total - total // 2
+        parts.append(f"{strides[i]}*{OUT[i]}+{dilations[i]}*{KERNEL[i]}-{pad if auto != 'VALID' else 0}")
+    return ",".join(parts)
+
+
+def _spatial(letters: str, sizes: Sequence[int]) -> dict[str, int]:
+    return dict(zip(letters, sizes, strict=False))
+
+
+def _conv(op: Op) -> Einsum:
+    (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
+    if len(kernel) > len(KERNEL):
+        return _movement(op)
+    x, w = op.inputs[:2]
+    g = op.attrs.get("group", 1)
+    p, r = ",".join(OUT[:len(kernel)]), ",".join(KERNEL[:len(kernel)])
+    text = f"{op.output}[n,g,k,{p}] += {x}[n,g,c,{_windows(op, tuple(kernel), tuple(image))}] * {w}[g,k,c,{r}]"
+    extents = {"n": n, "g": g, "k": filters // g, "c": depth, **_spatial(OUT, op.shape[2:]), **_spatial(KERNEL, kernel)}
+    return einsum(text, extents, sizes={x: (n, g, channels // g, *image)})
+
+
+def _conv_transpose(op: Op) -> Einsum:
+    """Every input element is spread over a window of the output, whose border is cropped by the pads."""
+    (n, channels, *image), (_, filters, *kernel) = op.shapes[:2]
+    x, w = op.inputs[:2]
+    g, n_dims = op.attrs.get("group", 1), len(kernel)
+    strides, dilations = op.attrs.get("strides") or [1] * n_dims, op.attrs.get("dilations") or [1] * n_dims
+    spread = [(image[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - op.shape[2 + i] for i in range(n_dims)]
+    pads = op.attrs.get("pads") or [max(s, 0) // 2 for s in spread]
+    index = ",".join(f"{strides[i]}*{OUT[i]}+{dilations[i]}*{KERNEL[i]}-{pads[i]}" for i in range(n_dims))
+    p, r = ",".join(OUT[:n_dims]), ",".join(KERNEL[:n_dims])
+    extents = {"n": n, "g": g, "k": filters, "c": channels // g, **_spatial(OUT, image), **_spatial(KERNEL, kernel)}
+    return einsum(f"{op.output}[n,g,k,{index}] += {x}[n,g,c,{p}] * {w}[g,c,k,{r}]", extents, sizes={op.output: (n, g, filters, *op.shape[2:])})
+
+
+def _gemm(op: Op) -> Einsum:
+    a, b = op.inputs[:2]
+    left, right = "k,m" if op.attrs.get("transA") else "m,k", "n,k" if op.attrs.get("transB") else "k,n"
+    k = op.shapes[0][0 if op.attrs.get("transA") else 1]
+    return einsum(f"{op.output}[m,n] += {a}[{left}] * {b}[{right}]", {"m": op.shape[0], "n": op.shape[1], "k": k})
+
+
+def _matmul(op: Op) -> Einsum:
+    """MatMul of any rank: leading dimensions are batches and broadcast, a vector has no m or no n."""
+    (a, b), (left, right) = op.inputs[:2], op.shapes[:2]
+    m, n = ["m"] * (len(left) > 1), ["n"] * (len(right) > 1)
+    batches = [f"b{i}" for i in range(len(op.shape) - len(m) - len(n))]
+    extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-1]}
+
+    def outer(shape: Shape) -> list[str]:
+        shape = shape[:-2]
+        return [rank if size > 1 else "0" for rank, size in zip(batches[len(batches) - len(shape):], shape, strict=True)]
+
+    text = f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{','.join((*outer(left), *m, 'k'))}] * {b}[{','.join((*outer(right), 'k', *n))}]"
+    return einsum(text, extents)
+
+
+def _einsum(op: Op) -> Einsum:
+    """ONNX Einsum of two plain operands; anything else is movement."""
+    equation = re.sub(r"\s", "", op.attrs["equation"].decode())
+    match = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", equation)
+    if not match or any(len(set(part)) != len(part) for part in match.groups()):
+        return _movement(op)
+    a, b = op.inputs
+    extents = dict(zip(match[1] + match[2], op.shapes[0] + op.shapes[1], strict=True))
+    return einsum(f"{op.output}[{','.join(match[3])}] += {a}[{','.join(match[1])}] * {b}[{','.join(match[2])}]", extents)
+
+
+def _pool(op: Op) -> Einsum:
+    kernel, image = tuple(op.attrs["kernel_shape"]), op.shapes[0][2:]
+    assign = "max=" if op.kind == "MaxPool" else "+="
+    x, p = op.inputs[0], ",".join(OUT[:len(kernel)])
+    extents = {"n": op.shape[0], "c": op.shape[1], **_spatial(OUT, op.shape[2:]), **_spatial(KERNEL, kernel)}
+    return einsum(f"{op.output}[n,c,{p}] {assign} {x}[n,c,{_windows(op, kernel, image)}]", extents, sizes={x: op.shapes[0]})
+
+
+def _global_pool(op: Op) -> Einsum:
+    return _reduced(replace(op, shape=(*op.shape[:2], *[1] * (len(op.shapes[0]) - 2))), set(range(2, len(op.shapes[0]))))
+
+
+def _reduce(op: Op) -> Einsum:
+    given = op.attrs.get("axes")
+    if given is None and len(op.values) > 1:
+        if op.values[1] is None:
+            return _movement(op)
+        given = [int(v) for v in np.ravel(op.values[1])]
+    if op.kind.startswith("Arg"):
+        given = [op.attrs.get("axis", 0)]
+    rank = len(op.shapes[0])
+    return _reduced(op, {a % rank for a in given} if given else set(range(rank)))
+
+
+def _reduced(op: Op, axes: set[int]) -> Einsum:
+    ranks = _ranks(len(op.shapes[0]))
+    kept = [r for i, r in enumerate(ranks) if i not in axes]
+    dims = kept if len(op.shape) == len(kept) else [r if i not in axes else "0" for i, r in enumerate(ranks)]
+    assign = "max=" if op.kind in ("GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin") else "+="
+    return einsum(f"{op.output}[{','.join(dims)}] {assign} {op.inputs[0]}[{','.join(ranks)}]", dict(zip(ranks, op.shapes[0], strict=True)))
+
+
+def _lrn(op: Op) -> Einsum:
+    """Local response normalization: a window over channels, the element itself among them."""
+    size, ranks = op.attrs["size"], _ranks(len(op.shape))
+    window = f"{ranks[1]}+w-{(size - 1) // 2}"
+    text = f"{op.output}[{','.join(ranks)}] = lrn({op.inputs[0]}[{','.join((ranks[0], window, *ranks[2:]))}])"
+    return einsum(text, dict(zip(ranks, op.shape, strict=True)) | {"w": size}, sizes={op.inputs[0]: op.shapes[0]})
+
+
+def _ranks(n: int) -> tuple[str, ...]:
+    return NAMED.get(n) or tuple(f"d{i}" for i in range(n))
+
+
+def _broadcast(ranks: Sequence[str], shape: Shape, first: int) -> str:
+    """Index of an operand whose dimension 0 lies under output dimension `first`."""
+    return ",".join(rank if size > 1 else "0" for rank, size in zip(ranks[first:], shape, strict=False))
+
+
+def _pointwise(op: Op, kind: str, firsts: Sequence[int]) -> Einsum:
+    ranks = _ranks(len(op.shape))
+    reads = [f"{t}[{_broadcast(ranks, s, first)}]" for t, s, first in zip(op.inputs, op.shapes, firsts, strict=True)]
+    kind = kind if len(reads) > 1 or kind not in ("add", "mul") else f"{op.kind.lower()}_self"
+    return einsum(f"{op.output}[{','.join(ranks)}] = {kind}({', '.join(reads)})", dict(zip(ranks, op.shape, strict=True)))
+
+
+def _elementwise(op: Op) -> Einsum:
+    """Any function of operands that broadcast to the output, aligned at the last dimension."""
+    return _pointwise(op, "add" if op.kind == "Sum" else op.kind.lower(), [len(op.shape) - len(s) for s in op.shapes])
+
+
+def _by_channel(op: Op) -> Einsum:
+    """As element-wise, but vectors lie along dimension 1."""
+    return _pointwise(op, op.kind.lower(), [1 if len(s) == 1 else len(op.shape) - len(s) for s in op.shapes])
+
+
+def _concat(op: Op) -> Einsum:
+    """Each input lies at its offset along the axis: elsewhere its index falls outside what is stored, and nothing is read."""
+    ranks, axis = _ranks(len(op.shape)), op.attrs["axis"] % len(op.shape)
+    offset, reads, sizes = 0, [], {}
+    for tensor, shape in zip(op.inputs, op.shapes, strict=True):
+        reads.append(f"{tensor}[{','.join(f'{r}-{offset}' if i == axis else r for i, r in enumerate(ranks))}]")
+        sizes[tensor] = shape
+        offset += shape[axis]
+    return einsum(f"{op.output}[{','.join(ranks)}] = copy({', '.join(reads)})", dict(zip(ranks, op.shape, strict=True)), sizes=sizes)
+
+
+def _transpose(op: Op) -> Einsum:
+    ranks = _ranks(len(op.shape))
+    source = dict(zip(op.attrs.get("perm", range(len(ranks))[::-1]), ranks, strict=True))
+    index = ",".join(source[i] for i in range(len(ranks)))
+    return einsum(f"{op.output}[{','.join(ranks)}] = {op.inputs[0]}[{index}]", dict(zip(ranks, op.shape, strict=True)))
+
+
+def _region(op: Op, starts: Sequence[int], steps: Sequence[int]) -> Einsum:
+    """Copy of a strided box: output index i reads step * i + start."""
+    ranks = _ranks(len(op.shape))
+    index = ",".join(f"{step}*{r}{start:+d}" for r, start, step in zip(ranks, starts, steps, strict=True))
+    extents = dict(zip(ranks, op.shape, strict=True))
+    return einsum(f"{op.output}[{','.join(ranks)}] = {op.inputs[0]}[{index}]", extents, sizes={op.inputs[0]: op.shapes[0]})
+
+
+def _slice(op: Op) -> Einsum:
+    given = [op.attrs.get("starts"), op.attrs.get("ends"), op.attrs.get("axes"), None]
+    lists = [g if g is not None else None if v is None else np.ravel(v).tolist() for g, v in zip(given, (*op.values[1:], None, None, None, None), strict=False)]
+    rank = len(op.shape)
+    axes, steps = lists[2] or list(range(len(lists[0] or ()))), lists[3] or [1] * len(lists[0] or ())
+    if lists[0] is None or min(steps) < 1 or any(v is None for v in op.values[1:]):
+        return _movement(op)
+    box, stride = [0] * rank, [1] * rank
+    for start, axis, step in zip(lists[0], axes, steps, strict=True):
+        size = op.shapes[0][axis % rank]
+        box[axis % rank], stride[axis % rank] = min(start + size if start < 0 else start, size), step
+    return _region(op, box, stride)
+
+
+def _split(op: Op) -> Einsum:
+    axis = op.attrs.get("axis", 0) % len(op.shape)
+    return _region(op, [op.before if i == axis else 0 for i in range(len(op.shape))], [1] * len(op.shape))
+
+
+def _pad(op: Op) -> Einsum:
+    pads = op.attrs.get("pads") or (None if len(op.values) < 2 or op.values[1] is None else [int(v) for v in op.values[1]])
+    if pads is None or len(pads) != 2 * len(op.shape):
+        return _movement(op)
+    return _region(op, [-p for p in pads[:len(op.shape)]], [1] * len(op.shape))
+
+
+def _gather(op: Op) -> Einsum:
+    """Reads one slice of the table per index (at most the table), and the indices unless they are constant."""
+    (table, ids), axis = op.shapes[:2], op.attrs.get("axis", 0) % len(op.shapes[0])
+    ranks = [f"d{i}" for i in range(len(op.shape))]
+    own = ranks[axis:axis + len(ids)]
+    strides = [prod(ids[i + 1:]) for i in range(len(ids))]
+    row = "+".join(f"{stride}*{rank}" for rank, stride in zip(own, strides, strict=True)) or "0"
+    reads = [f"{op.inputs[0]}[{','.join((*ranks[:axis], row, *ranks[axis + len(ids):]))}]"]
+    if ids and op.values[1] is None:
+        reads.append(f"{op.inputs[1]}[{','.join(own)}]")
+    return einsum(f"{op.output}[{','.join(ranks)}] = copy({', '.join(reads)})", dict(zip(ranks, op.shape, strict=True)), sizes={op.inputs[0]: table})
+
+
+def _movement(op: Op) -> Einsum:
+    """Reads every input once, writes the output. Where shapes do not broadcast, tensors count as vectors: output element i
+    stands for ceil(inputs / outputs) input elements, the last ones clipped to what is stored."""
+    if all(len(s) <= len(op.shape) and all(a in (1, b) for a, b in zip(s[::-1], op.shape[::-1], strict=False)) for s in op.shapes):
+        return _pointwise(op, "copy", [len(op.shape) - len(s) for s in op.shapes])
+    elems, sizes = prod(op.shape), {t: (prod(s),) for t, s in zip(op.inputs, op.shapes, strict=True)}
+    per = {t: -(-size // elems) for t, (size,) in sizes.items()}
+    reads = ", ".join(f"{t}[{n}*i{'+j' if n > 1 else ''}]" for t, n in per.items())
+    return einsum(f"{op.output}[i] = copy({reads})", {"i": elems, "j": max(per.values())}, sizes=sizes)
+
+
+OPERATORS: dict[str, Callable[[Op], Einsum]] = {
+    "Conv": _conv, "ConvInteger": _conv, "QLinearConv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
+    "MatMul": _matmul, "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "Einsum": _einsum,
+    "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool, "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool, "LRN": _lrn,
+    "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "Split": _split, "Pad": _pad, "Gather": _gather,
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp",
+                     "ArgMax", "ArgMin"), _reduce),
+    **dict.fromkeys(UNARY | BINARY | ROWWISE, _elementwise), **dict.fromkeys(BY_CHANNEL, _by_channel)}

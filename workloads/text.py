@@ -1,0 +1,165 @@
+"""Einsum YAML file, or einsum texts in Python -> Workload.
+
+name: ffn
+extents: {b: 8, m: 1024, d: 4096, f: 16384}
+einsums:
+  - "H[b,m,f] += X[b,m,d] * W1[d,f]"
+  - {text: "A[b,m,f] = gelu(H[b,m,f])", name: act, repeat: 1}
+  - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5}, sizes: {A: [8, 1024, 16384]}, extents: {d: 4096}}
+weights: [W1, W2]
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import yaml
+from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
+
+from workloads.einsum import Einsum, WorkloadError, einsum
+from workloads.graph import Workload, counts, in_order
+
+Count = Annotated[int, Strict(), Field(ge=1)]
+FORBID = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One einsum of a file. extents add to, or replace, those of the file."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = FORBID
+    text: str
+    name: str = ""
+    repeat: Count = 1
+    extents: dict[str, Count] = field(default_factory=dict)
+    sizes: dict[str, list[Count]] = field(default_factory=dict)
+    bits: dict[str, Count] = field(default_factory=dict)
+    density: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What a file holds; an einsum that is a mere text is an Entry of that text."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = FORBID
+    extents: dict[str, Count]
+    einsums: list[Entry]
+    name: str = ""
+    weights: list[str] = field(default_factory=list)
+
+
+def workload(extents: Mapping[str, int], *texts: str, name: str = "workload", weights: Sequence[str] = ()) -> Workload:
+    """Einsums that share one set of rank sizes; tensors of equal name are the edges.
+
+    Raises WorkloadError with one line per fault.
+    >>> workload({"m": 4, "n": 2, "k": 3}, "C[m,n] += A[m,k] * B[k,n]", "D[m,n] = relu(C[m,n])", weights=["B"]).macs()
+    24
+    """
+    return _build(name, name, extents, [Entry(text) for text in texts], weights)
+
+
+def load(path: str | Path) -> Workload:
+    """Read an einsum YAML file.
+
+    Raises WorkloadError: one line per fault with file and key, all faults of the file.
+    """
+    try:
+        raw = yaml.safe_load(Path(path).read_text())
+    except OSError as fault:
+        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as fault:
+        raise WorkloadError(f"{path}: not a YAML file: {' '.join(str(fault).split())}") from None
+    if not isinstance(raw, dict):
+        raise WorkloadError(f"{path}: must hold keys, among them extents and einsums")
+    if isinstance(raw.get("einsums"), list):
+        raw["einsums"] = [{"text": e} if isinstance(e, str) else e for e in raw["einsums"]]
+    try:
+        file = TypeAdapter(File).validate_python(raw)
+    except ValidationError as faults:
+        lines = [f"{path}: {_fault(e['type'], e['loc'], e['input'], e['msg'])}" for e in faults.errors(include_url=False)]
+        lines += _text_faults(str(path), raw, {e["loc"][:2] for e in faults.errors(include_url=False)})
+        raise WorkloadError("\n".join(lines)) from None
+    return _build(str(path), file.name or Path(path).stem, file.extents, file.einsums, file.weights)
+
+
+def _fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) -> str:
+    at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    if kind == "unexpected_keyword_argument":
+        known = [f.name for f in fields(Entry if loc[0] == "einsums" else File)]
+        near = difflib.get_close_matches(str(loc[-1]), known, 1)
+        return f"{at} is no key here; {f'do you mean {near[0]}?' if near else 'keys are ' + ', '.join(known)}"
+    if kind in ("missing", "missing_argument"):
+        return f"{at} is missing; add it"
+    if kind == "dataclass_type":
+        return f"{at} = {given!r} must be an einsum text, or keys with text among them"
+    return f"{at} = {given!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _text_faults(where: str, raw: dict[str, Any], bad: set[tuple[int | str, ...]]) -> Iterator[str]:
+    """Faults of the einsums that are whole, beside faults of other keys; a faulty extent stands in as 1."""
+    if not isinstance(raw.get("extents"), dict) or not isinstance(raw.get("einsums"), list):
+        return
+    extents = {rank: 1 if ("extents", rank) in bad else n for rank, n in raw["extents"].items()}
+    for i, entry in enumerate(raw["einsums"]):
+        if ("einsums", i) not in bad:
+            try:
+                _parse(extents, Entry(**entry), {})
+            except WorkloadError as fault:
+                yield f"{where}: einsums[{i}]: {fault}"
+
+
+def _build(where: str, name: str, extents: Mapping[str, int], entries: Sequence[Entry], weights: Sequence[str]) -> Workload:
+    """Parse twice: what a producer stores is what its readers index, also where they read its border as padding."""
+    faults: list[str] = []
+    stored: dict[str, tuple[int, ...]] = {}
+    for _ in range(2):
+        faults.clear()
+        einsums = []
+        for i, entry in enumerate(entries):
+            try:
+                e = _parse(extents, entry, stored)
+                einsums.append(e)
+                stored[e.output.tensor] = tuple(d.size for d in e.output.dims)
+            except WorkloadError as fault:
+                faults.append(f"{where}: einsums[{i}]: {fault}")
+    if not entries:
+        faults.append(f"{where}: einsums is empty; give at least one")
+    if not faults:
+        faults += _weight_faults(where, einsums, weights)
+    if faults:
+        raise WorkloadError("\n".join(faults))
+    ordered = in_order(where, einsums)
+    repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
+    repeats = tuple(repeat[e.name] for e in ordered)
+    found = Workload(name, ordered, frozenset(weights), repeats if max(repeats) > 1 else ())
+    return replace(found, parameters=_parameters(found))
+
+
+def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
+    sizes = {t: tuple(s) for t, s in entry.sizes.items()}
+    e = einsum(entry.text, {**extents, **entry.extents}, entry.name, sizes=sizes, bits=entry.bits, density=entry.density)
+    known = {p.tensor: stored[p.tensor] for p in e.inputs if p.tensor in stored and len(stored[p.tensor]) == len(p.dims)}
+    return einsum(entry.text, {**extents, **entry.extents}, entry.name, sizes={**known, **sizes}, bits=entry.bits, density=entry.density)
+
+
+def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]) -> Iterator[str]:
+    made = {e.output.tensor for e in einsums}
+    read = {p.tensor for e in einsums for p in e.inputs} - made
+    for tensor in weights:
+        if tensor in made:
+            yield f"{where}: weights: {tensor} is made by an einsum, so it is no weight; drop it"
+        elif tensor not in read:
+            near = difflib.get_close_matches(tensor, sorted(read), 1)
+            yield f"{where}: weights: {tensor} is read by no einsum; {f'do you mean {near[0]}?' if near else 'tensors are ' + ', '.join(sorted(read))}"
+
+
+def _parameters(w: Workload) -> int:
+    """Stored elements of the weights; a repeated einsum has its own each time."""
+    sizes: dict[str, int] = {}
+    for e, n in zip(w.einsums, counts(w), strict=True):
+        sizes |= {p.tensor: n * p.stored_elems() for p in e.inputs if p.tensor in w.weights}
+    return sum(sizes.values())
