@@ -109,6 +109,7 @@ class Run:
     solved: int = 0
     before_s: float = 0.0
     begun: float = 0.0
+    moved: float = 0.0  # the first result: before it, actors start
     clock: float = 0.0
     committed: float = 0.0
     reported: float = 0.0
@@ -333,6 +334,7 @@ def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
 def _tell(run: Run, done: Done) -> None:
     """Take the rows of a lease, each machine once."""
     seconds = done.seconds / len(done.lease.asks)
+    run.moved = run.moved or time.monotonic() - done.seconds
     if not done.lost:
         run.pace_s = seconds if not run.pace_s else 0.8 * run.pace_s + 0.2 * seconds
     again = [ask.machine for ask in done.lease.asks if ask.machine in run.done]
@@ -404,7 +406,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         run.clock += drift
         _note(run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it")
     count = Counter(run.done.values())
-    here = time.monotonic() - run.begun
+    here = time.monotonic() - (run.moved or run.begun)
     left = max(0, _planned(run) - len(run.done) + (count["pruned"] if run.job.study.stop.points else 0))
     rate = run.solved / here if here > 0 else 0.0
     size, volume = _front(run)

@@ -9,11 +9,11 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dse import screen
+from dse import arguments, screen
 from hw.arch import Arch
 
 if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
@@ -22,26 +22,11 @@ if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
 
     from dse.study.study import Study
 
-FORMATS = ("table", "csv", "json", "parquet")
-EXAMPLES = {
-    "run": "dse run studies/edge_cnn.yaml --workers 2 --set stop.points=60",
-    "resume": "dse resume runs/edge-cnn",
-    "status": "dse status runs/edge-cnn --json",
-    "pareto": "dse pareto runs/edge-cnn --objectives energy_pj,latency_ns --where 'area_mm2 < 2'",
-    "sql": 'dse sql runs/edge-cnn "SELECT status, count(*) FROM machines GROUP BY status"',
-    "show": "dse show runs/edge-cnn best --einsum Conv_n7",
-    "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
-    "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
-    "check": "dse check studies/edge_cnn.yaml hw/machines/edge_array.yaml",
-    "list": "dse list workloads",
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    given = _parser().parse_args(argv)
+    given = arguments.parser().parse_args(argv)
     try:
-        return int(given.command(given))
+        return COMMANDS[given.command](given)
     except ValueError as fault:
         if os.environ.get("DSE_TRACEBACK"):
             raise
@@ -50,49 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, *positional: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, epilog=f"example: {EXAMPLES[name]}")
-        sub.set_defaults(command=command)
-        for word in positional:
-            sub.add_argument(word.lower(), metavar=word)
-        return sub
-
-    run = add("run", _run, "start a study's run, or go on with it", "STUDY")
-    run.add_argument("--out", metavar="DIR", help="run folder (default: runs/<name of the study>)")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the study, e.g. stop.points=60")
-    resume = add("resume", _resume, "go on with a run from the study in its folder", "DIR")
-    for sub in (run, resume):
-        sub.add_argument("--workers", type=int, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")
-        sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
-    run.add_argument("--dry-run", action="store_true", help="what the run would cost, from 20 probes; starts nothing")
-    status = add("status", _status, "what a run has done; works while it runs", "DIR")
-    status.add_argument("--json", action="store_true")
-    front = add("pareto", _pareto, "the front of a run", "DIR")
-    front.add_argument("--objectives", metavar="A,B,...", help="columns of points; -x or x:max maximises (default: the study's)")
-    front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
-    sql = add("sql", _sql, "one read-only statement over the views; without a statement: a prompt", "DIR")
-    sql.add_argument("statement", nargs="?", metavar="SELECT...")
-    for sub in (front, sql):
-        sub.add_argument("--format", choices=FORMATS, default="table")
-    shown = add("show", _show, "explain a point of a run: MACHINE, MACHINE.SCHEDULE or best", "DIR", "POINT")
-    mapped = add("map", _map, "solve one workload on one machine", "WORKLOAD", "MACHINE")
-    mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
-    mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
-    mapped.add_argument("--format", choices=("text", "json", "yaml"), default="text")
-    simulated = add("simulate", _simulate, "cost a given mapping", "WORKLOAD", "MACHINE", "MAPPING")
-    simulated.add_argument("--format", choices=("text", "json"), default="text")
-    for sub in (shown, mapped, simulated):
-        sub.add_argument("--einsum", metavar="NAME", help="this einsum's nest, traffic and footprints")
-    checked = add("check", _check, "validate files, all faults at once")
-    checked.add_argument("files", nargs="+", metavar="FILE")
-    add("list", _list, "what exists").add_argument("what", choices=("workloads", "machines", "solvers", "columns"))
-    return parser
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -119,7 +61,7 @@ def _drive(study: Study, out: Path, given: argparse.Namespace) -> int:
     print(f"{out}: {outcome.status.state}, {outcome.status.reason}; {outcome.solved} machines solved now, {outcome.status.done} in all"
           f" ({outcome.status.infeasible} infeasible, {outcome.status.pruned} pruned, {outcome.status.error} errors), front {outcome.status.front}")
     print(f"next: dse pareto {out}   dse show {out} best   dse sql {out} \"SELECT ...\"")
-    return outcome.exit_code
+    return int(outcome.exit_code)
 
 
 def _study_of(folder: str) -> Study:
@@ -289,18 +231,26 @@ def _list(given: argparse.Namespace) -> int:
     from hw import machine
     from workloads import catalog
 
+    header: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
     if given.what == "workloads":
-        screen.print_table(("workload", "parameters"), [(name, catalog.parameters(name)) for name in catalog.names()])
+        header, rows = ("workload", "parameters"), [(name, catalog.parameters(name)) for name in catalog.names()]
     elif given.what == "machines":
-        rows = [(name, machine.arch(machine.load(name))) for name in machine.names()]
-        screen.print_table(("machine", "levels", "lanes", "area_mm2"),
-                           [(name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2()) for name, arch in rows])
+        archs = [machine.arch(machine.load(name)) for name in machine.names()]
+        header, rows = ("machine", "levels", "lanes", "area_mm2"), [
+            (arch.name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2()) for arch in archs]
     elif given.what == "solvers":
-        screen.print_table(("key", "value", "does"), [("solver.mapper", name, (mapper.__doc__ or "").split("\n")[0]) for name, mapper in stack.DATAFLOW.items()])
+        header, rows = ("key", "value", "does"), [("solver.mapper", name, (mapper.__doc__ or "").split("\n")[0]) for name, mapper in stack.DATAFLOW.items()]
     else:
-        rows = [(table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]
-        screen.print_table(("table", "column", "type", "unit", "meaning"), rows)
+        header, rows = ("table", "column", "type", "unit", "meaning"), [
+            (table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]
+    screen.print_table(header, rows)
     return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": _run, "resume": _resume, "status": _status, "pareto": _pareto, "sql": _sql, "show": _show,
+    "map": _map, "simulate": _simulate, "check": _check, "list": _list}
 
 
 if __name__ == "__main__":

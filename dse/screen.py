@@ -101,7 +101,10 @@ def plain(value: Any) -> Any:
 
 
 def print_solution(arch: Arch, workload: Workload, found: Solution | Infeasible, name: str | None, form: str) -> int:
-    """Totals and einsums; one einsum's nest and tables where it is named or there is only one. Returns the exit code."""
+    """Totals, einsums, and the nest, traffic and footprints of the einsum that is named ("all"; default: the one of most energy).
+
+    Returns the exit code.
+    """
     if isinstance(found, Infeasible):
         print(json.dumps({"status": "infeasible", "reason": str(found)}) if form == "json" else f"infeasible: {found}")
         return 1
@@ -109,14 +112,14 @@ def print_solution(arch: Arch, workload: Workload, found: Solution | Infeasible,
         print(json.dumps(explain.document(arch, found), indent=1))
         return 0
     at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
-    if name is not None and name not in at:
-        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are {', '.join(at)}")
+    if name not in (None, "all", *at):
+        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}")
     for table in explain.network(arch, workload, found):
         print_table(table.header, table.rows, table.title)
-    if name is not None or len(found.einsums) == 1:
-        i = at[name] if name else 0
+    costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
+    for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
         nest, tables = explain.einsum(arch, unique(workload)[i].einsum, found.einsums[i])
-        print(nest)
+        print(f"{nest}\n")
         for table in tables:
             print_table(table.header, table.rows, table.title)
     return 0

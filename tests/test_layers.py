@@ -14,9 +14,10 @@ ROOT = Path(__file__).parents[1]
 ORDER = """workloads/einsum workloads/graph workloads/onnx workloads/text workloads/catalog
 hw/arch hw/component hw/space hw/machine
 dse/nest dse/record dse/sim/counts dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/dataflow/cost_descending dse/stack dse/explain
-dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/study
+dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/check dse/screen dse/arguments
 cluster/store cluster/worker cluster/pool cluster/driver
-analysis/db dse/cli""".split()
+analysis/db dse/cli"""
+ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 KNOWS = {"workloads": set(), "hw": set(), "dse": {"workloads", "hw"}, "cluster": {"dse", "hw", "workloads"}, "analysis": set()}
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
@@ -37,14 +38,14 @@ def imports(path: Path) -> list[str]:
 def test_a_file_imports_only_what_stands_above_it(path: Path) -> None:
     rel = path.relative_to(ROOT).as_posix()
     own = rel.removesuffix(".py")
-    assert own in ORDER, f"{rel} has no place in the order"
+    assert own in ORDER_OF, f"{rel} has no place in the order"
     for name in imports(path):
         module, top = name.replace(".", "/"), name.split(".")[0]
-        if module in ORDER:
-            assert ORDER.index(module) < ORDER.index(own), f"{rel} imports {name}, which stands below it"
+        if module in ORDER_OF:
+            assert ORDER_OF[module] < ORDER_OF[own], f"{rel} imports {name}, which stands below it"
         if top in PACKAGES and own != "dse/cli":
             assert top == own.split("/")[0] or top in KNOWS[own.split("/")[0]], f"{rel} imports {name}"
-        if top in ONLY_IN:
+        if top in ONLY_IN and own != "dse/cli":
             assert rel.startswith(ONLY_IN[top]), f"{rel} imports {name}"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from math import inf, prod
 from random import Random
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
 from dse.sim.counts import Count, Footprint, count, footprints
-from dse.sim.evaluate import EinsumCost, Problem, figure, lanes_overflow, priced
+from dse.sim.evaluate import EinsumCost, Problem, figure, priced
 from hw.arch import Arch, Compute
 from workloads.einsum import Einsum, Projection
 
@@ -70,15 +70,9 @@ def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
         if isinstance(fill, Infeasible):
             return fill
         fills[repr(fill)] = fill
-    found: dict[Mapping, Counted] = {}
-    for fill in fills.values():
-        for orders in product(permutations(e.tensors(), min(2, len(e.tensors()))), repeat=len(arch.levels) - 1):
-            mapping = _nest(e, arch, fill, orders)
-            if mapping not in found:
-                held = footprints(mapping, e)
-                assert not cost.overflow(held, e, whole) and not lanes_overflow(mapping, e, whole), mapping
-                found[mapping] = mapping, count(mapping, e, whole), held
-    return list(found.values())
+    orders = sorted({tuple(_order(e, still)) for still in permutations(e.tensors(), min(2, len(e.tensors())))})
+    nests = dict.fromkeys(mapping for fill in fills.values() for mapping in _nests(e, arch, fill, orders))
+    return [(mapping, count(mapping, e, whole), footprints(mapping, e)) for mapping in nests]
 
 
 def _usable(e: Einsum, arch: Arch) -> Arch:
@@ -238,24 +232,25 @@ def _overflow(e: Einsum, arch: Arch, v: int, tile: Tile) -> Infeasible | None:
     return None if have is None or need <= have else Infeasible(arch.levels[v].name, -(-need // 8), have // 8, e.name)
 
 
-def _nest(e: Einsum, arch: Arch, fill: Fill, orders: Sequence[Sequence[Projection]]) -> Mapping:
-    """The loop nest of a fill. orders[v - 1]: tensors that the block outside level v keeps still, the most still first."""
+def _nests(e: Einsum, arch: Arch, fill: Fill, orders: Sequence[Sequence[str]]) -> list[Mapping]:
+    """The loop nests of a fill, one per combination of loop orders between the levels."""
     depth = len(arch.levels)
-    nodes: list[Loop | Store] = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
+    blocks: list[list[tuple[Loop | Store, ...]]] = [[tuple(Store(arch.levels[0].name, p.tensor) for p in e.tensors())]]
     outer = e.sizes()
     for v in range(1, depth):
-        nodes += _block(e, arch.levels[v].name, outer, fill.inside[v], fill.lanes[v], orders[v - 1])
+        blocks.append(list(dict.fromkeys(_block(e, arch.levels[v].name, outer, fill.inside[v], fill.lanes[v], order) for order in orders)))
         outer = fill.inside[v]
-    return Mapping((*nodes, *_block(e, None, outer, dict.fromkeys(outer, 1), fill.lanes[depth], ())))
+    blocks.append([_block(e, None, outer, dict.fromkeys(outer, 1), fill.lanes[depth], list(outer))])
+    return [Mapping(tuple(chain.from_iterable(choice))) for choice in product(*blocks)]
 
 
-def _block(e: Einsum, level: str | None, outer: Tile, inner: Tile, lanes: Lanes, still: Sequence[Projection]) -> list[Loop | Store]:
+def _block(e: Einsum, level: str | None, outer: Tile, inner: Tile, lanes: Lanes, order: Sequence[str]) -> tuple[Loop | Store, ...]:
     """Loops from tile `outer` to tile `inner` and the level's nodes, each raised above the loops directly over it that it does not see.
 
     Lanes stand above the outermost of these nodes; loops that follow the lanes run inside each of them.
     """
     spread = _spread(e.sizes(), inner, lanes)
-    ranks = [rank for rank in _order(e, still) if spread[rank] < outer[rank]]
+    ranks = [rank for rank in order if spread[rank] < outer[rank]]
     at = [_raised(p, ranks) for p in e.tensors()] if level else [len(ranks)]
     top = min(at)
     own = {rank: min(inner[rank] * -(-outer[rank] // spread[rank]), outer[rank]) if rank in ranks[top:] else inner[rank] for rank in outer}
@@ -264,20 +259,22 @@ def _block(e: Einsum, level: str | None, outer: Tile, inner: Tile, lanes: Lanes,
     for i in range(top, len(ranks) + 1):
         nodes += [Store(level, p.tensor) for p, position in zip(e.tensors(), at, strict=True) if position == i] if level else []
         nodes += [Loop(rank, inner[rank]) for rank in ranks[i : i + 1]]
-    return nodes
+    return tuple(nodes)
 
 
 def _order(e: Einsum, still: Sequence[Projection]) -> list[str]:
     """Ranks, outermost first: those that the first tensor of `still` does not see are innermost, then those of the second."""
+    seen = [p.ranks() for p in still]
+
     def depth(rank: str) -> int:
-        return next((len(still) - i for i, p in enumerate(still) if rank not in p.ranks()), 0)
+        return next((len(seen) - i for i, ranks in enumerate(seen) if rank not in ranks), 0)
 
     return sorted(e.sizes(), key=depth)
 
 
 def _raised(p: Projection, ranks: Sequence[str]) -> int:
-    position = len(ranks)
-    while position and ranks[position - 1] not in p.ranks():
+    position, seen = len(ranks), p.ranks()
+    while position and ranks[position - 1] not in seen:
         position -= 1
     return position
 

@@ -49,9 +49,10 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A parent node and what it serves: the next node of the tensor inward, or compute (child None)."""
+    """A parent node and what it serves: the next node of the tensor inward, or compute (child None). seen: the tensor's ranks."""
 
     tensor: Projection
+    seen: frozenset[str]
     parent: Store
     parent_at: int
     child: Store | None
@@ -96,7 +97,7 @@ def links(mapping: Mapping, e: Einsum) -> list[Link]:
         at = [i for i, node in enumerate(mapping.nodes) if isinstance(node, Store) and node.tensor == p.tensor]
         stores = [node for node in mapping.nodes if isinstance(node, Store) and node.tensor == p.tensor]
         children: list[Store | None] = [*stores[1:], None]
-        found += [Link(p, *row) for row in zip(stores, at, children, [*at[1:], len(mapping.nodes)], strict=True)]
+        found += [Link(p, p.ranks(), *row) for row in zip(stores, at, children, [*at[1:], len(mapping.nodes)], strict=True)]
     return found
 
 
@@ -105,7 +106,7 @@ def _moved(link: Link, mapping: Mapping, e: Einsum, arch: Arch, skip: bool) -> t
 
     skip: only the first reads of output elements, which start from zero and are never read.
     """
-    relevant = link.tensor.ranks()
+    relevant = link.seen
     shared = _shared(arch, reduce=link.tensor is e.output)
 
     def tally(lane_above: bool, merge_from: int) -> int:
@@ -133,10 +134,10 @@ def _sum(link: Link, mapping: Mapping, e: Einsum, first: Callable[[int, Loop], b
     for i, node in enumerate(mapping.nodes[: link.child_at]):
         if isinstance(node, Loop):
             cuts[node.rank].append((node.tile, first(i, node)))
-    sizes, relevant = e.sizes(), link.tensor.ranks()
+    sizes = e.sizes()
     clip = link.child is not None
     dims = (dim_sum(dim, tuple((sizes[r], tuple(cuts[r])) for r in dim.ranks()), clip, distinct) for dim in link.tensor.dims)
-    outer = (tile_count(n, tuple(cuts[r])) for r, n in e.extents if r not in relevant)
+    outer = (tile_count(n, tuple(cuts[r])) for r, n in e.extents if r not in link.seen)
     return prod(dims) * prod(outer)
 
 

@@ -207,26 +207,32 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
-    """Put "key=value" over the document; a key of space keeps its dots."""
+def assignment(text: str, faults: Faults) -> tuple[str, Any]:
+    """(dotted key, value) of a --set; the key is empty where the text is none."""
     dotted, equals, value = text.partition("=")
-    first, _, rest = dotted.strip().partition(".")
-    if not equals or not first:
+    if not equals or not dotted.strip():
         faults.add(f"--set {text}: no key=value; write e.g. --set stop.points=60")
-        return
+        return "", None
     try:
-        parsed = yaml.safe_load(value)
+        return dotted.strip(), yaml.safe_load(value)
     except yaml.YAMLError:
         faults.add(f"--set {text}: the value is no YAML; quote it")
+        return "", None
+
+
+def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
+    """Put "key=value" over the document; a key of space keeps its dots."""
+    dotted, parsed = assignment(text, faults)
+    first, _, rest = dotted.partition(".")
+    inner = raw.get(first) or {}
+    if not first:
         return
     if not rest:
         raw[first] = parsed
-        return
-    inner = raw.get(first) or {}
-    if not isinstance(inner, dict):
+    elif not isinstance(inner, dict):
         faults.add(f"--set {text}: {first} has no keys; set it as a whole: --set {first}=...")
-        return
-    raw[first] = {**inner, rest: parsed}
+    else:
+        raw[first] = {**inner, rest: parsed}
 
 
 def _is_path(text: str) -> bool:

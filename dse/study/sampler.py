@@ -44,7 +44,7 @@ class Search:
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
     generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, else 16
-    population: Annotated[int, Field(ge=2)] = 32
+    population: Annotated[int, Field(ge=2)] = 16
     startup: Annotated[int, Field(ge=2)] = 16
 
     def batch(self) -> int:

@@ -1,0 +1,62 @@
+"""What a user can type: the commands of `dse`, their arguments, an example each."""
+
+from __future__ import annotations
+
+import argparse
+
+FORMATS = ("table", "csv", "json", "parquet")
+EXAMPLES = {
+    "run": "dse run studies/edge_cnn.yaml --workers 2 --set stop.points=60",
+    "resume": "dse resume runs/edge-cnn",
+    "status": "dse status runs/edge-cnn --json",
+    "pareto": "dse pareto runs/edge-cnn --objectives energy_pj,latency_ns --where 'area_mm2 < 2'",
+    "sql": 'dse sql runs/edge-cnn "SELECT status, count(*) FROM machines GROUP BY status"',
+    "show": "dse show runs/edge-cnn best --einsum Conv_n7",
+    "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
+    "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
+    "check": "dse check studies/edge_cnn.yaml hw/machines/edge_array.yaml",
+    "list": "dse list workloads",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """A parser whose result names the command in `command`."""
+    found = argparse.ArgumentParser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.")
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str, *positional: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, epilog=f"example: {EXAMPLES[name]}")
+        for word in positional:
+            sub.add_argument(word.lower(), metavar=word)
+        return sub
+
+    run = add("run", "start a study's run, or go on with it", "STUDY")
+    run.add_argument("--out", metavar="DIR", help="run folder (default: runs/<name of the study>)")
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the study, e.g. stop.points=60")
+    resume = add("resume", "go on with a run from the study in its folder", "DIR")
+    for sub in (run, resume):
+        sub.add_argument("--workers", type=int, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")
+        sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
+    run.add_argument("--dry-run", action="store_true", help="what the run would cost, from 20 probes; starts nothing")
+    status = add("status", "what a run has done; works while it runs", "DIR")
+    status.add_argument("--json", action="store_true")
+    front = add("pareto", "the front of a run", "DIR")
+    front.add_argument("--objectives", metavar="A,B,...", help="columns of points; -x or x:max maximises (default: the study's)")
+    front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
+    sql = add("sql", "one read-only statement over the views; without a statement: a prompt", "DIR")
+    sql.add_argument("statement", nargs="?", metavar="SELECT...")
+    for sub in (front, sql):
+        sub.add_argument("--format", choices=FORMATS, default="table")
+    shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE or best", "DIR", "POINT")
+    mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE")
+    mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
+    mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
+    mapped.add_argument("--format", choices=("text", "json", "yaml"), default="text")
+    simulated = add("simulate", "cost a given mapping", "WORKLOAD", "MACHINE", "MAPPING")
+    simulated.add_argument("--format", choices=("text", "json"), default="text")
+    for sub in (shown, mapped, simulated):
+        sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")
+    checked = add("check", "validate files, all faults at once")
+    checked.add_argument("files", nargs="+", metavar="FILE")
+    add("list", "what exists").add_argument("what", choices=("workloads", "machines", "solvers", "columns"))
+    return found

@@ -1,0 +1,144 @@
+"""Leases over real Ray actors: the same rows as in-process, machines that kill their actor, decoys, Ctrl-C, no cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from cluster import driver
+from cluster.store import RunFault
+from dse import stack
+from dse.dataflow.cost_descending import cost_descending
+from dse.nest import Infeasible
+from dse.sim.evaluate import EinsumCost, Problem
+from dse.study.study import Study, WorkloadRef
+from tests.test_driver import HEAVY, SIZE, _marked, events, rows, statuses, study
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Curse(WorkloadRef):
+    """A reference that brings this module, and with it the mapper below, into every actor."""
+
+    __slots__ = ()
+
+
+def cursed(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """cost_descending, but one machine kills the process that solves it."""
+    if _marked(problem):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return cost_descending(problem, rng)
+
+
+stack.DATAFLOW["cursed"] = cursed
+
+
+def under_curse(small: Study) -> Study:
+    refs = tuple(Curse(*(getattr(ref, f.name) for f in fields(WorkloadRef))) for ref in small.workloads)
+    return replace(small, workloads=refs, solver=replace(small.solver, mapper="cursed"))
+
+
+def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path) -> None:
+    for workers in (0, 1, 2):
+        assert driver.run(study(tmp_path), tmp_path / f"grid{workers}", workers=workers).exit_code == 0
+    assert rows(tmp_path / "grid0") == rows(tmp_path / "grid1") == rows(tmp_path / "grid2")
+    for workers in (0, 2):
+        driver.run(study(tmp_path, "tpe", 8, "points: 64"), tmp_path / f"tpe{workers}", workers=workers)
+    assert rows(tmp_path / "tpe0") == rows(tmp_path / "tpe2")
+    assert list((tmp_path / "grid2" / "log").glob("actor-*.log"))
+
+
+def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path) -> None:
+    out = driver.run(under_curse(study(tmp_path)), tmp_path / "run", workers=2)
+    assert out.exit_code == 1 and out.status.done == SIZE and statuses(tmp_path / "run")["error"] == 1
+    assert "lost" in events(tmp_path / "run", "error")[0]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[3:]
+from cluster import driver
+from dse.study import study as studies
+try: print(driver.run(studies.load(Path(sys.argv[1])), Path(sys.argv[2]), workers=2).status.done)
+except ValueError as fault: print(fault)
+"""
+
+
+def script(folder: Path) -> Path:
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / "start.py").write_text(SCRIPT)
+    return folder / "bin" / "start.py"
+
+
+def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path) -> None:
+    study(tmp_path, stop="points: 40")
+    for name in ("analysis", "cluster", "hw", "workloads", "tests", "dse"):
+        (tmp_path / "home" / name).mkdir(parents=True)
+        (tmp_path / "home" / name / "__init__.py").write_text("raise SystemExit('decoy')")
+    start = [sys.executable, str(script(tmp_path)), str(tmp_path / "exhaustive.yaml")]
+    inside = {"cwd": tmp_path / "home", "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True, "timeout": 90}
+    said = subprocess.run([*start, str(tmp_path / "run")], **inside)  # type: ignore[call-overload]
+    assert int(said.stdout) >= 40 and said.stderr == ""
+    (tmp_path / "first" / "analysis").mkdir(parents=True)
+    (tmp_path / "first" / "analysis" / "__init__.py").write_text("")
+    said = subprocess.run([*start, str(tmp_path / "other"), str(tmp_path / "first")], **inside)  # type: ignore[call-overload]
+    assert said.stdout.count("\n") == 1 and str(tmp_path / "first" / "analysis") in said.stdout and "shadows" in said.stdout
+
+
+def test_no_cluster_at_the_address_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunFault, match="127.0.0.1:1: no Ray cluster answers there") as fault:
+        driver.run(study(tmp_path), tmp_path / "run", address="127.0.0.1:1")
+    assert "\n" not in str(fault.value)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that descend from pid and live."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rsplit(") ", 1)[1].split()
+            except OSError:
+                continue
+            if stat[0] != "Z":
+                parents.setdefault(int(stat[1]), []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        new = parents.get(todo.pop(), [])
+        found += new
+        todo += new
+    return found
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path, presses: int) -> None:
+    small = study(tmp_path, workloads=HEAVY)
+    child = subprocess.Popen([sys.executable, str(script(tmp_path)), str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")],
+                             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: any((tmp_path / "run" / "log").glob("*.log")) and "machines in" in next((tmp_path / "run" / "log").glob("*.log")).read_text())
+    family = children(child.pid)
+    for _ in range(presses):
+        os.killpg(child.pid, signal.SIGINT)
+        time.sleep(0.3)
+    said, _ = child.communicate(timeout=30)
+    assert 0 < int(said) < SIZE
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+    assert len(family) > 3 and len(rows(tmp_path / "run")["machines"]) == int(said)
+    assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
+
+
+def wait_for(true, seconds: float = 40.0) -> None:  # type: ignore[no-untyped-def]
+    """Until the condition holds; fails after so many seconds."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.05)
