@@ -35,7 +35,7 @@ lint: .venv/ready
 lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install -q -e '.[dev]'
-	build/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip > requirements.lock
+	build/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip --exclude dse > requirements.lock
 	rm -rf build
 
 clean:

@@ -69,8 +69,10 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
             return
         try:
             _views(con, Path(root), json.loads(text).get("parts", {}))
-        except duckdb.IOException as error:
-            if attempt == TRIES - 1:
+        except json.JSONDecodeError:
+            raise QueryError(f"{manifest}: no JSON; dse resume restores the manifest") from None
+        except duckdb.Error as error:
+            if attempt == TRIES - 1 or not isinstance(error, duckdb.IOException):
                 raise QueryError(f"{root}: {_line(error)}") from None
         else:
             con.execute("UPDATE internal.run SET manifest = ?", [text])
@@ -98,7 +100,7 @@ def query(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
 
 
 def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str = "") -> pa.Table:
-    """The front of feasible points, with their machines' parameters, best in the first objective first.
+    """The front of feasible points, best in the first objective first: machine, schedule, objectives, then all of points and machines.
 
     objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points and machines.
     """
@@ -113,7 +115,8 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     rows = f"(SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine) WHERE feasible{_and(where)})"
     order = ", ".join([f"{_quoted(n)}{' DESC' if o.startswith('-') != o.endswith(':max') else ''}" for n, o in zip(names, objectives, strict=True)])
     listed = ", ".join(_literal(o) for o in objectives)
-    return query(con, f"FROM pareto({_literal(rows)}, [{listed}]) ORDER BY {order}, machine, schedule")
+    first = ", ".join(dict.fromkeys(["machine", "schedule", *(_quoted(n) for n in names)]))
+    return query(con, f"SELECT {first}, * EXCLUDE ({first}) FROM pareto({_literal(rows)}, [{listed}]) ORDER BY {order}, machine, schedule")
 
 
 def non_dominated(values: Values) -> Values:

@@ -41,7 +41,7 @@ COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
 REPORT_S = 1.0
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
-Map = Callable[[Iterator[Lease | None]], Iterator[Done]]
+Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     end: str = ""  # why no further generation is asked
     halt: str = ""  # why nothing further is dispatched
+    looping: bool = False
     leases: int = 0
     pace_s: float = 0.0
     solved: int = 0
@@ -135,7 +136,8 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
         workers = study.workers if workers is None else workers
         report = partial(_report, run, progress)
         if run.todo or not run.end:
-            with _mapper(run, workers, address) as mapped, _interruptible(run):
+            with _interruptible(run) as listen, _mapper(run, workers, address) as mapped:
+                listen()  # again: Ray takes SIGTERM when it starts
                 _loop(run, mapped, report)
         return _ended(run, report)
     finally:
@@ -314,8 +316,10 @@ def _log(run: Run, actor: int, line: str) -> None:
 def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
     """Results in as they finish; on any way out what is solved is committed."""
     try:
+        run.looping = True
         for done in mapped(_leases(run)):
-            _tell(run, done)
+            if done is not None:
+                _tell(run, done)
             if run.rows >= COMMIT_ROWS or time.monotonic() - run.committed >= COMMIT_S:
                 _commit(run)
             if time.monotonic() - run.reported >= REPORT_S:
@@ -328,6 +332,8 @@ def _loop(run: Run, mapped: Map, report: Callable[..., Status]) -> None:
         run.halt = str(fault)
         report("failed")
         raise
+    finally:
+        run.looping = False
     _commit(run)
 
 
@@ -432,20 +438,23 @@ def _front(run: Run) -> tuple[int, float]:
 
 
 @contextmanager
-def _interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C (or SIGTERM) once: finish the leases in flight and commit; twice: stop now."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _interruptible(run: Run) -> Iterator[Callable[[], None]]:
+    """Ctrl-C (or SIGTERM) once: finish the leases in flight and commit; twice: stop now. Gives what takes the signals again."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in numbers}
 
     def heard(_signal: int, _frame: FrameType | None) -> None:
-        if run.halt:
+        if run.halt and run.looping:
             raise KeyboardInterrupt
-        run.halt = "interrupted; `dse resume` goes on"
+        run.halt = run.halt or "interrupted; `dse resume` goes on"
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    def listen() -> None:
+        for number in numbers:
+            signal.signal(number, heard)
+
+    listen()
     try:
-        yield
+        yield listen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -39,6 +39,7 @@ GRACE_S = 30.0  # past the deadlines of a lease's machines, before its actor is 
 STARVED_S = 300.0  # without one live actor
 HEAD_S = 15.0  # the head does not answer; Ray itself ends the process after 60 s
 OBJECT_STORE_BYTES = 256 << 20
+LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # ray.init sets them; a later cluster may have no tokens
 ROOT = str(Path(__file__).resolve().parent.parent)
 Log = Callable[[int, str], None]  # (number of the actor, line)
 
@@ -132,19 +133,27 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
 
     Raises PoolFault if there is no cluster at the address.
     """
+    if address and address != "auto" and not _answers(address):
+        raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head`, or leave --address out")
+    space = f"dse-{os.getpid()}-{time.monotonic_ns()}"
     temporary = None if address else _own_folder()
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "namespace": f"dse-{os.getpid()}-{time.monotonic_ns()}"}
+    before = {name: os.environ.get(name) for name in LEAKS}
     try:
         if address:
-            ray.init(address=address, **quiet)
+            ray.init(address=address, namespace=space, log_to_driver=False, logging_level="ERROR")
         else:
             ray.init(num_cpus=workers or os.cpu_count(), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-                     _node_ip_address="127.0.0.1", _temp_dir=temporary, **quiet)
+                     _node_ip_address="127.0.0.1", _temp_dir=temporary, namespace=space,
+                     log_to_driver=False, logging_level="ERROR")
         yield int(ray.cluster_resources().get("CPU", 0))
     except ConnectionError as fault:
         raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head`, or leave --address out") from fault
     finally:
         ray.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -159,22 +168,24 @@ def _own_folder() -> str:
     return tempfile.mkdtemp(prefix=f"dse-{os.getpid()}-", dir=top)
 
 
-def _head_answers() -> bool:
-    host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
+def _answers(address: str) -> bool:
+    """Somebody listens at host:port (of localhost also at the outer address). Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    outer = [ray.util.get_node_ip_address()] if host in ("127.0.0.1", "localhost") else []
+    for name in (host.strip("[]"), *outer):
+        with suppress(OSError, ValueError), socket.create_connection((name, int(port)), timeout=2.0):
             return True
-    except OSError:
-        return False
+    return False
 
 
 # --- loop ------------------------------------------------------------------------------------------------------------
 
 
-def over_ray(job: Job, workers: int | None, log: Log, leases: Iterator[Lease | None]) -> Iterator[Done]:
+def over_ray(job: Job, workers: int | None, log: Log, leases: Iterator[Lease | None]) -> Iterator[Done | None]:
     """Results of all leases, as they finish, from `workers` actors (None: one per CPU of the cluster, also of those that join later).
 
-    leases: pulled when there is room; None says that there is nothing to do before a further result is in.
+    leases: pulled when there is room; None says that there is nothing to do before a further result is in. A None among the
+    results says that some time has passed without one.
     A machine that fails all its tries comes back as a Done without tables and with `lost`.
     Raises PoolFault: head lost, no actor alive, a node that imports other packages than ours.
     """
@@ -259,16 +270,17 @@ def _late(pool: Pool) -> Lease | None:
     return None
 
 
-def _collect(pool: Pool) -> Iterator[Done]:
-    """Wait for one answer, then take all that are there."""
+def _collect(pool: Pool) -> Iterator[Done | None]:
+    """Wait for one answer, then take all that are there; None if there was none."""
     asked = {seat.asked: seat for seat in pool.seats if seat.asked is not None}
     flying = {seat.flights[0].ref: seat for seat in pool.seats if seat.flights}
     refs = [*asked, *flying]
     if not refs:
         time.sleep(0.1)
-        return
-    first, _ = ray.wait(refs, num_returns=1, timeout=0.5)
-    if first:
+    first = ray.wait(refs, num_returns=1, timeout=0.5)[0] if refs else []
+    if not first:
+        yield None
+    else:
         first, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
     for ref in first:
         if ref in asked:
@@ -371,7 +383,7 @@ def _watch(pool: Pool) -> None:
     elif now - pool.alive > STARVED_S:
         raise PoolFault(f"no actor answered for {STARVED_S:.0f} s; add nodes, then resume: all that was committed is safe")
     if now - pool.answered > 2.0:
-        if _head_answers():
+        if _answers(ray.get_runtime_context().gcs_address):
             pool.answered = now
         elif now - pool.answered > HEAD_S:
             raise PoolFault(f"the head of the cluster has not answered for {HEAD_S:.0f} s; start it again, then resume: all that was committed is safe")

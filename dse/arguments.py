@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import NoReturn
 
 FORMATS = ("table", "csv", "json", "parquet")
 EXAMPLES = {
@@ -19,9 +21,23 @@ EXAMPLES = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A fault is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
+        sys.exit(2)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text} is no number of workers, give 0 or more")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """A parser whose result names the command in `command`."""
-    found = argparse.ArgumentParser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.")
+    found = _Parser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, *positional: str) -> argparse.ArgumentParser:
@@ -35,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the study, e.g. stop.points=60")
     resume = add("resume", "go on with a run from the study in its folder", "DIR")
     for sub in (run, resume):
-        sub.add_argument("--workers", type=int, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")
+        sub.add_argument("--workers", type=_count, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")
         sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
     run.add_argument("--dry-run", action="store_true", help="what the run would cost, from 20 probes; starts nothing")
     status = add("status", "what a run has done; works while it runs", "DIR")

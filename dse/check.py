@@ -1,22 +1,56 @@
-"""What a file of the user is: machine, study or workload, checked whole."""
+"""What a file of the user is: machine, study or workload, checked whole; and what comes along by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from dse import record, stack
+from dse.study import read
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog
 
+KINDS = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": {"name", "extents", "einsums", "weights"}}
+
 
 def file(path: Path) -> str:
     """What a valid file is, in a line. Raises ValueError with one line per fault."""
-    data = machine.read_yaml(path)[0] if path.suffix in (".yaml", ".yml") else None
-    if isinstance(data, dict) and "nodes" in data:
+    kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
+    if kind == "machine":
         arch = machine.arch(machine.load(str(path)))
         return f"machine {arch.name}, {arch.instances(len(arch.levels))} lanes, {arch.area_mm2():.4g} mm2"
-    if isinstance(data, dict) and ("space" in data or "workloads" in data):
+    if kind == "study":
         study = studies.load(path)
         return f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}"
+    if path.suffix not in read.SUFFIXES or not path.is_file():
+        raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload) or an .onnx file")
     workload = catalog.load(str(path))
     return f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters"
+
+
+def _kind(path: Path) -> str:
+    """By most known keys, so that one misspelt key does not make a machine a workload. Raises ValueError."""
+    data, faults = machine.read_yaml(path)
+    known = {kind: len(keys & set(data)) for kind, keys in KINDS.items()} if isinstance(data, dict) else {}
+    kind = max(known, key=lambda kind: known[kind], default="")
+    if not faults and not (kind and known[kind]):
+        faults = ["is no machine (clock_mhz, nodes), no study (workloads, machine, space, objectives) and no workload (extents, einsums)"]
+    if faults and kind != "machine":  # the other readers name repeated keys themselves, or not at all
+        raise ValueError("\n".join(f"{path}: {line}" for line in faults))
+    return kind
+
+
+def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """(header, rows) of what exists: workloads, machines, solvers or columns."""
+    if what == "workloads":
+        return ("workload", "parameters"), [(name, catalog.parameters(name)) for name in catalog.names()]
+    if what == "machines":
+        archs = [machine.arch(machine.load(name)) for name in machine.names()]
+        return ("machine", "levels", "lanes", "area_mm2"), [
+            (arch.name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2()) for arch in archs]
+    if what == "solvers":
+        return ("key", "value", "does"), [
+            ("solver.mapper", name, (mapper.__doc__ or "").split("\n")[0]) for name, mapper in stack.DATAFLOW.items()]
+    return ("table", "column", "type", "unit", "meaning"), [
+        (table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]

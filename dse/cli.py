@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a folder hw or cluster of the user must not be found first
 
 from dse import arguments, screen
 from hw.arch import Arch
@@ -23,14 +26,15 @@ if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
     from dse.study.study import Study
 
 def main(argv: Sequence[str] | None = None) -> int:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     given = arguments.parser().parse_args(argv)
+    if given.command not in ("run", "resume"):  # a run outlives its reader
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         return COMMANDS[given.command](given)
     except ValueError as fault:
         if os.environ.get("DSE_TRACEBACK"):
             raise
-        print(fault, file=sys.stderr)
+        print("\n".join(dict.fromkeys(str(fault).splitlines())), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -58,6 +62,7 @@ def _drive(study: Study, out: Path, given: argparse.Namespace) -> int:
 
     with screen.Progress(study.name) as progress:
         outcome = driver.run(study, out, given.workers, given.address, progress.show)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(f"{out}: {outcome.status.state}, {outcome.status.reason}; {outcome.solved} machines solved now, {outcome.status.done} in all"
           f" ({outcome.status.infeasible} infeasible, {outcome.status.pruned} pruned, {outcome.status.error} errors), front {outcome.status.front}")
     print(f"next: dse pareto {out}   dse show {out} best   dse sql {out} \"SELECT ...\"")
@@ -113,8 +118,7 @@ def _sql(given: argparse.Namespace) -> int:
     _, con = _connect(given.dir)
     if given.statement:
         return _print_result(db.query(con, given.statement), given.format)
-    names = db.query(con, "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' ORDER BY 1")
-    print(f"views: {', '.join(names[0].to_pylist())}; an empty line ends")
+    print(f"views: {', '.join(db.query(con, 'SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1')[0].to_pylist())}; an empty line ends")
     while statement := screen.ask("dse> "):
         try:
             _print_result(db.query(con, statement), given.format)
@@ -144,7 +148,8 @@ def _show(given: argparse.Namespace) -> int:
     machine, schedule = _point(study, con, given.point)
     rows = db.query(con, f"FROM machines WHERE machine = {machine}").to_pylist()
     if not rows:
-        raise ValueError(f"{given.dir}: machine {machine} is not there yet; dse sql {given.dir} \"SELECT machine, status FROM machines\"")
+        why = "is not solved yet; see dse status" if machine < study.space.size else f"is none; the space has machines 0 to {study.space.size - 1}"
+        raise ValueError(f"{given.dir}: POINT = {given.point}: machine {machine} {why}")
     screen.print_facts({key: value for key, value in rows[0].items() if value is not None})
     arch = decode(study.space, machine)
     if rows[0]["status"] != "ok" or not isinstance(arch, Arch):
@@ -155,7 +160,7 @@ def _show(given: argparse.Namespace) -> int:
         nests = db.query(con, f"SELECT einsum, nest FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}").to_pylist()
         stored = db.query(con, f"SELECT energy_pj, latency_cycles FROM workload_costs {wanted}").to_pylist()
         if not nests:
-            raise ValueError(f"{given.dir}: machine {machine} has no schedule {schedule}")
+            raise ValueError(f"{given.dir}: POINT = {given.point}: machine {machine} has no schedule {schedule}; try {machine}.0")
         found = evaluate(arch, workload, {row["einsum"]: nest.parse(row["nest"]) for row in nests}, study.solver.objective)
         if isinstance(found, nest.Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
             print(f"{given.dir}: machine {machine}: the stored cost {stored} is not what its mappings cost now", file=sys.stderr)
@@ -171,12 +176,11 @@ def _point(study: Study, con: DuckDBPyConnection, text: str) -> tuple[int, int]:
     if text == "best":
         rows = db.front(con, [f"{o.column}:{o.direction}" for o in study.objectives]).select(["machine", "schedule"]).slice(0, 1).to_pylist()
         if not rows:
-            raise ValueError("best: the front is empty; dse sql can tell why (SELECT status, reason FROM machines)")
+            raise ValueError("POINT = best: the front is empty; dse sql can tell why (SELECT status, reason FROM machines)")
         return rows[0]["machine"], rows[0]["schedule"]
-    machine, _, schedule = text.partition(".")
-    if not machine.isdigit() or not (schedule or "0").isdigit():
-        raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE or best")
-    return int(machine), int(schedule or 0)
+    if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
+        return int(found[1]), int(found[2] or 0)
+    raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE or best")
 
 
 def _map(given: argparse.Namespace) -> int:
@@ -209,7 +213,11 @@ def _simulate(given: argparse.Namespace) -> int:
 
     arch, workload = machine.arch(machine.load(given.machine)), catalog.load(given.workload)
     schedule = nest.read(Path(given.mapping), [group.names[0] for group in unique(workload)])
-    return screen.print_solution(arch, workload, evaluate(arch, workload, schedule), given.einsum, given.format)
+    try:
+        found = evaluate(arch, workload, schedule)
+    except ValueError as fault:
+        raise ValueError("\n".join(f"{given.mapping}: {line}" for line in str(fault).splitlines())) from None
+    return screen.print_solution(arch, workload, found, given.einsum, given.format)
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -227,24 +235,9 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from dse import record, stack
-    from hw import machine
-    from workloads import catalog
+    from dse import check
 
-    header: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    if given.what == "workloads":
-        header, rows = ("workload", "parameters"), [(name, catalog.parameters(name)) for name in catalog.names()]
-    elif given.what == "machines":
-        archs = [machine.arch(machine.load(name)) for name in machine.names()]
-        header, rows = ("machine", "levels", "lanes", "area_mm2"), [
-            (arch.name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2()) for arch in archs]
-    elif given.what == "solvers":
-        header, rows = ("key", "value", "does"), [("solver.mapper", name, (mapper.__doc__ or "").split("\n")[0]) for name, mapper in stack.DATAFLOW.items()]
-    else:
-        header, rows = ("table", "column", "type", "unit", "meaning"), [
-            (table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]
-    screen.print_table(header, rows)
+    screen.print_table(*check.listing(given.what))
     return 0
 
 

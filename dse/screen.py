@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich import box
@@ -22,7 +23,7 @@ from hw.arch import Arch
 from workloads.graph import Workload, unique
 
 LINE_S = 5.0
-WIDE = 240  # columns when the output is no terminal
+WIDE = 10_000  # columns when the output is no terminal: nothing is folded
 
 
 def number(value: Any) -> str:
@@ -45,7 +46,13 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    print_table(("key", "value"), [(key, "; ".join(map(str, value)) if isinstance(value, list | tuple) else value) for key, value in facts.items()])
+    print_table(("key", "value"), [(key, _fact(key, value)) for key, value in facts.items()])
+
+
+def _fact(key: str, value: Any) -> Any:
+    if key == "time" and isinstance(value, float):
+        return time.ctime(value)
+    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def ask(prompt: str) -> str:
@@ -71,7 +78,8 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        if self.bar.console.is_terminal:  # else it would print an empty line
+            self.bar.stop()
 
     def show(self, status: Any) -> None:
         left = "" if status.left_s is None or status.left_s != status.left_s else f", {status.left_s:.0f} s left"
@@ -79,7 +87,8 @@ class Progress:
         self.bar.update(self.task, completed=status.done, total=status.planned or None, facts=facts)
         if not self.bar.console.is_terminal and (status.state != "running" or time.monotonic() - self.shown >= LINE_S):
             self.shown = time.monotonic()
-            print(f"{self.name}: {status.done} of {status.planned} machines, {facts}", file=sys.stderr, flush=True)
+            with suppress(BrokenPipeError):
+                print(f"{self.name}: {status.done} of {status.planned} machines, {facts}", file=sys.stderr, flush=True)
 
 
 def print_rows(header: Sequence[str], rows: list[Sequence[Any]], form: str) -> None:
@@ -108,12 +117,12 @@ def print_solution(arch: Arch, workload: Workload, found: Solution | Infeasible,
     if isinstance(found, Infeasible):
         print(json.dumps({"status": "infeasible", "reason": str(found)}) if form == "json" else f"infeasible: {found}")
         return 1
-    if form == "json":
-        print(json.dumps(explain.document(arch, found), indent=1))
-        return 0
     at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
     if name not in (None, "all", *at):
         raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}")
+    if form == "json":
+        print(json.dumps(explain.document(arch, found), indent=1))
+        return 0
     for table in explain.network(arch, workload, found):
         print_table(table.header, table.rows, table.title)
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)

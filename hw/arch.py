@@ -51,6 +51,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Cell = Literal["lop", "hp"]
 MemoryKind = Literal["sram", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"]
+Still = Literal["os", "ws", "is"]
 ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", "custom"]
 
 
@@ -61,6 +62,7 @@ class Memory:
     capacity in bytes; bandwidth in GB/s, or actions_per_cycle of width_bits each. banks (sram): arrays that split the capacity and work side by side;
     channels (DRAM): their bandwidths and background powers add up. cycle_ns (sram): least time between two accesses of an array; slow: an array slower than
     the clock takes whole cycles, or makes the machine infeasible. leak_mw, area_mm2: of the whole level, banks and channels included.
+    transfer next: fills overlap the work inside; same: a tile is filled before it is used.
     """
 
     name: Annotated[Name, Field(alias="memory")]
@@ -81,25 +83,34 @@ class Memory:
     bypass: Flag | None = None
     skip_first_read: Flag = True
     slow: Literal["divide", "infeasible"] = "divide"
+    transfer: Literal["next", "same"] = "next"
 
     __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Copies of all that follows. dims: size per dimension; multicast, reduce: all dimensions, none, or those named."""
+    """Copies of all that follows. dims: size per dimension; multicast, reduce: all dimensions, none, or those named.
+
+    ramp: a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights or inputs.
+    """
 
     name: Annotated[Name, Field(alias="array")]
     dims: Annotated[Mapping[Name, Count], Field(min_length=1)]
     multicast: Flag | tuple[str, ...] = True
     reduce: Flag | tuple[str, ...] = True
+    ramp: Still | None = None
 
     __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What computes, the innermost node. Numbers left out come from the table of its kind; custom: all of them are given here."""
+    """What computes, the innermost node. Numbers left out come from the table of its kind; custom: all of them are given here.
+
+    vector_lanes: the machine has one vector unit of so many lanes of vector_kind (default: kind), which does all that is no multiply-accumulate, one
+    operation per lane and cycle; alu_pj, its area and leakage are then those of vector_kind. 0: the lanes of the array do it.
+    """
 
     name: Annotated[Name, Field(alias="compute")]
     kind: ComputeKind
@@ -108,6 +119,8 @@ class Lane:
     alu_pj: Cost | None = None
     leak_mw: Cost | None = None
     area_mm2: Cost | None = None
+    vector_lanes: Annotated[int, Field(ge=0, strict=True)] = 0
+    vector_kind: ComputeKind | None = None
 
     __pydantic_config__ = CLOSED
 
@@ -136,6 +149,7 @@ class Level:
     capacity_bits None: unbounded. ports separate: reads and writes each have the bandwidth; shared: they add up.
     bypass: tensors may skip this level. skip_first_read False: the first read of an output element is paid here.
     leak_mw of a DRAM is its background power. access_cycles: clock cycles from one access of an array to the next, already in the bandwidth.
+    transfer next: fills overlap the work inside, latency is a maximum; same: a tile is filled before it is used, its fill cycles are added.
     """
 
     name: str
@@ -151,6 +165,7 @@ class Level:
     leak_mw: float = 0.0
     area_mm2: float = 0.0
     access_cycles: int = 1
+    transfer: Literal["next", "same"] = "next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +174,7 @@ class Fanout:
 
     dims: (name, size) of each dimension. multicast: one read serves all lanes that want the same element;
     reduce: lanes add their partial outputs on the way out. Both per dimension.
+    ramp: what stays still in a systolic array of two dimensions, rows first: outputs, weights or inputs; "": data do not ripple through.
     """
 
     name: str
@@ -166,17 +182,25 @@ class Fanout:
     dims: tuple[tuple[str, int], ...]
     multicast: tuple[bool, ...]
     reduce: tuple[bool, ...]
+    ramp: Still | Literal[""] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One lane. mac_pj per multiply-accumulate, alu_pj per other operation; a copy costs none."""
+    """One lane. mac_pj per multiply-accumulate, alu_pj per other operation; a copy costs none.
+
+    alu_per_cycle: other operations per clock cycle of the machine's one vector unit, whatever the array does; None: the lanes do them at ops_per_cycle.
+    vector_leak_mw, vector_area_mm2: of that unit.
+    """
 
     mac_pj: float
     alu_pj: float
     ops_per_cycle: float = 1.0
     leak_mw: float = 0.0
     area_mm2: float = 0.0
+    alu_per_cycle: float | None = None
+    vector_leak_mw: float = 0.0
+    vector_area_mm2: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +221,12 @@ class Arch:
     def area_mm2(self) -> float:
         """Silicon of all instances; DRAM has none of its own on the chip."""
         levels = sum(level.area_mm2 * self.instances(v) for v, level in enumerate(self.levels))
-        return levels + self.compute.area_mm2 * self.instances(len(self.levels))
+        return levels + self.compute.area_mm2 * self.instances(len(self.levels)) + self.compute.vector_area_mm2
 
     def leak_mw(self) -> float:
         levels = sum(level.leak_mw * self.instances(v) for v, level in enumerate(self.levels))
-        return levels + self.compute.leak_mw * self.instances(len(self.levels))
+        return levels + self.compute.leak_mw * self.instances(len(self.levels)) + self.compute.vector_leak_mw
+
+    def slow_levels(self) -> tuple[str, ...]:
+        """Levels whose arrays are slower than the clock, as `GBUF (2 cycles)`: their bandwidth is divided already."""
+        return tuple(f"{level.name} ({level.access_cycles} cycles)" for level in self.levels if level.access_cycles > 1)

@@ -15,7 +15,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from math import ceil, inf, log
 from pathlib import Path
@@ -178,7 +178,8 @@ def show_bytes(size: float) -> str:
 
 
 def show(value: object) -> str:
-    return json.dumps(value) if isinstance(value, (str, bool)) or value is None else str(value)
+    text = json.dumps(value) if isinstance(value, (str, bool)) or value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 SAYS = {
@@ -223,6 +224,16 @@ def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]
     return faults
 
 
+def nesting_faults(nodes: Sequence[Node | None]) -> list[str]:
+    """DRAM that stands inside of SRAM: the levels are listed the wrong way round. None: a node that could not be read."""
+    memories = [(i, node) for i, node in enumerate(nodes) if isinstance(node, Memory) and node.kind != "custom"]
+    chips = [at for at, (_, node) in enumerate(memories) if node.kind == "sram"]
+    if not chips:
+        return []
+    return [f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {memories[chips[0]][1].name}; list the outermost memory first"
+            for i, node in memories[chips[0]:] if node.kind != "sram"]
+
+
 def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
     """Faults of one node under the clock, technology and word of spec: contradictions first, then what the tables do not have."""
     faults = _memory_faults(node, outermost) if isinstance(node, Memory) else _array_faults(node) if isinstance(node, Array) else _lane_faults(spec, node)
@@ -256,6 +267,10 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
         faults.append(f"{key}.bandwidth = {node.bandwidth:g} GB/s stands beside actions_per_cycle = {node.actions_per_cycle:g}; leave one out")
     if node.cycle_ns is not None and not on_chip:
         faults.append(f"{key}.cycle_ns = {node.cycle_ns:g} is for kind: sram; leave it out")
+    if node.transfer == "same" and outermost:
+        faults.append(f"{key}.transfer = same cannot be: nothing fills the outermost level; leave it out")
+    if node.transfer == "same" and node.double_buffer:
+        faults.append(f"{key}.transfer = same stands beside double_buffer = true, which is there to overlap; leave one out")
     if outermost and node.bypass:
         faults.append(f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out")
     return faults
@@ -269,7 +284,11 @@ def _custom_faults(node: Memory | Lane, numbers: Sequence[str]) -> list[str]:
 def _array_faults(node: Array) -> list[str]:
     wanted = [(field, dim) for field in ("multicast", "reduce") for dim in _named_dims(node, field)]
     faults = [f"{node.name}.{field} = {dim} is no dimension of the array; {near(dim, node.dims)}" for field, dim in wanted if dim not in node.dims]
-    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce")]
+    if node.ramp is not None and len(node.dims) != 2:
+        faults.append(f"{node.name}.ramp = {node.ramp} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave ramp out")
+    if node.ramp == "os" and set(node.dims.values()) == {1}:  # its formula would take a cycle less than the steps
+        faults.append(f"{node.name}.ramp = os needs more than one PE; enlarge dims, or leave ramp out")
+    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce", "ramp")]
     return faults + [f"{node.name}.dims = {dim} is a key of arrays; choose another name" for dim in reserved]
 
 
@@ -282,6 +301,10 @@ def _lane_faults(spec: Machine, node: Lane) -> list[str]:
     faults = _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
     if node.kind == "custom" and spec.word_bits is None:
         faults.append("word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8")
+    if node.vector_kind is not None and not node.vector_lanes:
+        faults.append(f"{node.name}.vector_kind = {node.vector_kind} has no lanes; add e.g. vector_lanes: 16, or leave it out")
+    if node.vector_lanes and "custom" in (node.vector_kind or node.kind, node.vector_kind):
+        faults.append(f"{node.name}.vector_kind = {node.vector_kind or 'missing'} gives a vector unit no numbers; use one of {', '.join(mac_kinds())}")
     return faults
 
 
@@ -308,7 +331,7 @@ def _level(spec: Machine, node: Memory, outermost: bool) -> Level:
         name=node.name.upper(), capacity_bits=None if node.capacity is None else 8 * node.capacity, width_bits=node.width_bits,
         read_pj=_given(node.read_pj, read), write_pj=_given(node.write_pj, write), bandwidth=_given(stated, rate),
         ports=node.ports, double_buffer=node.double_buffer, bypass=not outermost and node.bypass is not False, skip_first_read=node.skip_first_read,
-        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles)
+        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, transfer=node.transfer)
 
 
 def _sram_timing(node: Memory, cycle: float, stated: float | None) -> tuple[int, float]:
@@ -329,14 +352,19 @@ def _given(number: float | None, table: float) -> float:
 
 def _compute(spec: Machine, node: Lane) -> Compute:
     lane = Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0) if node.kind == "custom" else mac(node.kind, _node_nm(spec), spec.cell)
-    return Compute(mac_pj=_given(node.mac_pj, lane.mac_pj), alu_pj=_given(node.alu_pj, lane.alu_pj), ops_per_cycle=node.ops_per_cycle,
-                   leak_mw=_given(node.leak_mw, lane.leak_mw), area_mm2=_given(node.area_mm2, lane.area_mm2))
+    found = Compute(mac_pj=_given(node.mac_pj, lane.mac_pj), alu_pj=_given(node.alu_pj, lane.alu_pj), ops_per_cycle=node.ops_per_cycle,
+                    leak_mw=_given(node.leak_mw, lane.leak_mw), area_mm2=_given(node.area_mm2, lane.area_mm2))
+    if not node.vector_lanes:
+        return found
+    unit = mac(node.vector_kind or node.kind, _node_nm(spec), spec.cell)
+    return replace(found, alu_pj=_given(node.alu_pj, unit.alu_pj), alu_per_cycle=float(node.vector_lanes),
+                   vector_leak_mw=node.vector_lanes * unit.leak_mw, vector_area_mm2=node.vector_lanes * unit.area_mm2)
 
 
 def faults(spec: Machine) -> list[str]:
     """All that keeps spec from being built, one line each."""
     outline = [_outline(node) for node in spec.nodes]
-    lines = order_faults(outline) + [line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0)]
+    lines = order_faults(outline) + nesting_faults(spec.nodes) + [line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0)]
     return list(dict.fromkeys(lines))
 
 
@@ -359,8 +387,8 @@ def build(spec: Machine) -> Arch:
             levels.append(_level(spec, node, not levels))
         elif isinstance(node, Array):
             dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
-            share = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
-            fanouts.append(Fanout(node.name.upper(), len(levels), dims, *share))
+            multicast, reduce = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
+            fanouts.append(Fanout(node.name.upper(), len(levels), dims, multicast, reduce, node.ramp or ""))
     lane = next(node for node in spec.nodes if isinstance(node, Lane))
     word_bits = spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
     return Arch(spec.name, tuple(levels), tuple(fanouts), _compute(spec, lane), spec.clock_mhz / 1e3, word_bits)

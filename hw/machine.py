@@ -6,8 +6,8 @@
     nodes:                     # outermost first, the compute last; `<name>.<field>` is the key of a study
     - {memory: dram, kind: lpddr4, width_bits: 64}
     - {memory: gbuf, capacity: 128 KiB, width_bits: 128}
-    - {array: array, dims: {x: 16, y: 16}}
-    - {compute: mac, kind: int8}
+    - {array: array, dims: {y: 16, x: 16}, ramp: ws}      # ramp: systolic, rows first
+    - {compute: mac, kind: int8, vector_lanes: 16}
 Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s); plain numbers are refused there.
 """
 
@@ -115,6 +115,7 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
     outline = [_outline(entry) for entry in listed]
     if all(outline):
         faults += component.order_faults([line for line in outline if line])
+    faults += component.nesting_faults([node for node, _ in parsed])
     for i, (node, wrong) in enumerate(parsed):
         faults += wrong + (component.node_faults(head, node, i == 0) if node else [])
     return replace(head, nodes=tuple(node for node, _ in parsed if node)), faults

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from dse.nest import Loop, Mapping, Store
@@ -9,11 +11,19 @@ from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, einsum
 
 
-def random_einsum(rng: Random) -> Einsum:
+KINDS = ("gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool", "add", "transposed", "copy")
+
+
+def random_einsum(rng: Random, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> Einsum:
     """A small einsum of one of the kinds that networks have; windows with stride, dilation, padding."""
     n = lambda top: rng.randint(1, top)  # noqa: E731
     stride, dilation, pad = n(3), n(2), rng.randint(0, 2)
-    kind = rng.choice(["gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool", "add", "transposed", "copy"])
+    kind = rng.choice(kinds)
+    if kind in ("spmm", "spmv"):
+        m, k = n(7), n(7)
+        text = "Y[m,n] += A[m,k] * X[k,n]" if kind == "spmm" else "Y[m] += A[m,k] * X[k]"
+        e = einsum(text, {"m": m, "k": k, "n": n(4)}, density={"A": n(m * k) / (m * k)})
+        return replace(e, inputs=(replace(e.inputs[0], format="csr"), e.inputs[1]))
     if kind == "gemm":
         return einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n(7), "n": n(7), "k": n(7)})
     if kind == "bmm":
@@ -46,13 +56,14 @@ def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
     depth = rng.randint(2, 4)
     levels = tuple(
         Level(f"L{v}", capacity_bits if v else None, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
-              rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), bypass=v > 0, skip_first_read=rng.random() < 0.8)
+              rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), bypass=v > 0, skip_first_read=rng.random() < 0.8, transfer=rng.choice(["next", "next", "same"]))
         for v in range(depth))
     fanouts = []
     for i, outside in enumerate(sorted(rng.sample(range(1, depth + 1), rng.randint(0, 2)))):
         dims = tuple((f"{axis}{i}", rng.randint(2, 4)) for axis in "XY"[: rng.randint(1, 2)])
-        fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims)))
-    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0), 1.0, 8)
+        fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims),
+                              rng.choice(["", "os", "ws"]) if len(dims) == 2 else ""))
+    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0])), 1.0, 8)
 
 
 def random_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
@@ -98,6 +109,6 @@ def _stores(rng: Random, e: Einsum, arch: Arch, start: int, end: int) -> list[St
     return found
 
 
-def random_case(rng: Random) -> tuple[Einsum, Arch, Mapping]:
-    e, arch = random_einsum(rng), random_arch(rng)
+def random_case(rng: Random, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> tuple[Einsum, Arch, Mapping]:
+    e, arch = random_einsum(rng, kinds), random_arch(rng)
     return e, arch, random_mapping(rng, e, arch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import product
+from math import ceil
 
 from dse.nest import Mapping, Store
 from hw.arch import Arch
@@ -44,7 +45,13 @@ class Walk:
         own = {rank for dim in tensor.dims for rank, _ in dim.terms}
         return any(lane > 0 and at > parent_at and loop.rank not in own and flags[loop.over] for at, loop, lane in self.lanes)
 
-    def add(self, at: int, level: str, tensor: str, action: str, n: int) -> None:
+    def words(self, tensor: Projection, elements: list) -> float:
+        """What a tile of these elements moves: all of them, or of a compressed tensor 2 per nonzero and a pointer per row."""
+        if tensor.format == "dense":
+            return len(elements)
+        return 2 * tensor.density * len(elements) + len({element[:-1] for element in elements})
+
+    def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
         self.tally.total[level, tensor, action] += n
         if all(lane == 0 for position, _, lane in self.lanes if position < at):
             self.tally.busiest[level, tensor, action] += n
@@ -59,7 +66,12 @@ class Walk:
 
     def go(self, at: int, env: dict) -> None:
         for tensor, level in self.resting[at]:
-            self.tally.held[level, tensor.tensor] = max(self.tally.held[level, tensor.tensor], len(self.box(tensor, env, clip=False)))
+            held = ceil(self.words(tensor, self.box(tensor, env, clip=False)))
+            self.tally.held[level, tensor.tensor] = max(self.tally.held[level, tensor.tensor], held)
+        for array in self.entries[at]:
+            if all(lane == 0 for _, _, lane in self.lanes):
+                self.tally.total[array, "-", "enter"] += 1
+                self.tally.busiest[array, "-", "enter"] += 1
         if at == len(self.mapping.nodes):
             return self.compute(env)
         node = self.mapping.nodes[at]
@@ -83,6 +95,11 @@ class Walk:
                 tensor = next(p for p in self.e.tensors() if p.tensor == node.tensor)
                 self.resting[self.rest(i, tensor) if node.tensor in begun else i].append((tensor, node.level))
                 begun.add(node.tensor)
+        self.entries = [[] for _ in range(len(self.mapping.nodes) + 1)]
+        for f in self.arch.fanouts:
+            if f.ramp:
+                own = [i for i, node in enumerate(self.mapping.nodes) if not isinstance(node, Store) and node.over in dict(f.dims)]
+                self.entries[own[-1] + 1 if own else 0].append(f.name)
 
     def rest(self, i: int, p: Projection) -> int:
         """Position just above which a node that starts at i comes to rest."""
@@ -110,16 +127,16 @@ class Walk:
         chain.pop()
         if chain and output:
             parent_at, parent = chain[-1]
-            self.add(at, node.level, node.tensor, "read", len(elements))
+            self.add(at, node.level, node.tensor, "read", self.words(tensor, elements))
             if not self.share(tensor, parent_at):
-                self.add(parent_at, parent, node.tensor, "write", len(elements))
+                self.add(parent_at, parent, node.tensor, "write", self.words(tensor, elements))
 
     def fill(self, at: int, node: Store, tensor: Projection, parent: tuple, elements: list, output: bool) -> None:
         parent_at, level = parent
         wanted = [x for x in elements if not (output and self.fresh(at, level, x))]
-        self.add(at, node.level, node.tensor, "write", len(wanted))
+        self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted))
         if not self.share(tensor, parent_at):
-            self.add(parent_at, level, node.tensor, "read", len(wanted))
+            self.add(parent_at, level, node.tensor, "read", self.words(tensor, wanted))
 
     def fresh(self, at: int, level: str, element: tuple) -> bool:
         """The first time that this lane meets the element: it starts from zero, nothing is read."""
@@ -131,7 +148,10 @@ class Walk:
         return new
 
     def compute(self, env: dict) -> None:
-        self.add(len(self.mapping.nodes), "MAC", "-", "compute", 1)
+        share = 1.0  # of the iterations that find all inputs nonzero: only they compute and access
+        for tensor in self.e.inputs:
+            share *= tensor.density
+        self.add(len(self.mapping.nodes), "MAC", "-", "compute", share)
         for tensor in self.e.tensors():
             at, level = self.holders[tensor.tensor][-1]
             (element,) = self.box(tensor, env, clip=False)
@@ -140,9 +160,9 @@ class Walk:
             if self.share(tensor, at):
                 continue
             if not skip:
-                self.add(at, level, tensor.tensor, "read", 1)
+                self.add(at, level, tensor.tensor, "read", share)
             if output:
-                self.add(at, level, tensor.tensor, "write", 1)
+                self.add(at, level, tensor.tensor, "write", share)
 
 
 def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:

@@ -14,6 +14,24 @@ from hypothesis import strategies as st
 from workloads import catalog
 from workloads.einsum import WorkloadError, compulsory_elems, show
 
+SAMPLES = {  # name -> parameters, MACs, parameters of the network, einsums
+    "gemm": ("m=2,n=3,k=5", 30, 15, 1), "bmm": ("b=2,m=2,n=3,k=5", 60, 0, 1), "spmm": ("m=4,k=5,n=3,nnz=7", 21, 0, 1), "spmv": ("m=4,k=5,nnz=7", 7, 0, 1),
+    "inverse": ("n=4,b=3", 0, 0, 1), "conv": ("k=4,c=2,p=3,q=3,r=3,s=3,pad=1", 648, 72, 1), "conv1d": ("k=4,c=2,p=8,r=3,dilation=2", 192, 24, 1),
+    "conv3d": ("k=4,c=2,p=2,q=2,o=2,r=3,s=3,t=3", 1728, 216, 1), "depthwise": ("c=4,p=3,q=3,r=3,s=3,stride=2", 324, 36, 1),
+    "conv_transpose": ("k=4,c=2,p=3,q=3,r=3,s=3,stride=2,pad=1,output_pad=1", 648, 72, 1), "pool": ("c=4,p=2,q=2,r=2,s=2,kind=average,stride=2", 0, 0, 1),
+    "unary": ("n=9,function=gelu", 0, 0, 1), "binary": ("n=9,rows=2,function=mul", 0, 0, 1), "batchnorm": ("c=4,p=3,q=3,phase=training", 0, 8, 5),
+    "softmax": ("b=4,n=8", 0, 0, 4), "layernorm": ("b=4,n=8", 0, 16, 5), "rmsnorm": ("b=4,n=8", 0, 8, 3),
+    "attention": ("heads=4,kv=2,q=1,context=8,d=4", 256, 0, 8), "embedding": ("t=3,v=9,d=4", 0, 36, 1), "optimizer": ("n=9,method=adam", 0, 9, 3)}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_operators_by_name(name: str) -> None:
+    given_, macs, parameters, einsums = SAMPLES[name]
+    w = catalog.load(f"{name}:{given_}")
+    assert (w.name, w.macs(), w.parameters, len(w.einsums)) == (f"{name}:{given_}", macs, parameters, einsums)
+    made = {e.output.tensor for e in w.einsums}
+    assert all(p.tensor not in made or p.tensor in {e.output.tensor for e in w.einsums[:i]} for i, e in enumerate(w.einsums) for p in e.inputs)
+
 
 def test_gemm() -> None:
     w = catalog.load("gemm:m=64,n=32,k=48")
@@ -39,7 +57,7 @@ def test_conv_counts(n: int, groups: int, k: int, p: int, r: int, stride: int, d
 
 
 def test_every_name_loads_and_says_its_parameters() -> None:
-    assert catalog.names() == [*catalog.MODELS, "gemm", "conv"] and len(catalog.MODELS) == 9
+    assert catalog.names() == [*catalog.MODELS, *SAMPLES] and len(catalog.MODELS) == 9
     assert catalog.parameters("gemm") == "m=...,n=...,k=..." and catalog.parameters("vgg19") == "batch=1"
     assert catalog.parameters("conv").endswith("stride=1,dilation=1,groups=1,n=1,pad=0")
     assert catalog.load("light_zfnet512").einsums == catalog.load("zfnet512:batch=1").einsums
@@ -65,6 +83,20 @@ def test_paths(tmp_path: Path) -> None:
     ("gemm:m=4,n=2", "parameter k is missing; write gemm:m=...,n=...,k=..."),
     ("gemm:m=4,n=2,k=0", "k = 0 must be at least 1"),
     ("gemm:m=4,n=2,k=1,j=2", "no parameter is named j; parameters are m, n, k"),
+    ("gemm:m=4,n=2,k=x", '"k=x" is not k=number'),
+    ("gemm:m=4,n=2,k=--3", '"k=--3" is not k=number'),
+    ("resnet50:batch=\u00b2", '"batch=\u00b2" is not key=number'),
+    ("conv:k=1,c=1,p=2,q=2,r=2,s=2,pad=-1", "pad = -1 must be at least 0"),
+    ("conv3d:k=1,c=1,p=1,q=1,o=1,r=1,s=1,t=1,pad=1", "pad = 1 leaves an input of -1 x -1 x -1; it must be at least 1 x 1 x 1"),
+    ("conv_transpose:k=1,c=1,p=1,q=1,r=1,s=1,pad=1", "pad = 1 leaves an output of -1 x -1"),
+    ("conv_transpose:k=1,c=1,p=2,q=2,r=2,s=2,output_pad=1", "output_pad = 1 must be below stride = 1 or dilation = 1"),
+    ("pool:c=1,p=1,q=1,r=2,s=2,pad=1", "pad = 1 leaves an input of 0 x 0"),
+    ("pool:c=1,p=1,q=1,r=1,s=1,kind=mean", "kind = mean must be max or average"),
+    ("optimizer:n=4,method=adm", "method = adm must be sgd or momentum or adam"),
+    ("attention:heads=6,kv=4,q=1,context=2,d=1", "kv = 4 must divide heads = 6"),
+    ("attention:heads=4,q=3,context=2,d=1", "q = 3 must not be above context = 2"),
+    ("spmm:m=2,k=2,n=1,nnz=5", "nnz = 5 must not be above m * k = 4"),
+    ("spmv:m=2,k=2,nnz=0", "nnz = 0 must be at least 1"),
     ("conv:k=3,c=2,p=1,q=1,r=1,s=1,groups=2", "groups = 2 must divide k = 3 and c = 2"),
     ("conv:k=3,c=2,p=1,q=1,r=1,s=1,pad=1", "pad = 1 leaves an input of -1 x -1"),
     ("absent.onnx", "absent.onnx: cannot be read"),
@@ -73,6 +105,13 @@ def test_faults_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         catalog.load(source)
     assert fault in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_all_faults_at_once() -> None:
+    with pytest.raises(WorkloadError) as caught:
+        catalog.load("pool:c=0,p=1,q=1,r=2,kind=men,strid=2")
+    assert [line.partition('strid=2": ')[2].partition("; ")[0] for line in str(caught.value).split("\n")] == [
+        "no parameter is named strid", "c = 0 must be at least 1", "parameter s is missing", "kind = men must be max or average"]
 
 
 def test_loading_is_fast_and_lean() -> None:

@@ -125,6 +125,22 @@ def test_views_follow_a_run_and_its_compaction(run: Path) -> None:
     assert db.query(con, "SELECT count(*) AS n FROM machines").to_pylist() == [{"n": 1}]
 
 
+def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
+    at = {"machine": 0, "schedule": 0, "workload": "w"}
+    einsums = [{**at, "einsum": e, "kind": kind, "count": 3, "mapping_key": e} for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))]
+    moved = [{"mapping_key": e, "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 8} for e in "abc" for action in ("read", "write")]
+    ops = [{"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8} for e in "abc"]
+    lane = {"machine": 0, "level": "MAC", "read_pj": None, "write_pj": None, "mac_pj": 7.0, "alu_pj": 2.0, "width_bits": None}
+    level = {"machine": 0, "level": "L", "read_pj": 4.0, "write_pj": 6.0, "mac_pj": None, "alu_pj": None, "width_bits": 16}
+    publish(run, einsums=[einsums], counts=[moved, [*moved[:1], *ops]], prices=[[level, lane]])
+    found = db.query(db.connect(run), "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
+    energy = {(row["einsum"], row["action"]): row["energy_pj"] for row in found}
+    assert len(found) == 9
+    assert {row["bytes"] for row in found if row["action"] == "read"} == {30.0}
+    assert [energy["a", action] for action in ("read", "write", "compute")] == [3 * 10 * 0.5 * 4, 3 * 10 * 0.5 * 6, 3 * 5 * 7]
+    assert (energy["b", "compute"], energy["c", "compute"]) == (3 * 5 * 2, 0)
+
+
 def test_equal_rows_of_mappings_stand_once(run: Path) -> None:
     row = {"mapping_key": "k", "nest": "for"}
     publish(run, mappings=[[row], [row, {"mapping_key": "l", "nest": "for"}]])
@@ -141,6 +157,7 @@ def test_front_joins_machines_and_leaves_out_what_breaks_a_constraint(run: Path)
     assert db.front(con, ["energy_pj", "latency_ns"]).column("machine").to_pylist() == [0, 1, 4]
     assert db.front(con, ["energy_pj", "latency_ns"], "array_x > 1 and status = 'ok'").column("machine").to_pylist() == [4]
     assert db.front(con, ["-energy_pj"]).to_pylist()[0]["array_x"] == 3
+    assert db.front(con, ["latency_ns", "energy_pj"]).column_names[:4] == ["machine", "schedule", "latency_ns", "energy_pj"]
     with pytest.raises(db.QueryError, match='objective "energy_p": no such column of points; did you mean energy_pj'):
         db.front(con, ["energy_p"])
     with pytest.raises(db.QueryError, match="array_z"):
@@ -206,11 +223,19 @@ def test_no_run_is_one_line(tmp_path: Path) -> None:
         db.connect(tmp_path)
 
 
-def test_missing_part_is_one_line(run: Path) -> None:
+def test_missing_and_torn_parts_are_one_line(run: Path) -> None:
     publish(run, machines=[[{"machine": 0}]])
-    (run / "parts/machines/0.parquet").unlink()
-    with pytest.raises(db.QueryError, match=r"0\.parquet"):
+    part = run / "parts/machines/0.parquet"
+    part.write_bytes(part.read_bytes()[:50])
+    with pytest.raises(db.QueryError, match=r"0\.parquet") as torn:
         db.connect(run)
+    part.unlink()
+    with pytest.raises(db.QueryError, match=r"0\.parquet") as missing:
+        db.connect(run)
+    (run / "manifest.json").write_text("{")
+    with pytest.raises(db.QueryError, match="manifest.json: no JSON") as garbled:
+        db.connect(run)
+    assert all("\n" not in str(caught.value) for caught in (torn, missing, garbled))
 
 
 def test_interrupt_ends_a_long_query(run: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from math import prod
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,8 @@ def projections(draw: st.DrawFn, name: str, extents: dict[str, int], must: bool 
         dims.append(Dim(terms, draw(st.integers(-3, 3)), draw(st.integers(1, 12))))
     if draw(st.booleans()):
         dims.append(Dim((), draw(st.integers(-1, 2)), draw(st.integers(1, 3))))
-    return Projection(name, tuple(dims), draw(st.sampled_from([None, 4, 16])), draw(st.sampled_from([1.0, 0.25])))
+    return Projection(name, tuple(dims), draw(st.sampled_from([None, 4, 16])), draw(st.sampled_from([1.0, 0.25])),
+                      "dense" if must or not dims else draw(st.sampled_from(["dense", "csr"])))
 
 
 @st.composite
@@ -42,7 +44,8 @@ def einsums(draw: st.DrawFn) -> Einsum:
 def reparsed(text: str, e: Einsum) -> Einsum:
     tensors = e.tensors()
     return einsum(text, e.sizes(), e.name, sizes={p.tensor: tuple(d.size for d in p.dims) for p in tensors},
-                  bits={p.tensor: p.bits for p in tensors if p.bits}, density={p.tensor: p.density for p in tensors})
+                  bits={p.tensor: p.bits for p in tensors if p.bits}, density={p.tensor: p.density for p in tensors},
+                  format={p.tensor: p.format for p in tensors})
 
 
 @settings(max_examples=400)
@@ -66,8 +69,8 @@ def test_key_forgets_names_only(e: Einsum, order: list[str]) -> None:
 
 @st.composite
 def changed(draw: st.DrawFn, e: Einsum) -> Einsum:
-    """One change that matters: an extent, a coefficient, an offset, a size, bits, density, the kind, an input less."""
-    what = draw(st.sampled_from(["extent", "kind", "offset", "size", "coefficient", "bits", "density", "inputs"]))
+    """One change that matters: an extent, a coefficient, an offset, a size, bits, density, format, the kind, an input more."""
+    what = draw(st.sampled_from(["extent", "kind", "offset", "size", "coefficient", "bits", "density", "format", "inputs"]))
     if what == "extent":
         at = draw(st.integers(0, len(e.extents) - 1))
         return replace(e, extents=tuple((r, n + (i == at)) for i, (r, n) in enumerate(e.extents)))
@@ -75,6 +78,8 @@ def changed(draw: st.DrawFn, e: Einsum) -> Einsum:
         return replace(e, kind=f"{e.kind}x")
     if what == "inputs":
         return replace(e, inputs=(*e.inputs, Projection("More", e.output.dims)))
+    if what == "format":
+        return replace(e, inputs=tuple(replace(p, format="csr" if p.format == "dense" else "dense") for p in e.inputs))
     if what in ("bits", "density"):
         p = replace(e.output, bits=(e.output.bits or 1) + 1) if what == "bits" else replace(e.output, density=e.output.density / 2)
         return replace(e, output=p)
@@ -117,6 +122,7 @@ def test_squeezed_counts_the_same(e: Einsum) -> None:
     for before, after in zip(e.tensors(), slim.tensors(), strict=True):
         assert compulsory_elems(after, slim.sizes()) == compulsory_elems(before, e.sizes())
         assert after.stored_elems() == before.stored_elems() and after.tensor == before.tensor
+        assert before.format == "dense" or prod(d.size for d in after.dims[:-1]) == prod(d.size for d in before.dims[:-1])  # rows of a csr
     assert reparsed(show(slim), slim) == slim
 
 
@@ -180,6 +186,9 @@ def test_faults_of_sizes_bits_and_density() -> None:
 
     for given_, fault in [({"sizes": {"A": (2, 2)}}, "has 1 dimensions, its size names 2"), ({"sizes": {"Z": (2,)}}, "size names tensor Z"),
                           ({"bits": {"B": 8}}, "bits names tensor B"), ({"sizes": {"A": (0,)}}, "sizes and bits of at least 1"),
-                          ({"bits": {"A": 0}}, "sizes and bits of at least 1"), ({"density": {"A": 1.5}}, "0 < density <= 1")]:
+                          ({"bits": {"A": 0}}, "sizes and bits of at least 1"), ({"density": {"A": 1.5}}, "0 < density <= 1"),
+                          ({"density": {"A": float("nan")}}, "0 < density <= 1"), ({"format": {"Z": "csr"}}, "format names tensor Z"),
+                          ({"format": {"A": "coo"}}, "format of tensor A is 'coo'; it must be dense or csr"),
+                          ({"format": {"C": "csr"}}, "tensor C cannot be csr; only an input with rows can")]:
         with pytest.raises(WorkloadError, match=fault):
             parse(**given_)

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Import order: a file may import only what stands above it. cli joins all and comes last.
-ORDER = """workloads/einsum workloads/graph workloads/onnx workloads/text workloads/catalog
+ORDER = """workloads/einsum workloads/graph workloads/operators workloads/onnx workloads/text
+workloads/cnn workloads/transformer workloads/hpc workloads/training workloads/catalog
 hw/arch hw/component hw/space hw/machine
 dse/nest dse/record dse/sim/counts dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/dataflow/cost_descending dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/check dse/screen dse/arguments

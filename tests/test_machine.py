@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hw import machine
+from hw.component import mac, sram
 from hw.machine import MachineError
 
 CASES = json.loads((Path(__file__).parent / "data" / "optimal_mapping_cases.json").read_text())["arches"]
@@ -67,7 +68,72 @@ def test_abstract_machines_have_the_numbers_of_the_case_file(name: str, case: st
     assert arch.fanouts[0].outside == 2 and arch.leak_mw() == 0
 
 
+def test_real_machines_have_their_published_sizes() -> None:
+    archs = {name: machine.arch(machine.load(name)) for name in ("eyeriss", "tpu_edge", "nvdla", "datacenter")}
+    peak = {name: arch.instances(len(arch.levels)) * arch.clock_ghz for name, arch in archs.items()}  # 1e9 MACs per second
+    assert peak == pytest.approx({"eyeriss": 33.6, "tpu_edge": 1966, "nvdla": 1024, "datacenter": 61604}, rel=1e-3)
+    assert [[f.ramp for f in arch.fanouts] for arch in archs.values()] == [[""], ["ws"], [""], ["", "", "ws"]]
+    for arch in archs.values():
+        assert all(level.leak_mw > 0 and (level.area_mm2 > 0 or level is arch.levels[0]) for level in arch.levels)
+        assert arch.compute.leak_mw > 0 and arch.compute.area_mm2 > 0
+    assert archs["nvdla"].fanouts[0].multicast == (True, False) and archs["nvdla"].fanouts[0].reduce == (False, True)
+    gbuf = archs["eyeriss"].levels[1]
+    assert gbuf.capacity_bits == 8 * 108 * 1024 and gbuf.ports == "separate" and archs["eyeriss"].word_bits == 16
+
+
+@pytest.mark.parametrize(("name", "cell"), [("tpu_edge", "lop"), ("nvdla", "lop"), ("datacenter", "hp")])
+def test_weight_registers_have_the_numbers_of_the_smallest_array(name: str, cell: str) -> None:
+    spec = machine.load(name)
+    level, array = machine.arch(spec).levels[-1], sram(22, cell, 512, 16)
+    assert spec.node_nm == 22 and spec.cell == cell
+    assert (level.read_pj, level.write_pj, level.leak_mw, level.area_mm2) == (array.read_pj, array.write_pj, array.leak_mw, array.area_mm2)
+
+
+def test_ramp_and_transfer_reach_the_arch(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(GOOD.replace("y: 16}", "y: 16}, ramp: os").replace("128 KiB", "128 KiB, transfer: same"))
+    arch = machine.arch(machine.load(str(path)))
+    assert arch.fanouts[0].ramp == "os" and [level.transfer for level in arch.levels] == ["next", "same"]
+
+
+def test_a_vector_unit_is_one_per_machine(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(GOOD)
+    plain = machine.arch(machine.load(str(path)))
+    path.write_text(GOOD.replace("kind: int8", "kind: int8, vector_lanes: 16, vector_kind: fp32"))
+    arch, unit = machine.arch(machine.load(str(path))), mac("fp32", 32, "lop")
+    assert arch.compute.alu_per_cycle == 16 and arch.compute.alu_pj == unit.alu_pj and arch.compute.mac_pj == plain.compute.mac_pj
+    assert arch.area_mm2() - plain.area_mm2() == pytest.approx(16 * unit.area_mm2) and arch.leak_mw() - plain.leak_mw() == pytest.approx(16 * unit.leak_mw)
+    assert plain.compute.alu_per_cycle is None
+
+
+def test_a_slow_array_is_named_with_its_cycles(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(GOOD.replace("500", "2000").replace("128 KiB", "4 MiB"))
+    arch = machine.arch(machine.load(str(path)))
+    assert arch.levels[1].access_cycles > 1 and arch.slow_levels() == (f"GBUF ({arch.levels[1].access_cycles} cycles)",)
+    path.write_text(path.read_text().replace("4 MiB", "4 MiB, slow: infeasible"))
+    with pytest.raises(MachineError, match="gbuf.slow = infeasible: an access takes .* clock cycles; lower clock_mhz or capacity, raise banks"):
+        machine.load(str(path))
+
+
 BROKEN = [
+    ("levels reversed", GOOD.replace(DRAM + GBUF, GBUF + DRAM.replace("64}", "64, capacity: 1 GiB}")), [
+        "nodes[1] = dram is lpddr4 inside of the sram gbuf; list the outermost memory first"]),
+    ("ramp of three dimensions", GOOD.replace("y: 16}", "y: 16, z: 2}, ramp: ws"), [
+        "array.ramp = ws needs two dimensions, rows and columns, has 3; split the array, or leave ramp out"]),
+    ("ramp of one", GOOD.replace("x: 16, y: 16}", "x: 1, y: 1}, ramp: os"), ["array.ramp = os needs more than one PE; enlarge dims, or leave ramp out"]),
+    ("ramp of what", GOOD.replace("y: 16}", "y: 16}, ramp: rs"), ['array.ramp = "rs" is unknown; use one of os, ws, is']),
+    ("waits for nothing", GOOD.replace("width_bits: 64", "width_bits: 64, transfer: same"), [
+        "dram.transfer = same cannot be: nothing fills the outermost level; leave it out"]),
+    ("waits and overlaps", GOOD.replace("128 KiB", "128 KiB, transfer: same, double_buffer: true"), [
+        "gbuf.transfer = same stands beside double_buffer = true, which is there to overlap; leave one out"]),
+    ("vector unit of no lanes", GOOD.replace("kind: int8", "kind: int8, vector_kind: fp32"), [
+        "mac.vector_kind = fp32 has no lanes; add e.g. vector_lanes: 16, or leave it out"]),
+    ("vector unit without numbers", GOOD.replace("kind: int8", "kind: int8, vector_lanes: 4, vector_kind: custom"), [
+        "mac.vector_kind = custom gives a vector unit no numbers; use one of int4, int8, int16, int32, fp16, bf16, fp32"]),
+    ("vector unit of half a lane", GOOD.replace("kind: int8", "kind: int8, vector_lanes: 0.5"), [
+        "mac.vector_lanes = 0.5 must be a whole number; write e.g. 16"]),
     ("misspelt key", GOOD.replace("capacity", "capcity"), [
         'gbuf.capcity = "128 KiB" is no known key; did you mean capacity?']),
     ("misspelt key of the machine", GOOD.replace("clock_mhz", "clock_mz"), [

@@ -21,9 +21,10 @@ GRIDS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_si
 
 
 def metrics(grid: Grid, machine: int) -> tuple[float, float]:
-    """Smooth and opposed: small is cheap, large is fast; the second is maximised."""
-    at = [p / max(1, n - 1) for p, n in zip(coordinates(grid, machine), grid.sizes, strict=True)]
-    return 1.0 + sum(x * x for x in at), 5.0 - sum((1 - x) ** 2 for x in at)
+    """The first axis trades the minimised value for the maximised one, the others have an optimum."""
+    first, *rest = [p / max(1, n - 1) for p, n in zip(coordinates(grid, machine), grid.sizes, strict=True)]
+    lost = sum((x - 0.4) ** 2 for x in rest)
+    return 1.0 + first + 2 * lost, 1.0 + first**0.5 - lost
 
 
 def solved(grid: Grid, asks: Proposal, generation: int) -> list[Trial]:
@@ -80,7 +81,7 @@ def test_permutation_of_a_huge_space_is_quick_and_even(size: int) -> None:
     assert abs(float(np.corrcoef(found[:-1], found[1:])[0, 1])) < 0.05
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(METHODS), GRIDS, st.integers(0, 99))
 def test_every_machine_is_asked_once(method: str, grid: Grid, seed: int) -> None:
     """Exhaustive covers each index once in order; the others cover the space without repeats, and then say so."""
@@ -144,17 +145,17 @@ def test_a_space_that_is_all_pruned_ends(method: str) -> None:
 
 
 def test_steered_searches_beat_random() -> None:
-    """Median hypervolume over 5 seeds at 150 of 20,736 machines of a smooth space with infeasible and pruned ones."""
+    """Median hypervolume over 5 seeds at 160 of 20,736 machines of a smooth space with infeasible and pruned ones."""
     grid = Grid((12, 12, 12, 12), (True,) * 4)
     aims = (Objective("energy_pj"), Objective("throughput", direction="max"))
 
     def volume(method: str, seed: int) -> float:
         proposals = run(Search(method=method, seed=seed, generation=0 if method != "random" else 16), grid, 10)
         trials = [t for g, p in enumerate(proposals) for t in solved(grid, p, g)]
-        return hypervolume(minimised(trials, aims), np.array([5.0, 0.0]))
+        return hypervolume(minimised(trials, aims), np.array([3.0, 0.0]))
 
     medians = {method: float(np.median([volume(method, seed) for seed in range(5)])) for method in ("random", "nsga2", "nsga3", "tpe")}
-    assert min(medians["nsga2"], medians["nsga3"], medians["tpe"]) > medians["random"], medians
+    assert all(volume > medians["random"] for method, volume in medians.items() if method != "random"), medians
 
 
 def test_every_sampler_argument_is_written_with_the_asks() -> None:

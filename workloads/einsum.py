@@ -11,11 +11,13 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import prod
 
 ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
 CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
+FORMATS = ("dense", "csr")
 TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
 
 
@@ -37,12 +39,16 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """How an einsum reads or writes one tensor. bits None: the machine's word; density: share of nonzeros."""
+    """How an einsum reads or writes one tensor. bits None: the machine's word; density: share of nonzeros.
+
+    format: dense, or csr (a value and a column index per nonzero, a pointer per row: 2 * nnz + rows words).
+    """
 
     tensor: str
     dims: tuple[Dim, ...]
     bits: int | None = None
     density: float = 1.0
+    format: str = "dense"
 
     def full(self) -> frozenset[str]:
         """Fully relevant ranks: alone in one dimension, coefficient 1 (specs/model.md, 1)."""
@@ -80,15 +86,16 @@ class Einsum:
         return prod(n for _, n in self.extents)
 
     def macs(self) -> int:
-        return self.points() if self.kind == "mac" else 0
+        """Multiplications of nonzeros: with one sparse operand of density nnz / stored exactly the products of its nonzeros (below 2**52)."""
+        return round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points()))) if self.kind == "mac" else 0
 
 
 def einsum(text: str, extents: Mapping[str, int], name: str = "", *, sizes: Mapping[str, tuple[int, ...]] | None = None,
-           bits: Mapping[str, int] | None = None, density: Mapping[str, float] | None = None) -> Einsum:
+           bits: Mapping[str, int] | None = None, density: Mapping[str, float] | None = None, format: Mapping[str, str] | None = None) -> Einsum:
     """Parse one einsum.
 
     extents: size of every rank variable. sizes: stored shape of a tensor where padding or cropping makes it differ
-    from the hull of its indices (the default). bits, density: per tensor name.
+    from the hull of its indices (the default). bits, density, format: per tensor name.
     Raises WorkloadError with the text, the fault and the fix in one line.
     >>> einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 3}).macs()
     24
@@ -103,12 +110,12 @@ def einsum(text: str, extents: Mapping[str, int], name: str = "", *, sizes: Mapp
     if len(out) != 1 or ACCESS.sub("", match["out"]).strip():
         raise WorkloadError(f'einsum "{text}": left of "{match["op"]}" must stand one output as Name[ranks]')
     inputs, kind = _body(text, match["op"], match["body"].strip())
-    sizes, bits, density = sizes or {}, bits or {}, density or {}
+    sizes, bits, density, format = sizes or {}, bits or {}, density or {}, format or {}
     projections = []
     for tensor, index in (*out, *inputs):
         dims = _dims(text, tensor, index, extents, sizes.get(tensor))
-        projections.append(Projection(tensor, dims, bits.get(tensor), density.get(tensor, 1.0)))
-    _check(text, projections, {"size": sizes, "bits": bits, "density": density})
+        projections.append(Projection(tensor, dims, bits.get(tensor), density.get(tensor, 1.0), format.get(tensor, "dense")))
+    _check(text, projections, {"size": sizes, "bits": bits, "density": density, "format": format})
     used = {rank for p in projections for rank in p.ranks()}
     order = [rank for rank in extents if rank in used]
     return Einsum(name or projections[0].tensor, kind, projections[0], tuple(projections[1:]), tuple((r, int(extents[r])) for r in order))
@@ -178,6 +185,10 @@ def _check(text: str, projections: list[Projection], named: Mapping[str, Mapping
             raise WorkloadError(f'einsum "{text}": a rank stands twice in tensor {p.tensor}; it may stand in one dimension only')
         if min((d.size for d in p.dims), default=1) < 1 or not 0 < p.density <= 1 or (p.bits is not None and p.bits < 1):
             raise WorkloadError(f'einsum "{text}": tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1')
+        if p.format not in FORMATS:
+            raise WorkloadError(f'einsum "{text}": format of tensor {p.tensor} is {p.format!r}; it must be {" or ".join(FORMATS)}')
+        if p.format == "csr" and (p is projections[0] or not p.dims):
+            raise WorkloadError(f'einsum "{text}": tensor {p.tensor} cannot be csr; only an input with rows can')
     if len(names) != len(set(names)):
         raise WorkloadError(f'einsum "{text}": a tensor stands twice; give its second access a name of its own')
     for what, given in named.items():
@@ -225,7 +236,7 @@ def canonical_key(e: Einsum) -> str:
                 short = rename.setdefault(rank, f"{len(rename)}:{extents[rank]}")
                 terms.append(f"{c}*{short}")
             dims.append(f"{'+'.join(terms)}{d.offset:+d}/{d.size}")
-        parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}")
+        parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}|{p.format}")
     return hashlib.sha256(";".join(parts).encode()).hexdigest()[:16]
 
 
@@ -253,7 +264,8 @@ def squeezed(e: Einsum) -> Einsum:
     names = {rank for rank, _ in kept}
 
     def slim(p: Projection) -> Projection:
-        dims = (replace(d, terms=tuple(t for t in d.terms if t[0] in names)) for d in p.dims)
-        return replace(p, dims=tuple(d for d in dims if d.terms or d.size > 1 or d.offset))
+        dims = [replace(d, terms=tuple(t for t in d.terms if t[0] in names)) for d in p.dims]
+        columns = dims[-1] if p.format == "csr" else None  # stay last, so that rows stay rows
+        return replace(p, dims=tuple(d for d in dims if d.terms or d.size > 1 or d.offset or d is columns))
 
     return replace(e, extents=kept, output=slim(e.output), inputs=tuple(slim(p) for p in e.inputs))

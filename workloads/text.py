@@ -39,6 +39,7 @@ class Entry:
     sizes: dict[str, list[Count]] = field(default_factory=dict)
     bits: dict[str, Count] = field(default_factory=dict)
     density: dict[str, float] = field(default_factory=dict)
+    format: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,13 @@ def _build(where: str, name: str, extents: Mapping[str, int], entries: Sequence[
 
 
 def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
-    sizes = {t: tuple(s) for t, s in entry.sizes.items()}
-    e = einsum(entry.text, {**extents, **entry.extents}, entry.name, sizes=sizes, bits=entry.bits, density=entry.density)
-    known = {p.tensor: stored[p.tensor] for p in e.inputs if p.tensor in stored and len(stored[p.tensor]) == len(p.dims)}
-    return einsum(entry.text, {**extents, **entry.extents}, entry.name, sizes={**known, **sizes}, bits=entry.bits, density=entry.density)
+    def parsed(sizes: dict[str, tuple[int, ...]]) -> Einsum:
+        ranks = {**extents, **entry.extents}
+        return einsum(entry.text, ranks, entry.name, sizes=sizes, bits=entry.bits, density=entry.density, format=entry.format)
+
+    own = {t: tuple(s) for t, s in entry.sizes.items()}
+    known = {p.tensor: stored[p.tensor] for p in parsed(own).inputs if p.tensor in stored and len(stored[p.tensor]) == len(p.dims)}
+    return parsed(known | own)
 
 
 def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]) -> Iterator[str]:

@@ -209,9 +209,18 @@ def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
     return size
 
 
+def _words(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
+    """What tiles occupy (counts.held_elems)."""
+    whole = _hulls(p, tiles)
+    if p.format == "dense":
+        return whole
+    nonzeros: NDArray[np.int64] = np.ceil(2 * p.density * whole).astype(np.int64)
+    return nonzeros + _hulls(replace(p, dims=p.dims[:-1]), tiles)
+
+
 def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles) -> NDArray[np.int64]:
     bits = cost.bits_of(e, arch)
-    total = sum(_hulls(p, tiles) * bits[p.tensor] for p in e.tensors())
+    total = sum(_words(p, tiles) * bits[p.tensor] for p in e.tensors())
     return np.asarray(total) * (2 if arch.levels[v].double_buffer else 1)
 
 

@@ -7,7 +7,8 @@ from math import prod
 
 import numpy as np
 
-from dse.sim.cost import bits_of, op_pj
+from dse.sim.cost import bits_of, op_cycles, op_pj
+from dse.sim.counts import nonzero
 from hw.arch import Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -26,27 +27,31 @@ def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
     return int(((index >= 0) & (index < dim.size)).sum())
 
 
+def words(p: Projection, e: Einsum) -> float:
+    """Elements of a tensor that must move at least once: what is touched where all inputs are nonzero."""
+    return touched_elems(p, e.extents) * nonzero(e)
+
+
 def energy_pj(e: Einsum, arch: Arch) -> float:
     """Operations, every element once at the outermost level, every operand access at its cheapest place, leakage."""
     bits = bits_of(e, arch)
     outer = arch.levels[0]
-    total = e.points() * op_pj(e, arch) + arch.leak_mw() * latency_cycles(e, arch) / arch.clock_ghz
+    total = e.points() * nonzero(e) * op_pj(e, arch) + arch.leak_mw() * latency_cycles(e, arch) / arch.clock_ghz
     for p in e.tensors():
         write = p is e.output
-        words = touched_elems(p, e.extents)
+        moved = words(p, e) if not outer.bypass else 0
         pj = outer.write_pj if write else outer.read_pj
-        if not outer.bypass:
-            total += words * bits[p.tensor] / outer.width_bits * pj
-        total += _operand_pj(p, e, arch, words if not outer.bypass else 0)
+        total += moved * bits[p.tensor] / outer.width_bits * pj
+        total += _operand_pj(p, e, arch, moved)
     return total
 
 
-def _operand_pj(p: Projection, e: Einsum, arch: Arch, outer_words: int) -> float:
+def _operand_pj(p: Projection, e: Einsum, arch: Arch, outer_words: float) -> float:
     """Cheapest energy of the accesses that compute makes to one tensor, without what the outermost level is charged already."""
     write = p is e.output
     best = float("inf")
     for v, level in enumerate(arch.levels):
-        accesses = e.points() / _widest(arch, v, write)
+        accesses = e.points() * nonzero(e) / _widest(arch, v, write)
         if v == 0:
             accesses = max(accesses - outer_words, 0.0)
         best = min(best, accesses * _access_pj(level, p, arch, write))
@@ -66,12 +71,12 @@ def _widest(arch: Arch, v: int, reduce: bool) -> int:
 def latency_cycles(e: Einsum, arch: Arch) -> float:
     """Roofline: operations over all lanes, compulsory words over the outermost bandwidth."""
     lanes = arch.instances(len(arch.levels))
-    compute = -(-e.points() // lanes) / arch.compute.ops_per_cycle
+    compute = op_cycles(e.points() * nonzero(e), -(-e.points() // lanes) * nonzero(e), e, arch)
     outer = arch.levels[0]
     if outer.bypass:
         return compute
     bits = bits_of(e, arch)
-    read = sum(touched_elems(p, e.extents) * bits[p.tensor] for p in e.inputs) / outer.width_bits
-    written = touched_elems(e.output, e.extents) * bits[e.output.tensor] / outer.width_bits
+    read = sum(words(p, e) * bits[p.tensor] for p in e.inputs) / outer.width_bits
+    written = words(e.output, e) * bits[e.output.tensor] / outer.width_bits
     port = max(read, written) if outer.ports == "separate" else read + written
     return max(compute, port / outer.bandwidth)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dse.nest import Infeasible
 from dse.sim.counts import Count, Footprint
-from hw.arch import Arch, Level
+from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 
 
@@ -43,8 +43,17 @@ def op_pj(e: Einsum, arch: Arch) -> float:
     return {"mac": arch.compute.mac_pj, "copy": 0.0}.get(e.kind, arch.compute.alu_pj)
 
 
+def op_cycles(ops: float, busiest_ops: float, e: Einsum, arch: Arch) -> float:
+    """Cycles of operations: of the busiest lane, or of the machine's one vector unit if it has one and the kind is no MAC."""
+    rate = arch.compute.alu_per_cycle
+    return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
+
+
 def price(rows: Sequence[Count], e: Einsum, arch: Arch) -> Price:
-    """Energy and latency of counted actions: energy = actions * pJ + leakage; latency = largest busy time of a component."""
+    """Energy and latency of counted actions: energy = actions * pJ + leakage; latency = largest busy time of a component.
+
+    A level with transfer "same" works on the tile that the inside waits for: its busy time is added to what lies inside of it.
+    """
     bits = bits_of(e, arch)
     levels = {level.name: level for level in arch.levels}
     parts: list[Part] = []
@@ -53,7 +62,10 @@ def price(rows: Sequence[Count], e: Einsum, arch: Arch) -> Price:
     for row in rows:
         if row.action == "compute":
             parts.append(Part(row.level, row.tensor, row.action, row.elems, row.elems * op_pj(e, arch)))
-            compute = row.busiest_elems / arch.compute.ops_per_cycle
+            compute += op_cycles(row.elems, row.busiest_elems, e, arch)
+            continue
+        if row.action == "enter":
+            compute += row.busiest_elems * ramp_cycles(next(f for f in arch.fanouts if f.name == row.level)) - 1
             continue
         level = levels[row.level]
         per_elem = bits[row.tensor] / level.width_bits
@@ -61,11 +73,23 @@ def price(rows: Sequence[Count], e: Einsum, arch: Arch) -> Price:
         parts.append(Part(row.level, row.tensor, row.action, row.elems * per_elem, row.elems * per_elem * pj))
         busy[row.level][row.action] += row.busiest_elems * per_elem
     cycles = [(level.name, _port_cycles(level, busy[level.name])) for level in arch.levels] + [("MAC", compute)]
-    bound_by, latency = max(cycles, key=lambda item: item[1])
+    bound_by = max(cycles, key=lambda item: item[1])[0]
+    latency = compute
+    for level, (_, own) in zip(reversed(arch.levels), reversed(cycles[:-1]), strict=True):
+        latency = max(latency, own) if level.transfer == "next" else latency + own
     leak = arch.leak_mw() * latency / arch.clock_ghz
     if leak:
         parts.append(Part("-", "-", "leak", latency, leak))
     return Price(sum(part.energy_pj for part in parts), latency, bound_by, tuple(parts), tuple(cycles))
+
+
+def ramp_cycles(f: Fanout) -> int:
+    """Cycles that one fold of a systolic array R x C takes to fill and empty, besides its steps (specs/model.md, 3).
+
+    Source: SCALE-Sim (Samajdar et al. 2020), as run in data/systolic_cycles_cases.json.
+    """
+    rows, columns = f.dims[0][1], f.dims[1][1]
+    return (rows if f.ramp == "os" else 2 * rows) + columns - 2
 
 
 def _port_cycles(level: Level, actions: dict[str, float]) -> float:

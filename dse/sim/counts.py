@@ -8,9 +8,9 @@ the first trip counts (skipped first reads, the busiest instance), keeps the fir
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,22 @@ from workloads.einsum import Dim, Einsum, Projection
 
 Cut = tuple[int, bool]  # (tile, only the first tile of each cut counts)
 Cuts = tuple[Cut, ...]
+Loops = dict[str, tuple[tuple[int, bool], ...]]  # rank -> (number of the loop, only the first tile of a cut counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
     """One action of one tensor at one level, in elements: of all instances, and of the busiest one.
 
-    action: read, write or compute. The busiest instance is the first lane of every spatial loop.
+    action: read, write, compute, or enter (a systolic array starts a fold). The busiest instance is the first lane of every
+    spatial loop. Whole numbers, but where an operand is sparse: expected ones.
     """
 
     level: str
     tensor: str
     action: str
-    elems: int
-    busiest_elems: int
+    elems: float
+    busiest_elems: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,58 @@ class Footprint:
     tensor: str
     elems: int
     moving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One exact sum over tiles: of a dimension's hull lengths, or (dim None) of a rank's tiles.
+
+    cuts: per rank its extent and its loops, each as (number of the loop in the nest, only the first tile of a cut counts).
+    """
+
+    dim: Dim | None
+    cuts: tuple[tuple[int, tuple[tuple[int, bool], ...]], ...]
+    clip: bool = False
+    distinct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """scale * product of the recipe's factors of these numbers."""
+
+    scale: float
+    factors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A count as sums of terms: of all instances, and of the busiest."""
+
+    level: str
+    tensor: str
+    action: str
+    total: tuple[Term, ...]
+    busiest: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What formulas depend on of a machine. lanes: (fan-out dimension, multicast, reduce); skips: levels that skip first reads.
+
+    systolic: (name, dimensions) of the arrays that take time to fill.
+    """
+
+    lanes: tuple[tuple[str, bool, bool], ...]
+    skips: frozenset[str]
+    systolic: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The formulas of a nest's counts: the same for all tile sizes."""
+
+    factors: tuple[Factor, ...]
+    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,85 +114,167 @@ class Link:
 
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
-    """Reads and writes per level and tensor, and operations.
+    """Reads and writes per level and tensor, operations, folds of systolic arrays; rows without elements left out."""
+    tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
+    formulas = recipe(shape(mapping), e, wiring(arch))
+    values = [value(factor, tiles) for factor in formulas.factors]
+
+    def total(terms: tuple[Term, ...]) -> float:
+        return sum(term.scale * prod(values[f] for f in term.factors) for term in terms)
+
+    rows = (Count(row.level, row.tensor, row.action, total(row.total), total(row.busiest)) for row in formulas.rows)
+    return tuple(row for row in rows if row.elems)
+
+
+def shape(mapping: Mapping) -> Mapping:
+    """A mapping without its tile sizes: what its formulas depend on."""
+    return Mapping(tuple(Loop(node.rank, 0, node.over) if isinstance(node, Loop) else node for node in mapping.nodes))
+
+
+def wiring(arch: Arch) -> Wiring:
+    lanes = tuple((name, multicast, reduce) for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True))
+    systolic = tuple((f.name, tuple(name for name, _ in f.dims)) for f in arch.fanouts if f.ramp)
+    return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic)
+
+
+@lru_cache(maxsize=1 << 14)
+def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
+    """The formulas of a nest's counts, rows in the order of its nodes.
 
     reads_L = R - S + W', writes_L = W + R' - S' (specs/model.md, 2): R, W what the node serves inward, R', W' its own
-    fills and drains, S and S' the skipped first reads of an output. Rows in the order of the mapping's nodes; zero rows left out.
+    fills and drains, S and S' the skipped first reads of an output.
     """
-    totals: dict[tuple[str, str, str], list[int]] = {}
+    draft = Draft(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)])
+    found: dict[tuple[str, str, str], tuple[list[Term], list[Term]]] = {}
 
-    def add(store: Store, action: str, elems: tuple[int, int]) -> None:
-        row = totals.setdefault((store.level, store.tensor, action), [0, 0])
-        row[0] += elems[0]
-        row[1] += elems[1]
+    def add(store: Store, action: str, pair: Pair) -> None:
+        row = found.setdefault((store.level, store.tensor, action), ([], []))
+        row[0].extend(pair[0])
+        row[1].extend(pair[1])
 
-    for link in links(mapping, e):
-        skips = next(level.skip_first_read for level in arch.levels if level.name == link.parent.level)
-        served, filled = _moved(link, mapping, e, arch, skip=False)
-        if link.tensor is not e.output:
-            add(link.parent, "read", served)
-            if link.child:
-                add(link.child, "write", filled)
-            continue
-        skipped, unfilled = _moved(link, mapping, e, arch, skip=True) if skips else ((0, 0), (0, 0))
-        add(link.parent, "read", (served[0] - skipped[0], served[1] - skipped[1]))
-        add(link.parent, "write", served)
-        if link.child:
+    for link in links(nest, e):
+        output = link.tensor is e.output
+        served, filled = _moved(draft, link, wires)
+        skipped, unfilled = _moved(draft, link, wires, skip=True) if output and link.parent.level in wires.skips else (NOTHING, NOTHING)
+        for pair in (served, skipped):
+            add(link.parent, "read", pair)
+        if output:
+            add(link.parent, "write", served)
+        for pair in (filled, unfilled) if link.child else ():
+            add(link.child or link.parent, "write", pair)
+        if output and link.child:
             add(link.child, "read", filled)
-            add(link.child, "write", (filled[0] - unfilled[0], filled[1] - unfilled[1]))
-    rows = [Count(*key, *elems) for key, elems in totals.items() if elems[0]]
-    return (*rows, Count("MAC", "-", "compute", e.points(), _steps(mapping, e)))
+    rows = [Row(*key, tuple(total), tuple(busiest)) for key, (total, busiest) in found.items()]
+    points, lane = (Term(nonzero(e), _passes(draft, len(nest.nodes), lanes)) for lanes in (True, False))
+    rows += [Row("MAC", "-", "compute", (points,), (lane,)), *_folds(draft, wires)]
+    return Recipe(tuple(draft.factors), tuple(rows))
 
 
-def links(mapping: Mapping, e: Einsum) -> list[Link]:
+Pair = tuple[list[Term], list[Term]]  # of all instances, of the busiest
+NOTHING: Pair = ([], [])
+
+
+def links(nest: Mapping, e: Einsum) -> list[Link]:
     """Parent and child nodes of every tensor, outermost first; a tensor's last node serves compute."""
     found = []
     for p in e.tensors():
-        at = [i for i, node in enumerate(mapping.nodes) if isinstance(node, Store) and node.tensor == p.tensor]
-        stores = [node for node in mapping.nodes if isinstance(node, Store) and node.tensor == p.tensor]
+        at = [i for i, node in enumerate(nest.nodes) if isinstance(node, Store) and node.tensor == p.tensor]
+        stores = [node for node in nest.nodes if isinstance(node, Store) and node.tensor == p.tensor]
         children: list[Store | None] = [*stores[1:], None]
-        found += [Link(p, p.ranks(), *row) for row in zip(stores, at, children, [*at[1:], len(mapping.nodes)], strict=True)]
+        found += [Link(p, p.ranks(), *row) for row in zip(stores, at, children, [*at[1:], len(nest.nodes)], strict=True)]
     return found
 
 
-def _moved(link: Link, mapping: Mapping, e: Einsum, arch: Arch, skip: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((served by the parent, by its busiest instance), (filled into the child, into its busiest instance)) in elements.
+def nonzero(e: Einsum) -> float:
+    """Share of the iterations that compute: all inputs are nonzero there (independent, uniform)."""
+    return prod(p.density for p in e.inputs if p.density != 1)
 
-    skip: only the first reads of output elements, which start from zero and are never read.
+
+@dataclass(slots=True)
+class Draft:
+    """A recipe in the making: its different factors in order, each under a short name."""
+
+    e: Einsum
+    loops: list[tuple[int, Loop]]
+    factors: list[Factor] = field(default_factory=list)
+    numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def number(self, dim: Dim | None, name: object, ranks: tuple[str, ...], cuts: Loops, clip: bool = False, distinct: bool = False) -> int:
+        key = (name, clip, distinct, cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]))
+        found = self.numbers.setdefault(key, len(self.numbers))
+        if found == len(self.factors):
+            sizes = self.e.sizes()
+            self.factors.append(Factor(dim, tuple((sizes[rank], cuts.get(rank, ())) for rank in ranks), clip, distinct))
+        return found
+
+
+def _moved(draft: Draft, link: Link, wires: Wiring, skip: bool = False) -> tuple[Pair, Pair]:
+    """((served by the parent, by its busiest instance), (filled into the child, into its busiest instance)).
+
+    skip: minus the first reads of output elements, which start from zero and are never read.
     """
-    relevant = link.seen
-    shared = _shared(arch, reduce=link.tensor is e.output)
+    shared = {name: reduce if link.tensor is draft.e.output else multicast for name, multicast, reduce in wires.lanes}
 
-    def tally(lane_above: bool, merge_from: int) -> int:
+    def terms(lane_above: bool, merge_from: int) -> list[Term]:
         """lane_above: follow the first lane of the spatial loops above merge_from; shared loops below it merge."""
         def first(i: int, loop: Loop) -> bool:
             if not loop.over:
-                return skip and loop.rank not in relevant
-            return lane_above if i < merge_from else loop.rank not in relevant and shared[loop.over]
+                return skip and loop.rank not in link.seen
+            return lane_above if i < merge_from else loop.rank not in link.seen and shared[loop.over]
 
-        return _sum(link, mapping, e, first, distinct=skip)
+        return _terms(draft, link, first, skip)
 
-    served = tally(False, link.parent_at), tally(True, link.parent_at)
-    filled = (tally(False, link.child_at), tally(True, link.child_at)) if link.child else (0, 0)
-    return served, filled
-
-
-def _shared(arch: Arch, reduce: bool) -> dict[str, bool]:
-    """Fan-out dimension -> whether lanes share the accesses of a tensor that their rank does not touch."""
-    return {name: flag for f in arch.fanouts for (name, _), flag in zip(f.dims, f.reduce if reduce else f.multicast, strict=True)}
+    served = terms(False, link.parent_at), terms(True, link.parent_at)
+    return served, (terms(False, link.child_at), terms(True, link.child_at)) if link.child else NOTHING
 
 
-def _sum(link: Link, mapping: Mapping, e: Einsum, first: Callable[[int, Loop], bool], distinct: bool) -> int:
-    """Elements over all iterations of the loops above the child: sum of its clipped tiles; at compute, single accesses."""
-    cuts: dict[str, list[Cut]] = {rank: [] for rank, _ in e.extents}
-    for i, node in enumerate(mapping.nodes[: link.child_at]):
-        if isinstance(node, Loop):
-            cuts[node.rank].append((node.tile, first(i, node)))
-    sizes = e.sizes()
-    clip = link.child is not None
-    dims = (dim_sum(dim, tuple((sizes[r], tuple(cuts[r])) for r in dim.ranks()), clip, distinct) for dim in link.tensor.dims)
-    outer = (tile_count(n, tuple(cuts[r])) for r, n in e.extents if r not in link.seen)
-    return prod(dims) * prod(outer)
+def _cuts(draft: Draft, at: int, first: Callable[[int, Loop], bool]) -> Loops:
+    """The loops above position `at`, by rank."""
+    found: Loops = {}
+    for number, (i, loop) in enumerate(draft.loops):
+        if i >= at:
+            break
+        found[loop.rank] = (*found.get(loop.rank, ()), (number, first(i, loop)))
+    return found
+
+
+def _terms(draft: Draft, link: Link, first: Callable[[int, Loop], bool], skip: bool) -> list[Term]:
+    """Elements over all iterations of the loops above the child: sum of its clipped tiles; at compute, single accesses.
+
+    Sparse operands: only nonzero iterations access; a compressed tile is 2 words per nonzero and one per row (CSR).
+    """
+    cuts = _cuts(draft, link.child_at, first)
+    clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
+    dims = tuple([draft.number(dim, (p.tensor, i), dim.ranks(), cuts, clip, skip) for i, dim in enumerate(p.dims)])
+    outer = tuple([draft.number(None, rank, (rank,), cuts) for rank, _ in draft.e.extents if rank not in link.seen])
+    if not clip:
+        return [Term(sign * nonzero(draft.e), (*dims, *outer))]
+    if p.format == "dense":
+        return [Term(sign, (*dims, *outer))]
+    rows = (*dims[:-1], *(draft.number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
+    return [Term(2 * p.density, (*dims, *outer)), Term(1, (*rows, *outer))]
+
+
+def _passes(draft: Draft, at: int, all_lanes: bool) -> tuple[int, ...]:
+    """How often position `at` is passed, by all lanes or by the busiest one."""
+    cuts = _cuts(draft, at, lambda _, loop: bool(loop.over) and not all_lanes)
+    return tuple(draft.number(None, rank, (rank,), cuts) for rank, _ in draft.e.extents)
+
+
+def _folds(draft: Draft, wires: Wiring) -> list[Row]:
+    """Per systolic array: how often it is entered, each time to be filled and emptied."""
+    found = []
+    for array, names in wires.systolic:
+        last = max((i for i, loop in draft.loops if loop.over in names), default=-1)
+        entered = (Term(1, _passes(draft, last + 1, all_lanes=False)),)
+        found.append(Row(array, "-", "enter", entered, entered))
+    return found
+
+
+def value(factor: Factor, tiles: Sequence[int]) -> int:
+    """A factor for given tile sizes, one per loop of the nest."""
+    ranks = tuple((extent, tuple((tiles[number], first) for number, first in loops)) for extent, loops in factor.cuts)
+    return tile_count(*ranks[0]) if factor.dim is None else dim_sum(factor.dim, ranks, factor.clip, factor.distinct)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -208,15 +344,6 @@ def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinc
     return int(np.maximum(high - np.maximum(low - 1, reach), 0).sum())
 
 
-def _steps(mapping: Mapping, e: Einsum) -> int:
-    """Operations of the busiest lane."""
-    cuts: dict[str, list[Cut]] = {rank: [] for rank, _ in e.extents}
-    for node in mapping.nodes:
-        if isinstance(node, Loop):
-            cuts[node.rank].append((node.tile, bool(node.over)))
-    return prod(tile_count(n, tuple(cuts[r])) for r, n in e.extents)
-
-
 def footprints(mapping: Mapping, e: Einsum) -> tuple[Footprint, ...]:
     """What each storage node holds per instance (specs/model.md, 1, footprint): hulls unclipped, nodes sunk where that is free."""
     projections = {p.tensor: p for p in e.tensors()}
@@ -226,26 +353,37 @@ def footprints(mapping: Mapping, e: Einsum) -> tuple[Footprint, ...]:
     for i, node in enumerate(mapping.nodes):
         if isinstance(node, Loop):
             moving = moving or (not node.over and node.tile < tile[node.rank])
-            tile[node.rank] = min(node.tile, tile[node.rank])
+            tile[node.rank] = node.tile
             continue
         p = projections[node.tensor]
-        held = _sunk(p, tile, mapping.nodes[i + 1 :]) if node.tensor in seen else tile
+        sunk = mapping.nodes[i : sink(p, mapping.nodes, i)] if node.tensor in seen else ()
         seen.add(node.tensor)
-        found.append(Footprint(node.level, node.tensor, hull(p, held), moving))
+        held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
+        found.append(Footprint(node.level, node.tensor, held_elems(p, held), moving))
     return tuple(found)
 
 
-def _sunk(p: Projection, tile: dict[str, int], below: Sequence[Loop | Store]) -> dict[str, int]:
-    full, partial, tile = p.full(), p.partial(), dict(tile)
-    for node in below:
-        if isinstance(node, Store) or node.over or node.rank not in full | partial:
-            break
-        tile[node.rank] = node.tile
-        if node.rank in partial:
-            break
-    return tile
+def sink(p: Projection, nodes: Sequence[Loop | Store], at: int) -> int:
+    """Position that the node of a tensor at `at` sinks to: below fully relevant temporal loops, into one partially relevant one."""
+    full, seen = p.full(), p.ranks()
+    for i in range(at + 1, len(nodes)):
+        node = nodes[i]
+        if isinstance(node, Store) or node.over or node.rank not in seen:
+            return i
+        if node.rank not in full:
+            return i + 1
+    return len(nodes)
 
 
 def hull(p: Projection, tile: dict[str, int]) -> int:
     """Elements between the first and the last that a tile touches, per dimension: 1 + sum |c| (s - 1)."""
     return prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in p.dims)
+
+
+def held_elems(p: Projection, tile: dict[str, int]) -> int:
+    """Words that a tile occupies: its hull, or 2 per expected nonzero and one per row (CSR)."""
+    whole = hull(p, tile)
+    if p.format == "dense":
+        return whole
+    rows = prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in p.dims[:-1])
+    return ceil(2 * p.density * whole) + rows

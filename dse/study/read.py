@@ -6,6 +6,8 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -164,7 +166,8 @@ def workloads(raw: object, folder: Path, fuse: bool, faults: Faults) -> list[tup
     return found
 
 
-def objectives(raw: object, names: Sequence[str], clock_varies: bool, faults: Faults) -> tuple[Objective, ...]:
+def objectives(raw: object, names: Sequence[str] | None, clock_varies: bool, faults: Faults) -> tuple[Objective, ...]:
+    """names: of the workloads; None: not all are known, any will do."""
     if raw is None:
         return ()
     if not isinstance(raw, list) or not raw:
@@ -181,7 +184,7 @@ def objectives(raw: object, names: Sequence[str], clock_varies: bool, faults: Fa
     return tuple(good)
 
 
-def constraints(raw: object, over: Space | None, names: Sequence[str], faults: Faults) -> Constraints:
+def constraints(raw: object, over: Space | None, names: Sequence[str] | None, faults: Faults) -> Constraints:
     if not isinstance(raw, list):
         faults.add(f'constraints = {show(raw)} is no list; write e.g. ["area_mm2 <= 12"]')
         return Constraints()
@@ -271,7 +274,7 @@ def _digest(workload: Workload) -> str:
     return digest(repr((rows, sorted(workload.weights))))
 
 
-def _objective(key: str, item: object, names: Sequence[str], faults: Faults) -> Objective | None:
+def _objective(key: str, item: object, names: Sequence[str] | None, faults: Faults) -> Objective | None:
     """"area_mm2", {energy_pj: sum} or {throughput: sum, direction: max}."""
     given = {item: ""} if isinstance(item, str) else item
     metric_keys = [k for k in given if k != "direction"] if isinstance(given, Mapping) else []
@@ -285,7 +288,7 @@ def _objective(key: str, item: object, names: Sequence[str], faults: Faults) -> 
         faults.add(f"{key} = {metric} is no metric; {near(metric, known)}")
     elif metric == "area_mm2" and over:
         faults.add(f"{key} = {{area_mm2: {over}}}: area is the machine's, not a workload's; write area_mm2")
-    elif over and over not in (*OVER, *names):
+    elif over and names is not None and over not in (*OVER, *names):
         faults.add(f"{key} = {{{metric}: {over}}} names no aggregate and no workload; {near(over, (*OVER, *names))}")
     elif direction not in ("min", "max"):
         faults.add(f"{key}.direction = {show(direction)} is unknown; use min or max")
@@ -294,25 +297,30 @@ def _objective(key: str, item: object, names: Sequence[str], faults: Faults) -> 
     return None
 
 
-def _unknown(text: str, over: Space, names: Sequence[str]) -> str:
+def _unknown(text: str, over: Space, names: Sequence[str] | None) -> str:
     """Why a name of a constraint is none, or nothing."""
     metric, workload = metric_of(text)
     if metric:
-        return f"{workload} is no workload; {near(workload, names)}" if workload and workload not in names else ""
+        return f"{workload} is no workload; {near(workload, names)}" if workload and names is not None and workload not in names else ""
     known = static_names(over.template)
-    return "" if text in known else f"{text} is no field of the machine and no metric; {near(text, (*sorted(known), *METRICS))}"
+    return "" if text in known else f"{text} is no number of the machine and no metric; {near(text, (*sorted(known), *METRICS))}"
 
 
 def _met(over: Space, found: Constraints, faults: Faults) -> bool:
-    """Whether a machine meets all static constraints, as far as TRIED machines tell."""
-    if not found.static:
-        return True
-    tried = range(0, over.size, max(1, over.size // TRIED))
-    try:
-        if any(all(v <= 0 for v in static_violations(over, m, found)) for m in tried) or len(tried) < over.size:
-            return True
-    except (TypeError, ValueError):
-        faults.add(f"constraints: {'; '.join(c.text for c in found.static)}: compares a field that is no number; use fields with numbers")
-        return False
-    faults.add(f"constraints: no machine of the space meets {' and '.join(c.text for c in found.static)}; relax one, or widen the space")
-    return False
+    """Whether a machine meets all static constraints, as far as TRIED machines tell; each alone first, over the axes that it names."""
+    sides = [(Constraints((c,)), _slice(over, c)) for c in found.static]
+    for asked, tried in (*sides, (found, range(0, over.size, max(1, over.size // TRIED)))):
+        everything = asked is not found or len(tried) == over.size
+        if tried and everything and not any(all(v <= 0 for v in static_violations(over, m, asked)) for m in tried):
+            faults.add(f"constraints: no machine of the space meets {' and '.join(c.text for c in asked.static)}; relax it, or widen the space")
+            return False
+    return True
+
+
+def _slice(over: Space, one: Constraint) -> Sequence[int]:
+    """Machines in all values of the axes that a constraint names, if it names nothing else and they are few."""
+    lengths = [len(axis.values) if axis.key in one.names else 1 for axis in over.axes]
+    if not one.names <= {axis.key for axis in over.axes} or prod(lengths) > TRIED:
+        return ()
+    strides = [prod(len(axis.values) for axis in over.axes[i + 1:]) for i in range(len(lengths))]
+    return [sum(s * p for s, p in zip(strides, at, strict=True)) for at in product(*map(range, lengths))]

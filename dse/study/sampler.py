@@ -44,7 +44,7 @@ class Search:
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
     generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, else 16
-    population: Annotated[int, Field(ge=2)] = 16
+    population: Annotated[int, Field(ge=2)] = 24
     startup: Annotated[int, Field(ge=2)] = 16
 
     def batch(self) -> int:
@@ -180,7 +180,7 @@ def permutation(size: int, seed: int, positions: Ints) -> Ints:
 
 def window(trials: Sequence[Trial], directions: Sequence[str], limit: int) -> list[Trial]:
     """At most `limit` trials in order of generation and machine: the front (no more than half, newest) and the most recent."""
-    ordered = sorted(trials, key=lambda t: (t.generation, t.machine))
+    ordered = sorted(trials, key=lambda t: (t.generation, t.machine, t.values or ()))
     if len(ordered) <= limit:
         return ordered
     signs = np.array([-1.0 if d == "max" else 1.0 for d in directions])

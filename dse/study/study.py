@@ -63,8 +63,9 @@ def load(path: str | Path, sets: Sequence[str] = ()) -> Study:
     solver = read.solver(document.get("solver", {}), faults)
     search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults)
-    found = read.workloads(document.get("workloads"), path.parent, solver.fuse_elementwise, faults)
-    names = [ref.name for ref, _ in found]
+    given = document.get("workloads")
+    found = read.workloads(given, path.parent, solver.fuse_elementwise, faults)
+    names = [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
     varies = space is not None and any(axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes)
     objectives = read.objectives(document.get("objectives"), names, varies, faults)
     constraints = read.constraints(document.get("constraints", []), space, names, faults)
@@ -201,7 +202,7 @@ def _shortage(row: Mapping[str, Any]) -> float:
 
 
 def _input(number: int, ref: WorkloadRef) -> str:
-    return f"inputs/{number}_{Path(ref.path).name}"
+    return f"inputs/{number}_{Path(ref.path).name.removeprefix(f'{number}_')}"
 
 
 def _parameter(axis: Axis) -> Column:

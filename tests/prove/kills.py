@@ -1,0 +1,120 @@
+"""Proof: 60 kill -9 at random moments, 20 each of driver, actor and raylet, over exhaustive, nsga2 and tpe.
+
+    python -m tests.prove.kills [--each 20] [--seed 1]
+
+Runs of 300 machines that solve three real einsums each, on three raylets. Half of the drivers are killed inside a commit.
+Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one and two workers; prints one line per run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from cluster import driver
+from dse.study import study as studies
+from tests import test_kills as t
+from tests.test_driver import HEAVY, Rows, rows, study
+from tests.test_pool import wait_for
+
+METHODS = ("exhaustive", "nsga2", "tpe")
+VICTIMS = ("driver", "actor", "raylet")
+
+
+def prepared(folder: Path, method: str) -> Path:
+    """A study of 300 machines: all of the space, or 300 of 900."""
+    study(folder, method, 16 if method != "exhaustive" else 40, "" if method == "exhaustive" else "points: 300", HEAVY)
+    path = folder / f"{method}.yaml"
+    if method != "exhaustive":
+        path.write_text(path.read_text().replace("  glb.bypass", "  clock_mhz: [500.0, 1000.0, 2000.0]\n  glb.bypass"))
+    return path
+
+
+def undisturbed(path: Path) -> Rows:
+    """Rows with no, one and two workers, which must agree."""
+    found = []
+    for workers in (0, 1, 2):
+        out = path.parent / f"{path.stem}-{workers}"
+        assert driver.run(studies.load(path), out, workers=workers).exit_code == 0
+        found.append(rows(out))
+    assert found[0] == found[1] == found[2], f"{path.stem}: rows depend on the number of workers"
+    return found[0]
+
+
+def strike(made: t.Bed, child: subprocess.Popen[str], out: Path, victim: str, rng: random.Random) -> t.Bed:
+    """One kill; a fallen head takes its cluster along, and a new one is made."""
+    if victim == "driver" and rng.random() < 0.5:
+        wait_for(lambda: t.committing(out) or child.poll() is not None, 30)
+    if victim != "raylet" or rng.random() < 2 / 3:
+        t.strike(made, child, out, victim, rng)
+        return made
+    os.kill(made.cluster.head_node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    try:
+        child.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait(timeout=30)
+    t.close(made)
+    return t.bed()
+
+
+def disturbed(path: Path, out: Path, made: t.Bed, victims: list[str], rng: random.Random) -> tuple[t.Bed, list[str]]:
+    """One run to its end, with as many of the victims killed as it gives time for; those killed are taken off the list."""
+    killed: list[str] = []
+    while True:
+        before = t.solved(out)
+        child = t.start(path, out, made.cluster.address)
+        try:
+            wait_for(lambda: t.solved(out) > before or child.poll() is not None, 90)  # noqa: B023
+            while victims and child.poll() is None:
+                time.sleep(rng.uniform(0.0, 2.0))
+                if child.poll() is None and (victims[-1] != "actor" or t.actors(out)):
+                    killed.append(victims[-1])
+                    made = strike(made, child, out, victims.pop(), rng)
+            child.wait(timeout=180)
+        finally:
+            child.kill()
+        said = (out / "log" / "driver.txt").read_text()
+        if said.endswith("0 finished\n"):
+            return made, killed
+        assert killed, said[-2000:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--each", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    rng = random.Random(given.seed)
+    total: Counter[str] = Counter()
+    made = t.bed()
+    try:
+        with tempfile.TemporaryDirectory(prefix="dse-kills-") as folder:
+            for i, method in enumerate(METHODS):
+                path = prepared(Path(folder), method)
+                whole = undisturbed(path)
+                share = given.each // len(METHODS) + (i < given.each % len(METHODS))
+                victims = [victim for victim in VICTIMS for _ in range(share)]
+                rng.shuffle(victims)
+                number = 0
+                while victims:
+                    out = Path(folder) / f"{method}-killed-{number}"
+                    made, killed = disturbed(path, out, made, victims, rng)
+                    assert rows(out) == whole, f"{out}: rows differ after {killed}"
+                    total.update(killed)
+                    number += 1
+                    print(f"{method} run {number}: {len(whole['machines'])} machines equal after {' '.join(killed) or 'nothing'}; so far {dict(total)}", flush=True)
+    finally:
+        t.close(made)
+    print(f"{sum(total.values())} kills, {dict(total)}: 0 lost, 0 duplicate keys, rows identical")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""Every command on small real runs: exit codes, formats, round trips, a query while a run goes on, decoys, pipes, Ctrl-C."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dse.arguments import EXAMPLES
+
+ROOT = Path(__file__).resolve().parent.parent
+DSE = str(Path(sys.executable).with_name("dse"))
+STUDY = """\
+name: small
+workloads: ["gemm:m=64,n=32,k=48"]
+machine: edge_array
+space:
+  array.x: [2, 4, 8]
+  gbuf.capacity: {from: 4 KiB, to: 16 KiB, step: x2}
+  dram.kind: [lpddr4, lpddr5, gddr6]
+objectives: [energy_pj, latency_ns, area_mm2]
+"""
+SIZE = 27
+LONG = STUDY.replace('"gemm:m=64,n=32,k=48"', "resnet50").replace("name: small", "name: long")
+TIGHT = """\
+name: tight
+workloads: ["gemm:m=64,n=32,k=48"]
+machine: a3nb
+space:
+  rf.capacity: [1 B, 2 B, 3 B, 64 B]
+  glb.capacity: [2 B, 16 KiB]
+objectives: [energy_pj, latency_ns]
+"""
+DECOYS = ("analysis", "cluster", "hw", "workloads", "tests")
+
+
+def dse(*command: str, folder: Path, seconds: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([DSE, *command], cwd=folder, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env})
+
+
+def good(*command: str, folder: Path) -> str:
+    said = dse(*command, folder=folder)
+    assert said.returncode == 0 and "Traceback" not in said.stderr, said.stderr
+    return said.stdout
+
+
+def rows(folder: Path, statement: str) -> list[dict[str, Any]]:
+    return json.loads(good("sql", "run", statement, "--format", "json", folder=folder))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "small.yaml").write_text(STUDY)
+    said = good("run", "small.yaml", "--workers", "0", "--out", "run", folder=folder)
+    assert f"{SIZE} machines solved now, {SIZE} in all" in said
+    return folder
+
+
+def test_a_second_run_and_a_resume_find_nothing_to_do(home: Path) -> None:
+    before = good("pareto", "run", "--format", "csv", folder=home)
+    for command in (["run", "small.yaml", "--out", "run"], ["resume", "run"]):
+        assert f"0 machines solved now, {SIZE} in all" in good(*command, "--workers", "0", folder=home)
+    assert good("pareto", "run", "--format", "csv", folder=home) == before
+
+
+def test_a_run_goes_on_where_it_stopped(home: Path) -> None:
+    assert "10 machines solved now, 10 in all" in good("run", "small.yaml", "--workers", "0", "--out", "part", "--set", "stop.points=10", folder=home)
+    assert f"{SIZE - 10} machines solved now, {SIZE} in all" in good("run", "small.yaml", "--workers", "0", "--out", "part", folder=home)
+    assert good("pareto", "part", "--format", "csv", folder=home) == good("pareto", "run", "--format", "csv", folder=home)
+
+
+def test_status(home: Path) -> None:
+    facts = json.loads(good("status", "run", "--json", folder=home))
+    assert (facts["state"], facts["done"], facts["ok"], facts["planned"], facts["error"]) == ("finished", SIZE, SIZE, SIZE, 0)
+    assert facts["front"] == len(good("pareto", "run", "--format", "csv", folder=home).splitlines()) - 1
+    assert "finished" in good("status", "run", folder=home)
+
+
+def test_a_front_says_the_same_in_every_format(home: Path) -> None:
+    listed = json.loads(good("pareto", "run", "--format", "json", folder=home))
+    table = list(csv.DictReader(io.StringIO(good("pareto", "run", "--format", "csv", folder=home))))
+    piped = subprocess.run(f"'{DSE}' pareto run --format parquet | cat", shell=True, cwd=home, capture_output=True, timeout=60).stdout
+    binary = pq.read_table(pa.BufferReader(piped)).to_pylist()
+    text = good("pareto", "run", folder=home)
+    assert [row["machine"] for row in listed] == [int(row["machine"]) for row in table] == [row["machine"] for row in binary]
+    assert [row["energy_pj"] for row in listed] == [float(row["energy_pj"]) for row in table] == [row["energy_pj"] for row in binary]
+    assert f"{len(listed)} rows" in text and all(f"{row['energy_pj']:.7g}" in text for row in listed)
+    points = rows(home, "SELECT energy_pj AS e, latency_ns AS t, area_mm2 AS a FROM points")
+    kept = [p for p in points if not any(q != p and q["e"] <= p["e"] and q["t"] <= p["t"] and q["a"] <= p["a"] for q in points)]
+    assert sorted((row["energy_pj"], row["latency_ns"], row["area_mm2"]) for row in listed) == sorted((p["e"], p["t"], p["a"]) for p in kept)
+
+
+def test_objectives_and_conditions_of_a_front(home: Path) -> None:
+    (best,) = json.loads(good("pareto", "run", "--objectives", "area_mm2", "--where", "array_x > 2", "--format", "json", folder=home))[:1]
+    assert best["area_mm2"] == rows(home, "SELECT min(area_mm2) AS a FROM machines WHERE array_x > 2")[0]["a"]
+    assert best["array_x"] == 4
+
+
+def test_sql(home: Path) -> None:
+    assert rows(home, "SELECT status, count(*) AS n FROM machines GROUP BY status") == [{"status": "ok", "n": SIZE}]
+    (einsum,) = rows(home, "SELECT e.energy_pj, sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, einsum) WHERE machine = 0 GROUP BY ALL")
+    assert 0 < einsum["parts"] <= einsum["energy_pj"] * (1 + 1e-9)
+    asked = subprocess.run([DSE, "sql", "run"], cwd=home, input="SELECT count(*) AS n FROM points\nselec\n\n", capture_output=True, text=True, timeout=60)
+    assert asked.returncode == 0 and str(SIZE) in asked.stdout and "selec" in asked.stdout and asked.stderr == ""
+
+
+def test_show_best_an_index_and_a_schedule(home: Path) -> None:
+    front = json.loads(good("pareto", "run", "--format", "json", folder=home))
+    best = good("show", "run", "best", folder=home)
+    assert f"{front[0]['energy_pj']:.7g}" in best and "store DRAM" in best and "traffic of one run" in best
+    assert good("show", "run", str(front[0]["machine"]), folder=home) == good("show", "run", f"{front[0]['machine']}.0", folder=home) == best
+    assert good("show", "run", "5", "--einsum", "gemm", folder=home) == good("show", "run", "5", folder=home)
+
+
+def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> None:
+    (home / "tight.yaml").write_text(TIGHT)
+    good("run", "tight.yaml", "--workers", "0", "--out", "tight", folder=home)
+    table = json.loads(good("sql", "tight", "FROM machines ORDER BY machine", "--format", "json", folder=home))
+    lacking = [row for row in table if row["status"] == "infeasible"]
+    assert len(table) == 8 and len(lacking) == 6
+    for row in lacking:
+        assert (row["limit_level"], row["need_bytes"], row["einsum"]) == ("RF" if row["rf_capacity"] < 3 else "GLB", 3, "gemm")
+        assert row["have_bytes"] == row["rf_capacity" if row["rf_capacity"] < 3 else "glb_capacity"]
+        assert all(part in row["reason"] for part in ("gemm", row["limit_level"], str(row["need_bytes"]), str(row["have_bytes"])))
+    shown = good("show", "tight", str(lacking[0]["machine"]), folder=home)
+    assert lacking[0]["reason"] in shown and "infeasible" in shown
+    said = dse("map", "gemm:m=64,n=32,k=48", "a3nb", "--set", "rf.capacity=2 B", folder=home)
+    assert said.returncode == 1 and said.stdout == "infeasible: gemm: RF needs 3 bytes, has 2\n"
+
+
+def test_map_and_simulate_agree_bit_for_bit(home: Path) -> None:
+    for workload, machine in (("gemm:m=64,n=32,k=48", "edge_array"), ("conv:k=16,c=8,p=14,q=14,r=3,s=3,pad=1", "a3")):
+        solved = json.loads(good("map", workload, machine, "--format", "json", folder=home))
+        (home / "nest.yaml").write_text(good("map", workload, machine, "--format", "yaml", folder=home))
+        (home / "nest.txt").write_text(solved["einsums"][0]["mapping"] + "\n")
+        for name in ("nest.yaml", "nest.txt"):
+            costed = json.loads(good("simulate", workload, machine, name, "--format", "json", folder=home))
+            assert {k: v for k, v in costed.items() if k != "space"} == {k: v for k, v in solved.items() if k != "space"}
+        assert solved["einsums"][0]["mapping"] in good("map", workload, machine, folder=home)
+        assert {"energy_pj", "latency_cycles", "latency_ns", "steady_cycles", "edp_pj_ns", "area_mm2", "status", "gap", "space", "einsums"} == set(solved)
+
+
+def test_map_takes_machine_fields_and_objectives(home: Path) -> None:
+    small, fast = (json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", *more, "--format", "json", folder=home))
+                   for more in (("--set", "gbuf.capacity=4 KiB"), ("--objective", "latency")))
+    plain = json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", "--format", "json", folder=home))
+    assert small["area_mm2"] < plain["area_mm2"] and fast["latency_cycles"] <= plain["latency_cycles"]
+
+
+def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
+    (row,) = rows(home, "SELECT energy_pj, latency_ns FROM points JOIN machines USING (machine) WHERE array_x = 4 AND gbuf_capacity = 8192 AND dram_kind = 'lpddr5'")
+    sets = [part for key in ("array.x=4", "gbuf.capacity=8 KiB", "dram.kind=lpddr5") for part in ("--set", key)]
+    found = json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", *sets, "--format", "json", folder=home))
+    assert row == {key: found[key] for key in row}
+
+
+@pytest.mark.parametrize(("what", "some"), [("workloads", "resnet50"), ("machines", "edge_array"), ("solvers", "cost_descending"), ("columns", "bound_by")])
+def test_list(what: str, some: str, tmp_path: Path) -> None:
+    assert some in good("list", what, folder=tmp_path)
+
+
+def test_check_of_good_files(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(STUDY)
+    (tmp_path / "ffn.yaml").write_text('extents: {m: 4, n: 2, k: 3}\neinsums: ["C[m,n] += A[m,k] * B[k,n]"]\n')
+    said = good("check", "small.yaml", "ffn.yaml", str(ROOT / "hw/machines/edge_array.yaml"), str(ROOT / "studies/edge_cnn.yaml"), folder=tmp_path).splitlines()
+    assert [line.split(": ", 1)[1].split(",")[0] for line in said] == ["study small", "workload ffn", "machine edge_array", "study edge-cnn"]
+    assert "27 machines" in said[0] and "24 MACs" in said[1]
+
+
+def test_dry_run_starts_nothing(home: Path) -> None:
+    facts = good("run", "small.yaml", "--out", "dry", "--dry-run", folder=home)
+    assert re.search(rf"machines\s+{SIZE}\b", facts) and not (home / "dry").exists()
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_has_an_example(command: str, tmp_path: Path) -> None:
+    said = " ".join(good(command, "--help", folder=tmp_path).split())
+    assert f"example: {' '.join(EXAMPLES[command].split())}" in said
+    assert command in good("--help", folder=tmp_path)
+
+
+@pytest.mark.parametrize("command", ["sql run 'FROM range(100000)' --format csv", "list columns", "show run best", "pareto run --format json", "run small.yaml --out piped --workers 0 2>&1"])
+def test_a_closed_pipe_is_no_traceback(home: Path, command: str) -> None:
+    said = subprocess.run(f"'{DSE}' {command} | head -c 1", shell=True, cwd=home, capture_output=True, text=True, timeout=60)
+    assert said.stderr == "" and len(said.stdout) == 1
+
+
+def start(folder: Path, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([DSE, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.1)
+
+
+def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(LONG)
+    child = start(tmp_path, "run", "long.yaml", "--workers", "1", "--out", "run")
+    try:
+        wait_for(lambda: (tmp_path / "run/manifest.json").exists() and rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"] > 0)
+        assert child.poll() is None, "the run was over before the question"
+        assert json.loads(good("status", "run", "--json", folder=tmp_path))["state"] == "running"
+        first = rows(tmp_path, "SELECT count(*) AS n, min(energy_pj) AS e FROM points")[0]
+        assert 0 < first["n"] < SIZE and first["e"] > 0 and good("pareto", "run", folder=tmp_path)
+        assert child.poll() is None, "the run was over before the last answer"
+        os.killpg(child.pid, signal.SIGINT)
+        said, heard = child.communicate(timeout=60)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+    assert child.returncode == 1 and "interrupted" in said and "Traceback" not in said + heard
+    kept = rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"]
+    assert first["n"] <= kept < SIZE
+    assert f"{kept + 1} in all" in good("run", "long.yaml", "--out", "run", "--workers", "0", "--set", f"stop.points={kept + 1}", folder=tmp_path)
+
+
+def test_ctrl_c_in_a_question_is_130(home: Path) -> None:
+    child = start(home, "sql", "run", "SELECT count(*) FROM range(1000000) a, range(1000000) b")
+    time.sleep(2)
+    os.killpg(child.pid, signal.SIGINT)
+    said, heard = child.communicate(timeout=30)
+    assert (child.returncode, said, heard) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("path", ["", "."])
+def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
+    """path: PYTHONPATH; "." puts the decoys before ours."""
+    (tmp_path / "small.yaml").write_text(STUDY)
+    for name in DECOYS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('decoy {name}')\n")
+    env = {"PYTHONPATH": path} if path else {}
+    ran = dse("run", "small.yaml", "--workers", "2", "--out", "run", folder=tmp_path, **env)
+    assert ran.returncode == 0 and f"{SIZE} in all" in ran.stdout and "decoy" not in ran.stdout + ran.stderr
+    asked = dse("sql", "run", "SELECT status, count(*) AS n FROM machines GROUP BY ALL", "--format", "csv", folder=tmp_path, **env)
+    assert asked.stdout.split() == ["status,n", f"ok,{SIZE}"] and asked.stderr == ""

@@ -1,0 +1,155 @@
+"""kill -9 of the driver, of an actor and of a raylet of a three-raylet cluster: after a resume nothing is lost, nothing double.
+
+The long proof, 60 kills, is tests/prove/kills.py; it uses what stands here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+from ray.cluster_utils import Cluster
+
+from cluster import driver
+from tests.test_driver import HEAVY, Rows, rows, study
+from tests.test_pool import wait_for
+
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: Ray does not take 127.0.0.1 for this machine's outer address
+ROOT = Path(__file__).resolve().parent.parent
+START = """
+import sys
+from pathlib import Path
+from cluster import driver
+from dse.study import study as studies
+driver.COMMIT_S, driver.LEASE_S = 0.15, 0.3
+done = driver.run(studies.load(Path(sys.argv[1])), Path(sys.argv[2]), workers=3, address=sys.argv[3])
+print(done.exit_code, done.status.state)
+"""
+
+
+@dataclass(slots=True)
+class Bed:
+    """A cluster of three raylets on this machine."""
+
+    cluster: Cluster
+    folder: str
+
+    def raylets(self) -> list[object]:
+        """Nodes; the first is the head."""
+        return [self.cluster.head_node, *self.cluster.worker_nodes]
+
+
+def bed() -> Bed:
+    folder = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="dse-bed-", dir="/tmp")
+    head = {"num_cpus": 1, "include_dashboard": False, "node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20,
+            "_system_config": {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}}
+    made = Bed(Cluster(initialize_head=True, head_node_args=head), folder)
+    for _ in range(2):
+        add(made)
+    return made
+
+
+def add(made: Bed) -> None:
+    made.cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1", object_store_memory=100 << 20)
+
+
+def close(made: Bed) -> None:
+    made.cluster.shutdown()
+    del os.environ["RAY_TMPDIR"]
+    shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def start(path: Path, out: Path, address: str) -> subprocess.Popen[str]:
+    """The driver as a process of its own; what it says goes to log/driver.txt."""
+    (out / "log").mkdir(parents=True, exist_ok=True)
+    with open(out / "log" / "driver.txt", "a") as said:
+        return subprocess.Popen([sys.executable, "-c", START, str(path), str(out), address], stdout=said, stderr=said, text=True,
+                                env={**os.environ, "PYTHONPATH": str(ROOT), LOOPBACK: "0"})
+
+
+def actors(out: Path) -> list[int]:
+    """Processes of the run's living actors."""
+    found = {int(pid) for log in (out / "log").glob("actor-*.log") for pid in re.findall(r"process (\d+) on", log.read_text())}
+    return sorted(pid for pid in found if _named(pid, "ray::Solver"))
+
+
+def _named(pid: int, name: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().startswith(name)
+    except OSError:
+        return False
+
+
+def solved(out: Path) -> int:
+    return sum(int(n) for log in (out / "log").glob("actor-*.log") for n in re.findall(r": (\d+) machines in", log.read_text()))
+
+
+def committing(out: Path) -> bool:
+    return next((out / "parts").glob("*/.*.tmp"), None) is not None
+
+
+def strike(made: Bed, child: subprocess.Popen[str], out: Path, victim: str, rng: random.Random) -> None:
+    """kill -9, and put up a new raylet where one fell. The head's raylet takes its drivers along and is replaced with the whole cluster."""
+    if victim == "driver":
+        child.kill()
+        child.wait(timeout=30)
+    elif victim == "actor":
+        os.kill(rng.choice(actors(out)), signal.SIGKILL)
+    else:
+        node = rng.choice(made.cluster.worker_nodes and list(made.cluster.worker_nodes))
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        time.sleep(0.5)
+        made.cluster.remove_node(node, allow_graceful=False)
+        add(made)
+
+
+def finish(path: Path, out: Path, made: Bed, child: subprocess.Popen[str]) -> None:
+    """Wait for the driver, resume until the run says that it is finished."""
+    for _ in range(4):
+        child.wait(timeout=120)
+        if (out / "log" / "driver.txt").read_text().endswith("0 finished\n"):
+            return
+        child = start(path, out, made.cluster.address)
+    raise AssertionError((out / "log" / "driver.txt").read_text()[-2000:])
+
+
+@pytest.fixture(scope="module")
+def ground() -> Iterator[Bed]:
+    made = bed()
+    yield made
+    close(made)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    folder = tmp_path_factory.mktemp("whole")
+    driver.run(study(folder, workloads=HEAVY), folder / "run", workers=0)
+    return rows(folder / "run")
+
+
+@pytest.mark.parametrize("victim", ["driver", "actor", "raylet"])
+def test_killed_and_resumed_is_as_if_undisturbed(ground: Bed, whole: Rows, tmp_path: Path, victim: str) -> None:
+    study(tmp_path, workloads=HEAVY)
+    path, out = tmp_path / "exhaustive.yaml", tmp_path / "run"
+    child = start(path, out, ground.cluster.address)
+    try:
+        wait_for(lambda: solved(out) > 60, 60)
+        assert child.poll() is None
+        strike(ground, child, out, victim, random.Random(1))
+        finish(path, out, ground, child)
+    finally:
+        child.kill()
+    assert rows(out) == whole

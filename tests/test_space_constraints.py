@@ -1,0 +1,110 @@
+"""Dataflows as constraint sets: what they allow, what they refuse, and that a row-stationary set fits its array."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dse.dataflow.space import Constraints, broken, gemm_ranks, pe_set, row_stationary, row_stationary_loops, systolic, used_pes, window
+from dse.nest import Mapping, parse
+from dse.sim.counts import count
+from dse.sim.evaluate import lanes_overflow
+from hw.arch import Arch, Compute, Fanout, Level
+from workloads.einsum import Einsum, einsum
+
+GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 32, "k": 48})
+NEST = """store DRAM A B C
+for m in tiles of 16
+for n in tiles of 8
+spatial m over ROW in tiles of 1
+spatial n over COL in tiles of 1
+store REG C
+for k in tiles of 1
+mac"""
+
+
+def conv(k: int, c: int, p: int, q: int, r: int, s: int, stride: int = 1) -> Einsum:
+    return einsum(f"O[n,k,p,q] += I[n,c,{stride}*p+r,{stride}*q+s] * W[k,c,r,s]", {"n": 2, "k": k, "c": c, "p": p, "q": q, "r": r, "s": s})
+
+
+def grid(rows: int, columns: int, ramp: str = "") -> Fanout:
+    return Fanout("ARRAY", 1, (("ROW", rows), ("COL", columns)), (True, True), (True, True), ramp)
+
+
+def machine(f: Fanout) -> Arch:
+    return Arch("one", (Level("DRAM", None, 8, 1, 1), Level("REG", None, 8, 1, 1)), (f,), Compute(1, 1), 1.0, 8)
+
+
+@pytest.mark.parametrize(("ramp", "spatial", "time", "still"), [
+    ("os", (("ROW", ("m",)), ("COL", ("n",))), ("k",), "C"),
+    ("ws", (("ROW", ("k",)), ("COL", ("n",))), ("m",), "B"),
+    ("is", (("ROW", ("k",)), ("COL", ("m",))), ("n",), "A")])
+def test_systolic_sets(ramp: str, spatial: tuple, time: tuple, still: str) -> None:
+    assert systolic(GEMM, grid(16, 8, ramp)) == Constraints(spatial, time, still)
+
+
+def test_a_convolution_is_a_product_too() -> None:
+    assert gemm_ranks(conv(4, 3, 8, 8, 3, 3)) == {"m": ("n", "p", "q"), "n": ("k",), "k": ("c", "r", "s")}
+    attention = einsum("S[b,h,m,w] += Q[b,h,m,d] * K[b,h,w,d]", {"b": 2, "h": 3, "m": 4, "w": 5, "d": 6})
+    assert gemm_ranks(attention) == {"m": ("m",), "n": ("w",), "k": ("d",)}
+    with pytest.raises(ValueError, match="has 1 inputs; a systolic dataflow multiplies two tensors"):
+        gemm_ranks(einsum("O[m] max= I[m,k]", {"m": 2, "k": 2}))
+
+
+def test_broken_names_what_the_dataflow_refuses() -> None:
+    limits = systolic(GEMM, grid(16, 8, "os"))
+    assert broken(limits, parse(NEST)) == []
+    assert broken(limits, parse(NEST.replace("over ROW", "over R").replace("over COL", "over ROW").replace("over R in", "over COL in"))) == [
+        "spatial m over COL: the dataflow allows n", "spatial n over ROW: the dataflow allows m"]
+    assert broken(limits, parse(NEST.replace("for k in tiles of 1", "for m in tiles of 1"))) == ["for m stands inside the array; the dataflow allows k"]
+    assert broken(limits, parse(NEST.replace("store REG C\nfor k in tiles of 1", "for k in tiles of 1\nstore REG C"))) == [
+        "C moves inside the array; store it above for k"]
+    assert broken(limits, parse(NEST.replace("store REG C\n", ""))) == ["C moves inside the array; store it above for k"]
+
+
+def test_kept_tensors() -> None:
+    kept = Constraints(kept=(("REG", "C"), ("REG", "A")))
+    assert broken(kept, parse(NEST)) == ["A is not stored at REG; the dataflow keeps it there"]
+    assert broken(Constraints(), parse(NEST)) == []
+
+
+def test_parts_of_a_window() -> None:
+    found = window(conv(4, 3, 8, 8, 3, 3))
+    assert (found.p, found.q, found.r, found.s, found.c, found.k) == ("p", "q", "r", "s", "c", "k")
+    pool = window(einsum("O[n,k,p,q] max= I[n,k,2*p+r,2*q+s]", {"n": 8, "k": 4, "p": 5, "q": 5, "r": 3, "s": 3}))
+    assert (pool.p, pool.r, pool.c, pool.k) == ("p", "r", "", "k")
+    depthwise = window(einsum("O[n,g,p,q] += I[n,g,p+r,q+s] * W[g,r,s]", {"n": 8, "g": 4, "p": 5, "q": 5, "r": 3, "s": 3}))
+    assert (depthwise.r, depthwise.c, depthwise.k) == ("r", "", "g")
+    product = window(GEMM)
+    assert (product.p, product.r, product.c, product.k) == ("", "", "k", "n")
+
+
+def test_filters_taller_than_the_array_fold() -> None:
+    unit = pe_set(conv(8, 8, 10, 10, 11, 11), 4, 14)
+    assert (unit.fold_h, unit.rows, unit.repl_h, unit.replication) == (3, 4, 1, 1)
+
+
+@given(st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(1, 40)] * 2, *[st.integers(1, 7)] * 2), st.integers(1, 16), st.integers(1, 16))
+def test_a_set_fits_its_array_and_works_on_every_point(shape: tuple[int, ...], rows: int, columns: int) -> None:
+    """Its nest obeys the constraint set, no lane is missing, and the busiest PE does the work of all folds (the oracle of the closed form)."""
+    e, f = conv(*shape), grid(rows, columns)
+    unit = pe_set(e, rows, columns)
+    time, space = row_stationary_loops(e, f)
+    text = "\n".join(["store DRAM I W O", *(f"for {x.rank} in tiles of {x.tile}" for x in time),
+                      *(f"spatial {x.rank} over {x.over} in tiles of {x.tile}" for x in space),
+                      "store REG W\nfor n in tiles of 1\nfor q in tiles of 1\nstore REG I O\nfor s in tiles of 1\nmac"])
+    mapping, arch = parse(text), machine(f)
+    assert broken(row_stationary(e, f), mapping) == [] and lanes_overflow(mapping, e, arch) is None
+    work = next(row for row in count(mapping, e, arch) if row.action == "compute")
+    k, c, p, q, r, s = shape
+    folds = unit.fold_h * unit.fold_w * -(-c // unit.c) * -(-k // min(unit.k_rows * unit.k_columns, k))
+    assert work.elems == e.points() and work.busiest_elems == folds * 2 * q * s
+    assert unit.rows * unit.columns >= r * p / (unit.fold_h * unit.fold_w) and used_pes(unit, e) <= unit.active <= rows * columns
+    assert prod((unit.c, unit.k_rows, unit.k_columns)) <= unit.replication
+
+
+def test_the_empty_nest_breaks_nothing() -> None:
+    assert broken(Constraints(stationary="C"), Mapping(())) == []

@@ -1,0 +1,276 @@
+"""ONNX operators as einsums: one function per operator, Op -> Einsum, and the table OPERATORS of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.einsum import Einsum, einsum
+
+Shape = tuple[int, ...]
+Array = NDArray[Any]
+
+UNARY = {
+    "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Gelu", "Erf",
+    "Mish", "Swish", "Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Clip", "Cast", "Not", "Sin", "Cos", "Tan", "Asin",
+    "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "IsNaN", "IsInf", "Shrink", "BitwiseNot"}
+BINARY = {
+    "Add", "Sub", "Mul", "Div", "Pow", "PRelu", "Sum", "Max", "Min", "Mean", "Mod", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And",
+    "Or", "Xor", "Where", "QuantizeLinear", "DequantizeLinear", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "CastLike"}
+BY_CHANNEL = {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}
+ROWWISE = {"Softmax", "LogSoftmax", "Hardmax", "LayerNormalization", "RMSNormalization", "MeanVarianceNormalization", "LpNormalization", "CumSum"}
+PRODUCTS = {"Conv", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"}  # of activations and weights, of any type
+MOVES = {"Expand", "Tile", "Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Trilu"}
+OUT, KERNEL = "pqo", "rst"
+NAMED = {1: ("d",), 2: ("n", "c"), 3: ("b", "m", "d"), 4: ("n", "c", "p", "q"), 5: ("n", "c", "p", "q", "o")}
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One node as its einsum sees it: names of tensors in the workload, shapes, attributes, small constant values."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    values: tuple[Array | None, ...]
+    output: str
+    shape: Shape
+    attrs: dict[str, Any]
+    before: int = 0  # Split: elements of the axis in the outputs before this one
+
+
+def _windows(op: Op, kernel: Shape, image: Shape) -> str:
+    """Indices into a padded image: stride*p + dilation*r - pad, per spatial dimension."""
+    n = len(kernel)
+    strides, dilations = op.attrs.get("strides") or [1] * n, op.attrs.get("dilations") or [1] * n
+    pads = list(op.attrs.get("pads") or [0] * 2 * n)
+    auto = op.attrs.get("auto_pad", b"NOTSET").decode()
+    parts = []
+    for i in range(n):
+        pad = pads[i]
+        if auto.startswith("SAME"):
+            total = max((op.shape[2 + i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - image[i], 0)
+            pad = total // 2 if auto == "SAME_UPPER" else total - total // 2
+        parts.append(f"{strides[i]}*{OUT[i]}+{dilations[i]}*{KERNEL[i]}-{pad if auto != 'VALID' else 0}")
+    return ",".join(parts)
+
+
+def _spatial(letters: str, sizes: Sequence[int]) -> dict[str, int]:
+    return dict(zip(letters, sizes, strict=False))
+
+
+def _conv(op: Op) -> Einsum:
+    (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
+    if len(kernel) > len(KERNEL):
+        return movement(op)
+    x, w = op.inputs[:2]
+    g = op.attrs.get("group", 1)
+    p, r = ",".join(OUT[:len(kernel)]), ",".join(KERNEL[:len(kernel)])
+    text = f"{op.output}[n,g,k,{p}] += {x}[n,g,c,{_windows(op, tuple(kernel), tuple(image))}] * {w}[g,k,c,{r}]"
+    extents = {"n": n, "g": g, "k": filters // g, "c": depth, **_spatial(OUT, op.shape[2:]), **_spatial(KERNEL, kernel)}
+    return einsum(text, extents, sizes={x: (n, g, channels // g, *image)})
+
+
+def _conv_transpose(op: Op) -> Einsum:
+    """Every input element is spread over a window of the output, whose border is cropped by the pads."""
+    (n, channels, *image), (_, filters, *kernel) = op.shapes[:2]
+    x, w = op.inputs[:2]
+    g, n_dims = op.attrs.get("group", 1), len(kernel)
+    strides, dilations = op.attrs.get("strides") or [1] * n_dims, op.attrs.get("dilations") or [1] * n_dims
+    spread = [(image[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - op.shape[2 + i] for i in range(n_dims)]
+    pads = op.attrs.get("pads") or [max(s, 0) // 2 for s in spread]
+    index = ",".join(f"{strides[i]}*{OUT[i]}+{dilations[i]}*{KERNEL[i]}-{pads[i]}" for i in range(n_dims))
+    p, r = ",".join(OUT[:n_dims]), ",".join(KERNEL[:n_dims])
+    extents = {"n": n, "g": g, "k": filters, "c": channels // g, **_spatial(OUT, image), **_spatial(KERNEL, kernel)}
+    return einsum(f"{op.output}[n,g,k,{index}] += {x}[n,g,c,{p}] * {w}[g,c,k,{r}]", extents, sizes={op.output: (n, g, filters, *op.shape[2:])})
+
+
+def _gemm(op: Op) -> Einsum:
+    a, b = op.inputs[:2]
+    left, right = "k,m" if op.attrs.get("transA") else "m,k", "n,k" if op.attrs.get("transB") else "k,n"
+    k = op.shapes[0][0 if op.attrs.get("transA") else 1]
+    return einsum(f"{op.output}[m,n] += {a}[{left}] * {b}[{right}]", {"m": op.shape[0], "n": op.shape[1], "k": k})
+
+
+def _matmul(op: Op) -> Einsum:
+    """MatMul of any rank: leading dimensions are batches and broadcast, a vector has no m or no n."""
+    (a, b), (left, right) = op.inputs[:2], op.shapes[:2]
+    m, n = ["m"] * (len(left) > 1), ["n"] * (len(right) > 1)
+    batches = [f"b{i}" for i in range(len(op.shape) - len(m) - len(n))]
+    extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-1]}
+
+    def outer(shape: Shape) -> list[str]:
+        shape = shape[:-2]
+        return [rank if size > 1 else "0" for rank, size in zip(batches[len(batches) - len(shape):], shape, strict=True)]
+
+    text = f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{','.join((*outer(left), *m, 'k'))}] * {b}[{','.join((*outer(right), 'k', *n))}]"
+    return einsum(text, extents)
+
+
+def _einsum(op: Op) -> Einsum:
+    """ONNX Einsum of two plain operands; anything else is movement."""
+    equation = re.sub(r"\s", "", op.attrs["equation"].decode())
+    match = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", equation)
+    if not match or any(len(set(part)) != len(part) for part in match.groups()):
+        return movement(op)
+    a, b = op.inputs
+    extents = dict(zip(match[1] + match[2], op.shapes[0] + op.shapes[1], strict=True))
+    return einsum(f"{op.output}[{','.join(match[3])}] += {a}[{','.join(match[1])}] * {b}[{','.join(match[2])}]", extents)
+
+
+def _pool(op: Op) -> Einsum:
+    kernel, image = tuple(op.attrs["kernel_shape"]), op.shapes[0][2:]
+    assign = "max=" if op.kind == "MaxPool" else "+="
+    x, p = op.inputs[0], ",".join(OUT[:len(kernel)])
+    extents = {"n": op.shape[0], "c": op.shape[1], **_spatial(OUT, op.shape[2:]), **_spatial(KERNEL, kernel)}
+    return einsum(f"{op.output}[n,c,{p}] {assign} {x}[n,c,{_windows(op, kernel, image)}]", extents, sizes={x: op.shapes[0]})
+
+
+def _global_pool(op: Op) -> Einsum:
+    return _reduced(replace(op, shape=(*op.shape[:2], *[1] * (len(op.shapes[0]) - 2))), set(range(2, len(op.shapes[0]))))
+
+
+def _reduce(op: Op) -> Einsum:
+    given = op.attrs.get("axes")
+    if given is None and len(op.values) > 1:
+        if op.values[1] is None:
+            return movement(op)
+        given = [int(v) for v in np.ravel(op.values[1])]
+    if op.kind.startswith("Arg"):
+        given = [op.attrs.get("axis", 0)]
+    rank = len(op.shapes[0])
+    return _reduced(op, {a % rank for a in given} if given else set(range(rank)))
+
+
+def _reduced(op: Op, axes: set[int]) -> Einsum:
+    ranks = _ranks(len(op.shapes[0]))
+    kept = [r for i, r in enumerate(ranks) if i not in axes]
+    dims = kept if len(op.shape) == len(kept) else [r if i not in axes else "0" for i, r in enumerate(ranks)]
+    assign = "max=" if op.kind in ("GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin") else "+="
+    return einsum(f"{op.output}[{','.join(dims)}] {assign} {op.inputs[0]}[{','.join(ranks)}]", dict(zip(ranks, op.shapes[0], strict=True)))
+
+
+def _lrn(op: Op) -> Einsum:
+    """Local response normalization: a window over channels, the element itself among them."""
+    size, ranks = op.attrs["size"], _ranks(len(op.shape))
+    window = f"{ranks[1]}+w-{(size - 1) // 2}"
+    text = f"{op.output}[{','.join(ranks)}] = lrn({op.inputs[0]}[{','.join((ranks[0], window, *ranks[2:]))}])"
+    return einsum(text, dict(zip(ranks, op.shape, strict=True)) | {"w": size}, sizes={op.inputs[0]: op.shapes[0]})
+
+
+def _ranks(n: int) -> tuple[str, ...]:
+    return NAMED.get(n) or tuple(f"d{i}" for i in range(n))
+
+
+def _broadcast(ranks: Sequence[str], shape: Shape, first: int) -> str:
+    """Index of an operand whose dimension 0 lies under output dimension `first`."""
+    return ",".join(rank if size > 1 else "0" for rank, size in zip(ranks[first:], shape, strict=False))
+
+
+def _pointwise(op: Op, kind: str, firsts: Sequence[int]) -> Einsum:
+    ranks = _ranks(len(op.shape))
+    reads = [f"{t}[{_broadcast(ranks, s, first)}]" for t, s, first in zip(op.inputs, op.shapes, firsts, strict=True)]
+    kind = kind if len(reads) > 1 or kind not in ("add", "mul") else f"{op.kind.lower()}_self"
+    return einsum(f"{op.output}[{','.join(ranks)}] = {kind}({', '.join(reads)})", dict(zip(ranks, op.shape, strict=True)))
+
+
+def elementwise(op: Op) -> Einsum:
+    """Any function of operands that broadcast to the output, aligned at the last dimension."""
+    return _pointwise(op, "add" if op.kind == "Sum" else op.kind.lower(), [len(op.shape) - len(s) for s in op.shapes])
+
+
+def by_channel(op: Op) -> Einsum:
+    """As element-wise, but vectors lie along dimension 1."""
+    return _pointwise(op, op.kind.lower(), [1 if len(s) == 1 else len(op.shape) - len(s) for s in op.shapes])
+
+
+def _concat(op: Op) -> Einsum:
+    """Each input lies at its offset along the axis: elsewhere its index falls outside what is stored, and nothing is read."""
+    ranks, axis = _ranks(len(op.shape)), op.attrs["axis"] % len(op.shape)
+    offset, reads, sizes = 0, [], {}
+    for tensor, shape in zip(op.inputs, op.shapes, strict=True):
+        reads.append(f"{tensor}[{','.join(f'{r}-{offset}' if i == axis else r for i, r in enumerate(ranks))}]")
+        sizes[tensor] = shape
+        offset += shape[axis]
+    return einsum(f"{op.output}[{','.join(ranks)}] = copy({', '.join(reads)})", dict(zip(ranks, op.shape, strict=True)), sizes=sizes)
+
+
+def _transpose(op: Op) -> Einsum:
+    ranks = _ranks(len(op.shape))
+    source = dict(zip(op.attrs.get("perm", range(len(ranks))[::-1]), ranks, strict=True))
+    index = ",".join(source[i] for i in range(len(ranks)))
+    return einsum(f"{op.output}[{','.join(ranks)}] = {op.inputs[0]}[{index}]", dict(zip(ranks, op.shape, strict=True)))
+
+
+def _region(op: Op, starts: Sequence[int], steps: Sequence[int]) -> Einsum:
+    """Copy of a strided box: output index i reads step * i + start."""
+    ranks = _ranks(len(op.shape))
+    index = ",".join(f"{step}*{r}{start:+d}" for r, start, step in zip(ranks, starts, steps, strict=True))
+    extents = dict(zip(ranks, op.shape, strict=True))
+    return einsum(f"{op.output}[{','.join(ranks)}] = {op.inputs[0]}[{index}]", extents, sizes={op.inputs[0]: op.shapes[0]})
+
+
+def _slice(op: Op) -> Einsum:
+    given = [op.attrs.get("starts"), op.attrs.get("ends"), op.attrs.get("axes"), None]
+    lists = [g if g is not None else None if v is None else np.ravel(v).tolist() for g, v in zip(given, (*op.values[1:], None, None, None, None), strict=False)]
+    rank = len(op.shape)
+    axes, steps = lists[2] or list(range(len(lists[0] or ()))), lists[3] or [1] * len(lists[0] or ())
+    if lists[0] is None or min(steps) < 1 or any(v is None for v in op.values[1:]):
+        return movement(op)
+    box, stride = [0] * rank, [1] * rank
+    for start, axis, step in zip(lists[0], axes, steps, strict=True):
+        size = op.shapes[0][axis % rank]
+        box[axis % rank], stride[axis % rank] = min(start + size if start < 0 else start, size), step
+    return _region(op, box, stride)
+
+
+def _split(op: Op) -> Einsum:
+    axis = op.attrs.get("axis", 0) % len(op.shape)
+    return _region(op, [op.before if i == axis else 0 for i in range(len(op.shape))], [1] * len(op.shape))
+
+
+def _pad(op: Op) -> Einsum:
+    pads = op.attrs.get("pads") or (None if len(op.values) < 2 or op.values[1] is None else [int(v) for v in op.values[1]])
+    if pads is None or len(pads) != 2 * len(op.shape):
+        return movement(op)
+    return _region(op, [-p for p in pads[:len(op.shape)]], [1] * len(op.shape))
+
+
+def _gather(op: Op) -> Einsum:
+    """Reads one slice of the table per index (at most the table), and the indices unless they are constant."""
+    (table, ids), axis = op.shapes[:2], op.attrs.get("axis", 0) % len(op.shapes[0])
+    ranks = [f"d{i}" for i in range(len(op.shape))]
+    own = ranks[axis:axis + len(ids)]
+    strides = [prod(ids[i + 1:]) for i in range(len(ids))]
+    row = "+".join(f"{stride}*{rank}" for rank, stride in zip(own, strides, strict=True)) or "0"
+    reads = [f"{op.inputs[0]}[{','.join((*ranks[:axis], row, *ranks[axis + len(ids):]))}]"]
+    if ids and op.values[1] is None:
+        reads.append(f"{op.inputs[1]}[{','.join(own)}]")
+    return einsum(f"{op.output}[{','.join(ranks)}] = copy({', '.join(reads)})", dict(zip(ranks, op.shape, strict=True)), sizes={op.inputs[0]: table})
+
+
+def movement(op: Op) -> Einsum:
+    """Reads every input once, writes the output. Where shapes do not broadcast, tensors count as vectors: output element i
+    stands for ceil(inputs / outputs) input elements, the last ones clipped to what is stored."""
+    if all(len(s) <= len(op.shape) and all(a in (1, b) for a, b in zip(s[::-1], op.shape[::-1], strict=False)) for s in op.shapes):
+        return _pointwise(op, "copy", [len(op.shape) - len(s) for s in op.shapes])
+    elems, sizes = prod(op.shape), {t: (prod(s),) for t, s in zip(op.inputs, op.shapes, strict=True)}
+    per = {t: -(-size // elems) for t, (size,) in sizes.items()}
+    reads = ", ".join(f"{t}[{n}*i{'+j' if n > 1 else ''}]" for t, n in per.items())
+    return einsum(f"{op.output}[i] = copy({reads})", {"i": elems, "j": max(per.values())}, sizes=sizes)
+
+
+OPERATORS: dict[str, Callable[[Op], Einsum]] = {
+    "Conv": _conv, "ConvInteger": _conv, "QLinearConv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
+    "MatMul": _matmul, "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "Einsum": _einsum,
+    "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool, "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool, "LRN": _lrn,
+    "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "Split": _split, "Pad": _pad, "Gather": _gather,
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp",
+                     "ArgMax", "ArgMin"), _reduce),
+    **dict.fromkeys(UNARY | BINARY | ROWWISE, elementwise), **dict.fromkeys(BY_CHANNEL, by_channel)}
