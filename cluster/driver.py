@@ -2,6 +2,7 @@
 
 Generation g is asked when all generations <= g-2 are complete, from their trials alone; its asks are on disk before any of
 its machines is dispatched. A resume reads asks and committed machines back and solves the difference, nothing else.
+Longer than 400 lines: one loop whose parts share one state.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import signal
 import socket
 import threading
@@ -33,6 +35,7 @@ from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pr
 from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.plan import Asks
+from dse.study.prune import static_violations
 from dse.study.study import Study
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (specs/substrate.md, 1)
@@ -40,6 +43,8 @@ MOST_PER_LEASE = 1024
 COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
 REPORT_S = 1.0
+PROBES = 20
+ROW_BYTES = 40  # of one row of any table in a merged part; measured 15 to 60
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
 Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
 
@@ -151,7 +156,24 @@ def resume(out: Path, workers: int | None = None, address: str | None = None, pr
     return run(studies.load(out / "study.yaml"), out, workers, address, progress)
 
 
-# --- open ------------------------------------------------------------------------------------------------------------
+def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
+    """What a run would take, from PROBES machines spread evenly over the space and solved in-process."""
+    job, size = job_of(study), study.space.size
+    chosen = sorted({i * size // PROBES for i in range(PROBES)})
+    asks = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
+    solved = [solve_lease(job, Lease(0, (ask,))) for ask in asks]
+    kept = len(asks) / len(chosen)
+    points = study.stop.points
+    machines = round(size * kept) if points is None else min(points, round(size * kept))
+    each_s = sum(done.seconds for done in solved) / max(1, len(asks))
+    rows = sum(table.num_rows for done in solved for table in done.tables.values()) / max(1, len(asks))
+    feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
+    slots = workers or study.workers or os.cpu_count() or 1
+    return {"machines in the space": size, "machines to solve (about)": machines, "unique einsums": len({g.key for groups in job.uniques for g in groups}),
+            "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(asks) - feasible} infeasible or failed",
+            "seconds per machine": round(each_s, 4), "core-hours": round(machines * each_s / 3600, 3),
+            f"hours with {slots} workers": round(machines * each_s / 3600 / slots, 3), "disk in MB (about)": round(machines * rows * ROW_BYTES / 1e6, 1),
+            "memory per process in MB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
 
 
 def _same_study(study: Study, out: Path) -> None:
@@ -228,9 +250,6 @@ def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
             run.feasible.append(trial.values)
 
 
-# --- ask -------------------------------------------------------------------------------------------------------------
-
-
 def _asks_path(run: Run, number: int) -> Path:
     return run.store.path / "asks" / f"generation-{number:06d}.json"
 
@@ -290,9 +309,6 @@ def _lease(run: Run) -> Lease:
     size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
     run.leases += 1
     return Lease(run.leases, tuple(run.todo.popleft() for _ in range(size)))
-
-
-# --- dispatch, commit, tell ------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -390,9 +406,6 @@ def _ended(run: Run, report: Callable[..., Status]) -> Outcome:
     run.events.append(event("stop", reason))
     _commit(run)
     return Outcome(report(state, reason), run.solved)
-
-
-# --- report ----------------------------------------------------------------------------------------------------------
 
 
 def _note(run: Run, kind: str, *lines: str) -> None:

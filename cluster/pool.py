@@ -8,6 +8,7 @@ yielded exactly once. Retries are ours (max_task_retries=0: Ray would rerun with
 
 from __future__ import annotations
 
+import logging
 import os
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # these are read when ray is imported
@@ -15,6 +16,7 @@ os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # what fails behind a failed le
 
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections import deque
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayError
 
 from cluster.store import RunFault
@@ -48,7 +51,7 @@ class PoolFault(RunFault):
     """The cluster cannot go on."""
 
 
-@ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)  # type: ignore[untyped-decorator]
+@ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)
 class Solver:
     """Solves leases. Pickled by value and importing late: a folder `cluster` in the user's directory must not be found first."""
 
@@ -124,9 +127,6 @@ class Pool:
     answered: float = 0.0
 
 
-# --- cluster ---------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def cluster(address: str | None, workers: int | None) -> Iterator[int]:
     """Joins the cluster at `address`, or starts one on this machine; gives the number of its CPUs. All is shut down on leaving.
@@ -140,11 +140,11 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
     before = {name: os.environ.get(name) for name in LEAKS}
     try:
         if address:
-            ray.init(address=address, namespace=space, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, namespace=space, log_to_driver=False, logging_level=logging.ERROR)
         else:
             ray.init(num_cpus=workers or os.cpu_count(), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
                      _node_ip_address="127.0.0.1", _temp_dir=temporary, namespace=space,
-                     log_to_driver=False, logging_level="ERROR")
+                     log_to_driver=False, logging_level=logging.ERROR)
         yield int(ray.cluster_resources().get("CPU", 0))
     except ConnectionError as fault:
         raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head`, or leave --address out") from fault
@@ -176,9 +176,6 @@ def _answers(address: str) -> bool:
         with suppress(OSError, ValueError), socket.create_connection((name, int(port)), timeout=2.0):
             return True
     return False
-
-
-# --- loop ------------------------------------------------------------------------------------------------------------
 
 
 def over_ray(job: Job, workers: int | None, log: Log, leases: Iterator[Lease | None]) -> Iterator[Done | None]:
@@ -227,12 +224,7 @@ def _seat(pool: Pool) -> Seat:
 
 def _by_value() -> Any:
     """The actor class, pickled whole: its module is not looked up on the other side."""
-    from ray import cloudpickle
-
-    from cluster import pool as here
-
-    with suppress(ValueError):
-        cloudpickle.register_pickle_by_value(here)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     return Solver
 
 

@@ -5,7 +5,7 @@ name, fsync, rename, fsync of its folder; then the manifest, the same way. What 
 a crash leaves orphans, which the next `open_run` moves to quarantine/. The manifest holds length and CRC-32 of every part
 (a flipped byte inside a Parquet file is read silently otherwise) and of itself; the one before it is kept beside it.
 Compaction replaces many groups by one; the old parts stay until the next compaction or `open_run`, for readers.
-Nothing here asks the clock.
+Nothing here asks the clock. Longer than 400 lines: the order of writes is only right when all of it is seen together.
 """
 
 from __future__ import annotations
@@ -77,9 +77,6 @@ def part_path(table: str, name: str) -> str:
     return f"parts/{table}/{name}.parquet"
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def plain(path: Path) -> Iterator[None]:
     """Turns an operating system's refusal to write into one StoreFault."""
@@ -140,9 +137,6 @@ def _crc(path: Path) -> int:
         while block := data.read(1 << 20):
             value = zlib.crc32(block, value)
     return value
-
-
-# --- open ------------------------------------------------------------------------------------------------------------
 
 
 def open_run(path: Path) -> tuple[Store, list[str]]:
@@ -257,9 +251,6 @@ def _quarantine(run: Path, relative: str) -> None:
         os.rename(run / relative, target)
 
 
-# --- write -----------------------------------------------------------------------------------------------------------
-
-
 def commit(store: Store, batches: Sequence[Tables]) -> Store:
     """Publish the tables of some leases as one group; returns the store that knows it.
 
@@ -359,9 +350,6 @@ def _publish(store: Store) -> Store:
         write_bytes(store.path / BEFORE, (store.path / MANIFEST).read_bytes(), durable=False)
     write_bytes(store.path / MANIFEST, sealed(value))
     return store
-
-
-# --- read and merge --------------------------------------------------------------------------------------------------
 
 
 def read(store: Store, table: str, columns: Sequence[str] | None = None) -> pa.Table | None:

@@ -168,9 +168,6 @@ def _within(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
 def _solved(job: Job, ask: Ask) -> Rows:
     study = job.study
     head = _head(job, ask)
@@ -271,9 +268,6 @@ def _prices(arch: Arch, machine: int) -> list[Row]:
     lane = arch.compute
     return [*rows, {"machine": machine, "level": "COMPUTE", "mac_pj": lane.mac_pj, "alu_pj": lane.alu_pj, "bandwidth": lane.ops_per_cycle,
                     "leak_mw": lane.leak_mw, "instances": arch.instances(len(arch.levels))}]
-
-
-# --- process ---------------------------------------------------------------------------------------------------------
 
 
 def shadowing() -> str:

@@ -62,7 +62,7 @@ def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
     for i, outside in enumerate(sorted(rng.sample(range(1, depth + 1), rng.randint(0, 2)))):
         dims = tuple((f"{axis}{i}", rng.randint(2, 4)) for axis in "XY"[: rng.randint(1, 2)])
         fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims),
-                              rng.choice(["", "os", "ws"]) if len(dims) == 2 else ""))
+                              rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else ""))
     return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0])), 1.0, 8)
 
 

@@ -134,8 +134,8 @@ def test_an_infeasible_machine_names_level_need_have_and_einsum(home: Path) -> N
     lacking = [row for row in table if row["status"] == "infeasible"]
     assert len(table) == 8 and len(lacking) == 6
     for row in lacking:
-        assert (row["limit_level"], row["need_bytes"], row["einsum"]) == ("RF" if row["rf_capacity"] < 3 else "GLB", 3, "gemm")
-        assert row["have_bytes"] == row["rf_capacity" if row["rf_capacity"] < 3 else "glb_capacity"]
+        assert (row["limit_level"], row["need_bytes"], row["einsum"]) == ("GLB" if row["glb_capacity"] < 3 else "RF", 3, "gemm")
+        assert row["have_bytes"] == row["glb_capacity" if row["glb_capacity"] < 3 else "rf_capacity"]
         assert all(part in row["reason"] for part in ("gemm", row["limit_level"], str(row["need_bytes"]), str(row["have_bytes"])))
     shown = good("show", "tight", str(lacking[0]["machine"]), folder=home)
     assert lacking[0]["reason"] in shown and "infeasible" in shown

@@ -281,3 +281,9 @@ def test_a_full_disk_stops_with_one_line_and_loses_nothing(tmp_path: Path) -> No
     assert said.stdout.count("\n") == 1 and "disk full" in said.stdout and not said.stderr
     assert driver.run(small, tmp_path / "run", workers=0).exit_code == 0
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+
+
+def test_a_dry_run_solves_its_probes_and_writes_nothing(tmp_path: Path) -> None:
+    facts = driver.dry_run(study(tmp_path))
+    assert facts["machines in the space"] == SIZE and facts["unique einsums"] == 1 and facts["core-hours"] >= 0
+    assert facts["probes"].startswith("20: ") and sorted(p.name for p in tmp_path.iterdir()) == ["exhaustive.yaml"]

@@ -87,16 +87,28 @@ def test_filters_taller_than_the_array_fold() -> None:
     assert (unit.fold_h, unit.rows, unit.repl_h, unit.replication) == (3, 4, 1, 1)
 
 
+@pytest.mark.parametrize(("shape", "active"), [
+    ((96, 3, 55, 55, 11, 11, 4), 151.25), ((256, 48, 27, 27, 5, 5), 135), ((384, 256, 13, 13, 3, 3), 156), ((256, 192, 13, 13, 3, 3), 156)])
+def test_the_evaluator_sees_the_pes_of_eyeriss_at_work(shape: tuple[int, ...], active: float) -> None:
+    """AlexNet on 12 x 14 PEs: MACs per step of the nest are the utilisation of the set times the array."""
+    e, f = conv(*shape), grid(12, 14)
+    work = next(row for row in count(placed(e, f), e, machine(f)) if row.action == "compute")
+    assert work.elems / work.busiest_elems == used_pes(pe_set(e, 12, 14), e) == active
+
+
+def placed(e: Einsum, f: Fanout) -> Mapping:
+    time, space = row_stationary_loops(e, f)
+    return parse("\n".join([
+        "store DRAM I W O", *(f"for {x.rank} in tiles of {x.tile}" for x in time), *(f"spatial {x.rank} over {x.over} in tiles of {x.tile}" for x in space),
+        "store REG W\nfor n in tiles of 1\nfor q in tiles of 1\nstore REG I O\nfor s in tiles of 1\nmac"]))
+
+
 @given(st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(1, 40)] * 2, *[st.integers(1, 7)] * 2), st.integers(1, 16), st.integers(1, 16))
 def test_a_set_fits_its_array_and_works_on_every_point(shape: tuple[int, ...], rows: int, columns: int) -> None:
     """Its nest obeys the constraint set, no lane is missing, and the busiest PE does the work of all folds (the oracle of the closed form)."""
     e, f = conv(*shape), grid(rows, columns)
     unit = pe_set(e, rows, columns)
-    time, space = row_stationary_loops(e, f)
-    text = "\n".join(["store DRAM I W O", *(f"for {x.rank} in tiles of {x.tile}" for x in time),
-                      *(f"spatial {x.rank} over {x.over} in tiles of {x.tile}" for x in space),
-                      "store REG W\nfor n in tiles of 1\nfor q in tiles of 1\nstore REG I O\nfor s in tiles of 1\nmac"])
-    mapping, arch = parse(text), machine(f)
+    mapping, arch = placed(e, f), machine(f)
     assert broken(row_stationary(e, f), mapping) == [] and lanes_overflow(mapping, e, arch) is None
     work = next(row for row in count(mapping, e, arch) if row.action == "compute")
     k, c, p, q, r, s = shape

@@ -65,7 +65,8 @@ def price(rows: Sequence[Count], e: Einsum, arch: Arch) -> Price:
             compute += op_cycles(row.elems, row.busiest_elems, e, arch)
             continue
         if row.action == "enter":
-            compute += row.busiest_elems * ramp_cycles(next(f for f in arch.fanouts if f.name == row.level)) - 1
+            fill = fill_cycles(next(f for f in arch.fanouts if f.name == row.level), e, arch)
+            compute += max(row.busiest_elems * fill - 1, 0.0)
             continue
         level = levels[row.level]
         per_elem = bits[row.tensor] / level.width_bits
@@ -83,11 +84,14 @@ def price(rows: Sequence[Count], e: Einsum, arch: Arch) -> Price:
     return Price(sum(part.energy_pj for part in parts), latency, bound_by, tuple(parts), tuple(cycles))
 
 
-def ramp_cycles(f: Fanout) -> int:
-    """Cycles that one fold of a systolic array R x C takes to fill and empty, besides its steps (specs/model.md, 3).
+def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
+    """Cycles per fold that a systolic array R x C takes to fill and empty, less 1 in all; none for what the vector unit does.
 
+    R + C - 2 output-stationary, 2 R + C - 2 otherwise (specs/model.md, 3).
     Source: SCALE-Sim (Samajdar et al. 2020), as run in data/systolic_cycles_cases.json.
     """
+    if e.kind != "mac" and arch.compute.alu_per_cycle is not None:
+        return 0
     rows, columns = f.dims[0][1], f.dims[1][1]
     return (rows if f.ramp == "os" else 2 * rows) + columns - 2
 

@@ -18,7 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from dse.nest import Loop, Mapping, Store
-from dse.sim.cost import bits_of, op_cycles, op_pj, ramp_cycles
+from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.counts import Factor, Term, recipe, shape, sink, value, wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
@@ -138,7 +138,7 @@ def _compute_cycles(compiled: Tables, total: Floats, busiest: Floats, e: Einsum,
             unit = np.array([op_cycles(1.0, 0.0, e, arch), op_cycles(0.0, 1.0, e, arch)])
             cycles += unit[0] * total[:, k] + unit[1] * busiest[:, k]
         elif action == "enter":
-            cycles += busiest[:, k] * ramp_cycles(arrays[name]) - 1
+            cycles += np.maximum(busiest[:, k] * fill_cycles(arrays[name], e, arch) - 1, 0)
     return cycles
 
 

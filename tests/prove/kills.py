@@ -110,7 +110,7 @@ def main() -> None:
                     assert rows(out) == whole, f"{out}: rows differ after {killed}"
                     total.update(killed)
                     number += 1
-                    print(f"{method} run {number}: {len(whole['machines'])} machines equal after {' '.join(killed) or 'nothing'}; so far {dict(total)}", flush=True)
+                    print(f"{method} run {number}: {len(whole['machines'])} machines equal after {' '.join(killed)}; so far {dict(total)}", flush=True)
     finally:
         t.close(made)
     print(f"{sum(total.values())} kills, {dict(total)}: 0 lost, 0 duplicate keys, rows identical")

@@ -1,0 +1,108 @@
+"""No socket beyond 127.0.0.1: the hook of conftest refuses one here, and a real run's processes, Ray's daemons among them, hold none."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli import DSE, STUDY
+
+LISTENING, CONNECTED = "0A", "01"
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "8.8.8.8", "2001:db8::1"])
+@pytest.mark.parametrize("call", ["connect", "connect_ex", "bind", "sendto", "getaddrinfo"])
+def test_a_test_that_reaches_out_is_stopped(host: str, call: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kind = socket.SOCK_DGRAM if call == "sendto" else socket.SOCK_STREAM
+    with socket.socket(family, kind) as outward, pytest.raises(PermissionError, match="a test reached out"):
+        outward.settimeout(2)
+        match call:
+            case "sendto":
+                outward.sendto(b"x", (host, 9))
+            case "getaddrinfo":
+                socket.getaddrinfo("example.invalid", 80)
+            case _:
+                getattr(outward, call)((host, 9))
+
+
+def test_listening_on_every_address_is_stopped() -> None:
+    with socket.socket() as server, pytest.raises(PermissionError, match="a test reached out"):
+        server.bind(("0.0.0.0", 0))
+    with socket.socket() as server, pytest.raises(PermissionError, match="a test reached out"):
+        server.bind(("", 0))
+
+
+def test_this_machine_can_be_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5) as client:
+        client.sendall(b"x")
+        assert server.accept()[0].recv(1) == b"x"
+    with pytest.raises(OSError), socket.socket(socket.AF_UNIX) as nobody:
+        nobody.connect("/nowhere")
+
+
+def test_a_run_with_workers_stays_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(STUDY)
+    child = subprocess.Popen([DSE, "run", "small.yaml", "--workers", "1", "--out", "run"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    seen: set[tuple[str, str, str, str]] = set()
+    while child.poll() is None:
+        seen |= {found for pid in family(child.pid) for found in sockets(pid)}
+        time.sleep(0.05)
+    said, _ = child.communicate()
+    assert child.returncode == 0 and "27 in all" in said
+    programs = {program for program, *_ in seen}
+    assert any("raylet" in p for p in programs) and any("gcs_server" in p for p in programs) and any("ray::Solver" in p for p in programs), programs
+    assert any(state == LISTENING for _, state, _, _ in seen) and any(state == CONNECTED for _, state, _, _ in seen)
+    outside = {one for one in seen if not loopback(one[2]) or (one[1] == CONNECTED and not loopback(one[3]))}
+    assert not outside, "\n".join(map(str, sorted(outside)))
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents.setdefault(int((entry / "stat").read_text().rsplit(") ", 1)[1].split()[1]), []).append(int(entry.name))
+            except OSError:
+                continue
+    found, todo = [pid], [pid]
+    while todo:
+        new = parents.get(todo.pop(), [])
+        found += new
+        todo += new
+    return found
+
+
+def sockets(pid: int) -> Iterator[tuple[str, str, str, str]]:
+    """(program, state, local address, remote address) of the process's own TCP and UDP sockets; none once it has ended."""
+    try:
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+        own = {link.name[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if (link := fd.readlink()).name.startswith("socket:[")}
+        tables = [line.split() for kind in ("tcp", "tcp6", "udp", "udp6") for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]]
+    except OSError:
+        return
+    for row in tables:
+        if row[9] in own:
+            yield program, row[3], *(str(address(text)) for text in row[1:3])
+
+
+def address(text: str) -> IPv4Address | IPv6Address:
+    """Of /proc/net: 32 bit words in this machine's byte order, then the port.
+    >>> str(address("0100007F:1F90"))
+    '127.0.0.1'
+    """
+    raw = bytes.fromhex(text.split(":")[0])
+    found = ip_address(b"".join(raw[i:i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(raw), 4)))
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def loopback(text: str) -> bool:
+    return ip_address(text).is_loopback
