@@ -113,6 +113,7 @@ class Run:
     leases: int = 0
     pace_s: float = 0.0
     solved: int = 0
+    errors: int = 0
     before_s: float = 0.0
     begun: float = 0.0
     moved: float = 0.0  # the first result: before it, actors start
@@ -243,7 +244,9 @@ def _read_back(run: Run) -> None:
 
 def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
     """Statuses and trials of solved machines."""
-    run.done.update(zip(machines["machine"].to_pylist(), machines["status"].to_pylist(), strict=True))
+    statuses = machines["status"].to_pylist()
+    run.done.update(zip(machines["machine"].to_pylist(), statuses, strict=True))
+    run.errors += statuses.count("error")
     for trial in studies.trials(run.job.study, machines.to_pylist(), points.to_pylist() if points is not None else []):
         run.trials.setdefault(trial.generation, []).append(trial)
         if trial.feasible and trial.values is not None:
@@ -386,7 +389,7 @@ def _add(run: Run, tables: dict[str, pa.Table]) -> None:
 
 def _limit(run: Run) -> None:
     """Stop after so many errors, or such a share of the machines planned (one is always allowed)."""
-    errors = sum(status == "error" for status in run.done.values())
+    errors = run.errors
     limits = run.job.study.limits
     if errors >= limits.errors or errors > max(1.0, limits.share * _planned(run)):
         run.halt = run.halt or f"{errors} machines ended in an error; see the table events, or raise limits in the study"

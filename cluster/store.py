@@ -297,23 +297,34 @@ def _write_part(run: Path, table: str, name: str, tables: Iterable[pa.Table]) ->
 
 
 def _write_rows(out: Any, table: str, tables: Iterable[pa.Table]) -> int:
-    """Rows of several tables as one Parquet file; a shared key's rows are kept once."""
+    """Rows of several tables as one Parquet file, in full row groups; a shared key's rows are kept once."""
     writer: pq.ParquetWriter | None = None
-    seen: set[str] = set()
     rows = 0
     try:
-        for source in tables:
-            new = _unseen(source, SHARED[table], seen) if table in SHARED else source
-            if not new.num_rows:
-                continue
+        for gathered in _gathered(table, tables):
             if writer is None:
-                writer = _writer(out, new.schema)
-            writer.write_table(_fit(new, writer.schema), row_group_size=ROW_GROUP)
-            rows += new.num_rows
+                writer = _writer(out, gathered.schema)
+            writer.write_table(_fit(gathered, writer.schema), row_group_size=ROW_GROUP)
+            rows += gathered.num_rows
     finally:
         if writer is not None:
             writer.close()
     return rows
+
+
+def _gathered(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Tables joined until they fill a row group: one small write per lease would cost more than all else of a commit."""
+    seen: set[str] = set()
+    held: list[pa.Table] = []
+    for source in tables:
+        new = _unseen(source, SHARED[table], seen) if table in SHARED else source
+        if new.num_rows:
+            held.append(new)
+        if sum(part.num_rows for part in held) >= ROW_GROUP:
+            yield pa.concat_tables(held, promote_options="default")
+            held = []
+    if held:
+        yield pa.concat_tables(held, promote_options="default")
 
 
 def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
