@@ -73,7 +73,8 @@ def measure(name: str, e: Einsum, nest: Mapping, arch: Arch, mappings: int) -> N
     slow = len(sample) / (time.process_time() - started)
     assert np.allclose(scalar, costs.energy_pj[: len(sample)], rtol=1e-12)
     size = np.prod([float(len(chains)) for chains in options.values()])
-    print(f"{name}: {fast:,.0f} mappings/s vectorised, {slow:,.0f} scalar, ratio {fast / slow:,.0f}; {mappings:,} of {size:.2g} mappings, equal costs on {len(sample)}")
+    print(f"{name}: {fast:,.0f} mappings/s vectorised, {slow:,.0f} scalar, ratio {fast / slow:,.0f}; {mappings:,} drawn of {size:.2g}, "
+          f"equal costs on {len(sample)}")
 
 
 def main(mappings: int) -> None:

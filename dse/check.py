@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +57,13 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
             ("solver.mapper", name, (mapper.__doc__ or "").split("\n")[0]) for name, mapper in stack.DATAFLOW.items()]
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """status.json of a run; "running" is "killed" where the process that wrote it is known to be gone."""
+    path = folder / "status.json"
+    facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"state": "not started", "done": 0}
+    process, _, host = str(facts.get("process", "")).partition(" on ")
+    if facts["state"] == "running" and host == socket.gethostname() and os.path.exists("/proc/self") and not os.path.exists(f"/proc/{process}"):
+        return facts | {"state": "killed", "reason": "its process is gone; dse resume goes on", "left_s": None}
+    return facts

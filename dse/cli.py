@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
 
     from dse.study.study import Study
 
+
 def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parser().parse_args(argv)
     if given.command not in ("run", "resume"):  # a run outlives its reader
@@ -88,9 +89,10 @@ def _connect(folder: str) -> tuple[Study, DuckDBPyConnection]:
 
 
 def _status(given: argparse.Namespace) -> int:
+    from dse import check
+
     _study_of(given.dir)
-    path = Path(given.dir) / "status.json"
-    facts = json.loads(path.read_text()) if path.exists() else {"state": "not started", "done": 0}
+    facts = check.status(Path(given.dir))
     if given.json:
         print(json.dumps({key: screen.plain(value) for key, value in facts.items()}, indent=1))
     else:
@@ -224,9 +226,9 @@ def _check(given: argparse.Namespace) -> int:
     from dse import check
 
     faults = []
-    for path in given.files:
+    for path in map(Path, given.files):
         try:
-            print(f"{path}: {check.file(Path(path))}")
+            print(f"{path}: {check.file(path)}")
         except ValueError as fault:
             faults.append(str(fault))
     if faults:

@@ -20,7 +20,8 @@ def _refuse_the_outside(event: str, args: tuple[Any, ...]) -> None:
     if event in ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo"):
         target = args[0] if event == "socket.getaddrinfo" else args[1]
         host = target[0] if isinstance(target, tuple) else target
-        inside = (host in (None, "", b"") and event != "socket.bind") or str(host).startswith(LOCAL) or not isinstance(target, tuple | str) or str(host).startswith(("/", "\0"))
+        nowhere = host in (None, "", b"") and event != "socket.bind"
+        inside = nowhere or str(host).startswith(LOCAL) or not isinstance(target, tuple | str) or str(host).startswith(("/", "\0"))
         if not inside and not (event == "socket.getaddrinfo" and str(host).replace(".", "").isdigit()):
             raise PermissionError(f"a test reached out: {event} {target!r}")
 

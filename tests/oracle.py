@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import product
 from math import ceil
 
@@ -49,7 +50,7 @@ class Walk:
         """What a tile of these elements moves: all of them, or of a compressed tensor 2 per nonzero and a pointer per row."""
         if tensor.format == "dense":
             return len(elements)
-        return 2 * tensor.density * len(elements) + len({element[:-1] for element in elements})
+        return 2 * Fraction(tensor.density).limit_denominator(10**9) * len(elements) + len({element[:-1] for element in elements})
 
     def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
         self.tally.total[level, tensor, action] += n

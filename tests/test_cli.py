@@ -113,7 +113,8 @@ def test_objectives_and_conditions_of_a_front(home: Path) -> None:
 
 def test_sql(home: Path) -> None:
     assert rows(home, "SELECT status, count(*) AS n FROM machines GROUP BY status") == [{"status": "ok", "n": SIZE}]
-    (einsum,) = rows(home, "SELECT e.energy_pj, sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, einsum) WHERE machine = 0 GROUP BY ALL")
+    (einsum,) = rows(home, "SELECT e.energy_pj, sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, einsum) "
+                           "WHERE machine = 0 GROUP BY ALL")
     assert 0 < einsum["parts"] <= einsum["energy_pj"] * (1 + 1e-9)
     asked = subprocess.run([DSE, "sql", "run"], cwd=home, input="SELECT count(*) AS n FROM points\nselec\n\n", capture_output=True, text=True, timeout=60)
     assert asked.returncode == 0 and str(SIZE) in asked.stdout and "selec" in asked.stdout and asked.stderr == ""
@@ -163,7 +164,8 @@ def test_map_takes_machine_fields_and_objectives(home: Path) -> None:
 
 
 def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
-    (row,) = rows(home, "SELECT energy_pj, latency_ns FROM points JOIN machines USING (machine) WHERE array_x = 4 AND gbuf_capacity = 8192 AND dram_kind = 'lpddr5'")
+    (row,) = rows(home, "SELECT energy_pj, latency_ns FROM points JOIN machines USING (machine) "
+                        "WHERE array_x = 4 AND gbuf_capacity = 8192 AND dram_kind = 'lpddr5'")
     sets = [part for key in ("array.x=4", "gbuf.capacity=8 KiB", "dram.kind=lpddr5") for part in ("--set", key)]
     found = json.loads(good("map", "gemm:m=64,n=32,k=48", "edge_array", *sets, "--format", "json", folder=home))
     assert row == {key: found[key] for key in row}
@@ -184,7 +186,7 @@ def test_check_of_good_files(tmp_path: Path) -> None:
 
 def test_dry_run_starts_nothing(home: Path) -> None:
     facts = good("run", "small.yaml", "--out", "dry", "--dry-run", folder=home)
-    assert re.search(rf"machines\s+{SIZE}\b", facts) and not (home / "dry").exists()
+    assert re.search(rf"machines in the space\s+{SIZE}\b", facts) and not (home / "dry").exists()
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
@@ -194,7 +196,8 @@ def test_help_has_an_example(command: str, tmp_path: Path) -> None:
     assert command in good("--help", folder=tmp_path)
 
 
-@pytest.mark.parametrize("command", ["sql run 'FROM range(100000)' --format csv", "list columns", "show run best", "pareto run --format json", "run small.yaml --out piped --workers 0 2>&1"])
+@pytest.mark.parametrize("command", [
+    "sql run 'FROM range(100000)' --format csv", "list columns", "show run best", "pareto run --format json", "run small.yaml --out piped --workers 0 2>&1"])
 def test_a_closed_pipe_is_no_traceback(home: Path, command: str) -> None:
     said = subprocess.run(f"'{DSE}' {command} | head -c 1", shell=True, cwd=home, capture_output=True, text=True, timeout=60)
     assert said.stderr == "" and len(said.stdout) == 1
@@ -230,6 +233,17 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
     kept = rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"]
     assert first["n"] <= kept < SIZE
     assert f"{kept + 1} in all" in good("run", "long.yaml", "--out", "run", "--workers", "0", "--set", f"stop.points={kept + 1}", folder=tmp_path)
+
+
+def test_status_of_a_killed_run(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(LONG)
+    child = start(tmp_path, "run", "long.yaml", "--workers", "0", "--out", "run")
+    wait_for(lambda: (tmp_path / "run/status.json").exists())
+    assert json.loads(good("status", "run", "--json", folder=tmp_path))["state"] == "running"
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    facts = json.loads(good("status", "run", "--json", folder=tmp_path))
+    assert facts["state"] == "killed" and "dse resume" in facts["reason"]
 
 
 def test_ctrl_c_in_a_question_is_130(home: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import networkx as nx
 
-from workloads.einsum import Einsum, WorkloadError, canonical_key
+from workloads.einsum import Einsum, WorkloadError, canonical_key, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +91,63 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     except nx.NetworkXUnfeasible:
         cycle = " -> ".join(edge[0] for edge in nx.find_cycle(graph))
         raise WorkloadError(f"{name}: einsums form a cycle: {cycle}; a tensor must be made before it is read") from None
+
+
+# One-to-one functions that cost nothing where they are applied to an output before it is stored
+ON_PRODUCTS = {"bias", "batchnormalization"}
+POINTWISE = ON_PRODUCTS | {"relu", "relu6", "hardswish", "gelu", "silu", "sigmoid", "tanh", "softplus", "rsqrt", "dropout"}
+
+
+def ride(workload: Workload, elementwise: bool = True) -> Workload:
+    """One-to-one functions ride on their producer, as in an imported ONNX graph, and are listed in `folded`.
+
+    A function rides if one operand varies, of the output's shape, and nothing else reads that operand: its other operands cost no
+    traffic then. Biases and normalisations always ride on products (kind mac); elementwise: the others ride too.
+    """
+    makers = {e.output.tensor: e for e in workload.einsums}
+    readers = Counter(p.tensor for e in workload.einsums for p in e.inputs)
+    carrier: dict[str, str] = {}
+    kept, repeats, folded = [], [], []
+    for e, n in zip(workload.einsums, counts(workload), strict=True):
+        x = e.inputs[0]
+        onto = makers.get(carrier.get(x.tensor, x.tensor))
+        allowed = onto is not None and (e.kind in POINTWISE if elementwise else e.kind in ON_PRODUCTS and onto.kind == "mac")
+        if onto is not None and allowed and readers[x.tensor] == 1 and x.dims == e.output.dims and all(p.tensor in workload.weights for p in e.inputs[1:]):
+            carrier[e.output.tensor] = onto.output.tensor
+            folded.append(f"{e.kind} {e.name} -> {onto.name}")
+        else:
+            kept.append(replace(e, inputs=tuple(replace(p, tensor=carrier.get(p.tensor, p.tensor)) for p in e.inputs)))
+            repeats.append(n)
+    weights = workload.weights & {p.tensor for e in kept for p in e.inputs}
+    return replace(workload, einsums=tuple(kept), repeats=tuple(repeats) if workload.repeats else (), weights=weights,
+                   folded=(*workload.folded, *folded))
+
+
+class Layer(NamedTuple):
+    """One row of a layer table: equal einsums, in words of the machine's word. All numbers are of all of them together."""
+
+    einsum: str
+    count: int
+    kind: str
+    extents: str
+    macs: int
+    weights: int
+    inputs: int
+    outputs: int
+    text: str
+
+
+def layer_table(workload: Workload) -> list[Layer]:
+    """Rows of `dse check`: equal einsums once, in order of first appearance; weights, inputs, outputs are stored elements."""
+    rows = []
+    for u in unique(workload):
+        e, stored = u.einsum, [(p.tensor in workload.weights, p.stored_elems()) for p in u.einsum.inputs]
+        weights, inputs = (u.count * sum(n for is_weight, n in stored if is_weight is wanted) for wanted in (True, False))
+        extents = " ".join(f"{rank}={n}" for rank, n in e.extents)
+        rows.append(Layer(e.name, u.count, e.kind, extents, u.count * e.macs(), weights, inputs, u.count * e.output.stored_elems(), show(e)))
+    return rows
+
+
+def activations(workload: Workload) -> int:
+    """Elements that the einsums write: what a run without any reuse stores once."""
+    return sum(n * e.output.stored_elems() for e, n in zip(workload.einsums, counts(workload), strict=True))

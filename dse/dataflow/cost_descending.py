@@ -214,7 +214,7 @@ def _words(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
     whole = _hulls(p, tiles)
     if p.format == "dense":
         return whole
-    nonzeros: NDArray[np.int64] = np.ceil(2 * p.density * whole).astype(np.int64)
+    nonzeros: NDArray[np.int64] = np.ceil(np.round(2 * p.density * whole, 6)).astype(np.int64)
     return nonzeros + _hulls(replace(p, dims=p.dims[:-1]), tiles)
 
 

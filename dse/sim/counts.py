@@ -386,4 +386,4 @@ def held_elems(p: Projection, tile: dict[str, int]) -> int:
     if p.format == "dense":
         return whole
     rows = prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in p.dims[:-1])
-    return ceil(2 * p.density * whole) + rows
+    return ceil(round(2 * p.density * whole, 6)) + rows  # a density of nnz / size is no exact float

@@ -98,7 +98,7 @@ def count_many(compiled: Tables, choices: Ints) -> tuple[Floats, Floats, Floats]
     t = compiled
     found = _gather(choices, t.table, t.start, t.ranks, t.rank, t.stride, t.parts, t.factors, t.terms, t.scale, t.product)
     k = 2 * len(compiled.rows)
-    return found[:, 0:k:2], found[:, 1:k:2], np.ceil(found[:, k:])  # expected sizes of compressed tiles, rounded up
+    return found[:, 0:k:2], found[:, 1:k:2], np.ceil(np.round(found[:, k:], 6))  # expected sizes of compressed tiles, rounded up
 
 
 def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:

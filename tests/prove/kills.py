@@ -3,7 +3,7 @@
     python -m tests.prove.kills [--each 20] [--seed 1]
 
 Runs of 300 machines that solve three real einsums each, on three raylets. Half of the drivers are killed inside a commit.
-Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one and two workers; prints one line per run.
+Before, one actor is stopped for a minute, and one head is lost. Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one and two workers; prints one line per run.
 """
 
 from __future__ import annotations
@@ -87,6 +87,36 @@ def disturbed(path: Path, out: Path, made: t.Bed, victims: list[str], rng: rando
         assert killed, said[-2000:]
 
 
+def stopped(path: Path, out: Path, made: t.Bed, whole: Rows) -> None:
+    """An actor stands still for a minute: the others go on, and solve its lease too."""
+    child = t.start(path, out, made.cluster.address)
+    wait_for(lambda: t.solved(out) > 40, 60)
+    process = t.actors(out)[0]
+    os.kill(process, signal.SIGSTOP)
+    begun = time.monotonic()
+    wait_for(lambda: child.poll() is not None or time.monotonic() - begun > 60, 70)
+    if process in t.actors(out):
+        os.kill(process, signal.SIGCONT)
+    t.finish(path, out, made, child)
+    assert rows(out) == whole
+    print("an actor stopped for a minute: the run went on, rows identical", flush=True)
+
+
+def headless(path: Path, out: Path, made: t.Bed, whole: Rows) -> t.Bed:
+    """The head is lost: the run stops with its line, and a resume on a new cluster completes it."""
+    child = t.start(path, out, made.cluster.address)
+    wait_for(lambda: t.solved(out) > 40, 60)
+    os.kill(made.cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+    child.wait(timeout=120)
+    said = (out / "log" / "driver.txt").read_text().strip().splitlines()[-1]
+    t.close(made)
+    made = t.bed()
+    t.finish(path, out, made, t.start(path, out, made.cluster.address))
+    assert rows(out) == whole and "head of the cluster" in said
+    print(f"head lost: {said}; resumed, rows identical", flush=True)
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--each", type=int, default=20)
@@ -103,6 +133,9 @@ def main() -> None:
                 share = given.each // len(METHODS) + (i < given.each % len(METHODS))
                 victims = [victim for victim in VICTIMS for _ in range(share)]
                 rng.shuffle(victims)
+                if method == "exhaustive":
+                    stopped(path, Path(folder) / "stopped", made, whole)
+                    made = headless(path, Path(folder) / "headless", made, whole)
                 number = 0
                 while victims:
                     out = Path(folder) / f"{method}-killed-{number}"

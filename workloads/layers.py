@@ -1,0 +1,153 @@
+"""What networks are written with: cascades from texts, renamed and stacked; feature maps and the layers between them.
+
+Networks say everything that they compute: biases, normalisations and activations are einsums of their own.
+What rides on a producer is decided once, by `graph.ride`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+from workloads.einsum import Einsum, Projection, WorkloadError, einsum, squeezed
+from workloads.graph import Workload, in_order
+from workloads.operators import OPERATORS, Op, Shape, by_channel, elementwise
+
+Cascade = tuple[Einsum, ...]
+
+
+def cascade(extents: Mapping[str, int], *texts: str, sizes: Mapping[str, Shape] | None = None) -> Cascade:
+    """Einsums that share rank sizes; each bears the name of its output. sizes: stored shapes, given to every einsum that has the tensor."""
+    def shaped(text: str) -> Einsum:
+        return einsum(text, extents, sizes={t: s for t, s in (sizes or {}).items() if f"{t}[" in text})
+
+    return tuple(shaped(text) for text in texts)
+
+
+def renamed(einsums: Cascade, prefix: str, names: Mapping[str, str]) -> Cascade:
+    """The same einsums on other tensors: those in `names` under their new name, the others behind the prefix."""
+    def again(p: Projection) -> Projection:
+        return replace(p, tensor=names.get(p.tensor, prefix + p.tensor))
+
+    return tuple(replace(e, name=names.get(e.name, prefix + e.name), output=again(e.output), inputs=tuple(again(p) for p in e.inputs)) for e in einsums)
+
+
+def stacked(block: Cascade, layers: int, first: str, last: str, kept: Collection[str] = ()) -> Cascade:
+    """A block that makes Y of X, several times in a row, from tensor `first` to tensor `last`; tensors `kept` are shared by all.
+
+    Layers are unrolled, with their real edges; equal einsums are solved once anyway.
+    """
+    ends = [first, *(f"l{i}_Y" for i in range(layers - 1)), last]
+    same = {t: t for t in kept}
+    return tuple(e for i in range(layers) for e in renamed(block, f"l{i}_", same | {"X": ends[i], "Y": ends[i + 1]}))
+
+
+def network(name: str, einsums: Sequence[Einsum], data: Collection[str], tables: Collection[str] = ()) -> Workload:
+    """A workload whose weights are all tensors that no einsum makes, but for its `data` (inputs, caches).
+
+    tables: constants that are there before the run but not trained, so not among the parameters.
+    """
+    made = {e.output.tensor for e in einsums}
+    read = {p.tensor: p.stored_elems() for e in einsums for p in e.inputs if p.tensor not in made and p.tensor not in data}
+    trained = sum(n for tensor, n in read.items() if tensor not in tables)
+    return Workload(name, in_order(name, [squeezed(e) for e in einsums]), frozenset(read), parameters=trained)
+
+
+# Feature maps: a network grows in a list of einsums; every layer returns the map that it makes
+
+
+class Map(NamedTuple):
+    """A tensor of a network: shape (batch, channels, spatial dimensions ...)."""
+
+    name: str
+    shape: Shape
+
+
+Net = list[Einsum]
+
+
+def _node(net: Net, kind: str, inputs: Sequence[Map], out: Map, attrs: Mapping[str, object] | None = None) -> Map:
+    op = Op(kind, tuple(i.name for i in inputs), tuple(i.shape for i in inputs), (None,) * len(inputs), out.name, out.shape, dict(attrs or {}))
+    make = OPERATORS.get(kind, elementwise) if kind != "bias" else by_channel
+    net.append(replace(make(op), name=out.name))
+    return out
+
+
+def conv(net: Net, name: str, x: Map, filters: int, kernel: int | Shape, stride: int | Shape = 1, pad: int | Shape = 0, groups: int = 1,
+         norm: bool = False, act: str = "", bias: bool = True) -> Map:
+    """Convolution over every spatial dimension; then batch normalisation (norm) or a bias; then the activation.
+
+    Raises WorkloadError where the kernel does not fit into the padded map.
+    """
+    rank, end = len(x.shape) - 2, f"{name}_{act}" if act else name
+    kernel, stride, pad = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
+    attrs = {"strides": stride, "pads": (*pad, *pad), "group": groups}
+    shape = (x.shape[0], filters, *_outputs(name, x.shape[2:], kernel, stride, pad))
+    y = _node(net, "Conv", (x, Map(f"{name}_W", (filters, x.shape[1] // groups, *kernel))), Map(name, shape), attrs)
+    if norm:
+        y = _node(net, "BatchNormalization", (y, Map(f"{name}_G", (filters,)), Map(f"{name}_B", (filters,))), Map(f"{name}_norm", shape))
+    elif bias:
+        y = _node(net, "bias", (y, Map(f"{name}_B", (filters,))), Map(f"{name}_bias", shape))
+    return _node(net, act, (y,), Map(end, shape)) if act else y
+
+
+def upconv(net: Net, name: str, x: Map, filters: int, kernel: int) -> Map:
+    """Transposed convolution whose stride is its kernel, with a bias."""
+    n, c, *image = x.shape
+    out = Map(name, (n, filters, *(kernel * size for size in image)))
+    _node(net, "ConvTranspose", (x, Map(f"{name}_W", (c, filters, *[kernel] * len(image)))), out, {"strides": [kernel] * len(image)})
+    return _node(net, "bias", (out, Map(f"{name}_B", (filters,))), Map(f"{name}_bias", out.shape))
+
+
+def dense(net: Net, name: str, x: Map, units: int, act: str = "", bias: bool = True) -> Map:
+    """Fully connected layer on the flattened map."""
+    rows, depth, shape = x.shape[0], prod(x.shape[1:]), (x.shape[0], units)
+    y = _node(net, "Gemm", (Map(x.name, (rows, depth)), Map(f"{name}_W", (units, depth))), Map(name, shape), {"transB": 1})
+    y = _node(net, "bias", (y, Map(f"{name}_B", (units,))), Map(f"{name}_bias", shape)) if bias else y
+    return _node(net, act, (y,), Map(f"{name}_{act}", shape)) if act else y
+
+
+def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, kind: str = "MaxPool") -> Map:
+    rank = len(x.shape) - 2
+    kernels, strides, pads = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
+    out = Map(name, (*x.shape[:2], *_outputs(name, x.shape[2:], kernels, strides, pads)))
+    return _node(net, kind, (x,), out, {"kernel_shape": kernels, "strides": strides, "pads": (*pads, *pads)})
+
+
+def global_pool(net: Net, name: str, x: Map) -> Map:
+    """Mean over all positions; its factor rides on the output."""
+    return _node(net, "GlobalAveragePool", (x,), Map(name, (*x.shape[:2], *[1] * (len(x.shape) - 2))))
+
+
+def add(net: Net, name: str, a: Map, b: Map, act: str = "") -> Map:
+    y = _node(net, "Add", (a, b), Map(name, a.shape))
+    return _node(net, act, (y,), Map(f"{name}_{act}", a.shape)) if act else y
+
+
+def concat(net: Net, name: str, parts: Sequence[Map]) -> Map:
+    """Along the channels: data movement."""
+    shape = (parts[0].shape[0], sum(p.shape[1] for p in parts), *parts[0].shape[2:])
+    return _node(net, "Concat", parts, Map(name, shape), {"axis": 1})
+
+
+def lrn(net: Net, name: str, x: Map, size: int = 5) -> Map:
+    return _node(net, "LRN", (x,), Map(name, x.shape), {"size": size})
+
+
+def softmax(net: Net, name: str, x: Map) -> Map:
+    """Over the last dimension, as one einsum: the same as an imported classifier's."""
+    return _node(net, "Softmax", (x,), Map(name, x.shape))
+
+
+def _each(value: int | Shape, rank: int) -> Shape:
+    return (value,) * rank if isinstance(value, int) else value
+
+
+def _outputs(name: str, image: Shape, kernel: Shape, stride: Shape, pad: Shape) -> Shape:
+    """Size of the output; a window that would pass the padded border is left out."""
+    sizes = tuple((i + 2 * p - k) // s + 1 for i, k, s, p in zip(image, kernel, stride, pad, strict=True))
+    if min(sizes) < 1:
+        raise WorkloadError(f"{name}: a map of {' x '.join(map(str, image))} is too small for a kernel of {' x '.join(map(str, kernel))}; give a larger image")
+    return sizes
