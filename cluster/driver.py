@@ -36,6 +36,7 @@ from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.plan import Asks
 from dse.study.prune import static_violations
+from dse.study.sampler import permutation
 from dse.study.study import Study
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (specs/substrate.md, 1)
@@ -158,9 +159,9 @@ def resume(out: Path, workers: int | None = None, address: str | None = None, pr
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
-    """What a run would take, from PROBES machines spread evenly over the space and solved in-process."""
+    """What a run would take, from PROBES random machines of the space solved in-process."""
     job, size = job_of(study), study.space.size
-    chosen = sorted({i * size // PROBES for i in range(PROBES)})
+    chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
     asks = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
     solved = [solve_lease(job, Lease(0, (ask,))) for ask in asks]
     kept = len(asks) / len(chosen)

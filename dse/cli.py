@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
 
     from dse.study.study import Study
 
-
 def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parser().parse_args(argv)
     if given.command not in ("run", "resume"):  # a run outlives its reader
@@ -102,13 +101,12 @@ def _status(given: argparse.Namespace) -> int:
 
 def _pareto(given: argparse.Namespace) -> int:
     from analysis import db
+    from dse.study import study as studies
 
     study, con = _connect(given.dir)
     objectives = given.objectives.split(",") if given.objectives else [f"{o.column}:{o.direction}" for o in study.objectives]
     found = db.front(con, objectives, given.where)
     if given.format == "table":
-        from dse.study import study as studies
-
         names = [o.removeprefix("-").rsplit(":", 1)[0] for o in objectives]
         found = found.select(["machine", "schedule", *names, *studies.columns(study, "machines"), *(["gap"] if "gap" not in names else [])])
     return _print_result(found, given.format)

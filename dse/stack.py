@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
+from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
+from dse.dataflow.exhaustive import exhaustive
+from dse.dataflow.random import random
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem, Solution, in_turn
 from hw.arch import Arch
@@ -15,7 +18,7 @@ from workloads.graph import Workload, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
-DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending}
+DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ space:
   array.x: [1, 2, 4, 8, 16]
   array.y: [2, 4, 8]
   glb.bypass: [true, false]
-constraints: ["array.x >= array.y / 4", "latency_ns <= 1e5"]
+constraints: ["array.x >= array.y / 4", "latency_ns <= 2e6"]
 objectives: [energy_pj, latency_ns]
 search: {{method: {method}, seed: 7, generation: {generation}}}
 stop: {{{stop}}}

@@ -1,6 +1,7 @@
-"""Operators of convolutional networks as cascades of einsums: convolutions, pooling, element-wise, batch normalisation.
+"""Convolutional networks, and their operators as cascades of einsums: convolutions, pooling, element-wise, batch normalisation.
 
 Ranks: n batch, g groups, k filters and c channels of a group, p q o outputs and r s t kernel of the up to three spatial dimensions.
+Longer than most files: one function per network stands here.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from workloads.einsum import Einsum, WorkloadError, einsum
+from workloads.einsum import WorkloadError, einsum
+from workloads.graph import Workload
+from workloads.layers import Cascade, Map, Net, add, concat, dense, global_pool, lrn, network, softmax, upconv
+from workloads.layers import conv as layer
+from workloads.layers import pool as pooled
 from workloads.operators import KERNEL, OUT
 
-Cascade = tuple[Einsum, ...]
 Windows = Sequence[tuple[int, int]]  # (outputs, kernel) of every spatial dimension
 
 
@@ -120,3 +124,195 @@ def _image(windows: Windows, stride: int, dilation: int, pad: int) -> list[int]:
 
 def _by(image: Sequence[int]) -> str:
     return " x ".join(map(str, image))
+
+
+# Networks. image: rows and columns of the input. Classifiers end in a softmax, as the ONNX models do.
+
+
+def _image_map(batch: int, image: int, channels: int = 3) -> Map:
+    return Map("image", (batch, channels, image, image))
+
+
+def _classifier(name: str, net: Net, x: Map, classes: int) -> Workload:
+    softmax(net, "prob", dense(net, "fc", x, classes))
+    return network(name, net, {"image"})
+
+
+def alexnet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
+    """Krizhevsky et al. 2012 as distributed with Caffe: groups of two, no padding in front. At image=227 its maps are the paper's (55 x 55)."""
+    net: Net = []
+    x = pooled(net, "pool1", lrn(net, "norm1", layer(net, "conv1", _image_map(batch, image), 96, 11, 4, act="relu")), 3, 2)
+    x = pooled(net, "pool2", lrn(net, "norm2", layer(net, "conv2", x, 256, 5, pad=2, groups=2, act="relu")), 3, 2)
+    x = layer(net, "conv3", x, 384, 3, pad=1, act="relu")
+    x = layer(net, "conv4", x, 384, 3, pad=1, groups=2, act="relu")
+    x = pooled(net, "pool5", layer(net, "conv5", x, 256, 3, pad=1, groups=2, act="relu"), 3, 2, round_up=True)
+    softmax(net, "prob", dense(net, "fc8", dense(net, "fc7", dense(net, "fc6", x, 4096, "relu"), 4096, "relu"), classes))
+    return network("alexnet", net, {"image"})
+
+
+def _vgg(name: str, convs: Sequence[int], batch: int, image: int, classes: int) -> Workload:
+    net: Net = []
+    x = _image_map(batch, image)
+    for i, (count, filters) in enumerate(zip(convs, (64, 128, 256, 512, 512), strict=True), 1):
+        for j in range(1, count + 1):
+            x = layer(net, f"conv{i}_{j}", x, filters, 3, pad=1, act="relu")
+        x = pooled(net, f"pool{i}", x, 2, 2)
+    softmax(net, "prob", dense(net, "fc8", dense(net, "fc7", dense(net, "fc6", x, 4096, "relu"), 4096, "relu"), classes))
+    return network(name, net, {"image"})
+
+
+def vgg16(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
+    """Simonyan and Zisserman 2015, configuration D."""
+    return _vgg("vgg16", (2, 2, 3, 3, 3), batch, image, classes)
+
+
+def vgg19(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
+    """Simonyan and Zisserman 2015, configuration E."""
+    return _vgg("vgg19", (2, 2, 4, 4, 4), batch, image, classes)
+
+
+INCEPTION = {  # filters: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection (Szegedy et al. 2015, table 1)
+    "3a": (64, 96, 128, 16, 32, 32), "3b": (128, 128, 192, 32, 96, 64), "4a": (192, 96, 208, 16, 48, 64), "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64), "4d": (112, 144, 288, 32, 64, 64), "4e": (256, 160, 320, 32, 128, 128), "5a": (256, 160, 320, 32, 128, 128),
+    "5b": (384, 192, 384, 48, 128, 128)}
+
+
+def googlenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
+    """Szegedy et al. 2015 without auxiliary heads. Pooling rounds down, as in the ONNX model: maps of 55, 27, 13, 6 (the paper's: 56, 28, 14, 7),
+    and the last window of 7 x 7 covers a map of 6 x 6."""
+    net: Net = []
+    x = pooled(net, "pool1", layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, act="relu"), 3, 2)
+    x = layer(net, "conv2_reduce", lrn(net, "norm1", x), 64, 1, act="relu")
+    x = pooled(net, "pool2", lrn(net, "norm2", layer(net, "conv2", x, 192, 3, pad=1, act="relu")), 3, 2)
+    for block, (f1, r3, f3, r5, f5, proj) in INCEPTION.items():
+        if block in ("4a", "5a"):
+            x = pooled(net, f"pool{int(block[0]) - 1}", x, 3, 2)
+        ones = layer(net, f"i{block}_1x1", x, f1, 1, act="relu")
+        threes = layer(net, f"i{block}_3x3", layer(net, f"i{block}_3x3_reduce", x, r3, 1, act="relu"), f3, 3, pad=1, act="relu")
+        fives = layer(net, f"i{block}_5x5", layer(net, f"i{block}_5x5_reduce", x, r5, 1, act="relu"), f5, 5, pad=2, act="relu")
+        projected = layer(net, f"i{block}_proj", pooled(net, f"i{block}_pool", x, 3, 1, 1), proj, 1, act="relu")
+        x = concat(net, f"i{block}", (ones, threes, fives, projected))
+    return _classifier("googlenet", net, global_pool(net, "pool5", x, padded=1), classes)
+
+
+def _resnet(name: str, blocks: Sequence[int], bottleneck: bool, batch: int, image: int, classes: int) -> Workload:
+    net: Net = []
+    x = pooled(net, "pool1", layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, norm=True, act="relu"), 3, 2, 1)
+    for stage, count in enumerate(blocks):
+        width = 64 << stage
+        for i in range(count):
+            label, stride = f"res{stage + 2}_{i}", 2 if stage and not i else 1
+            if bottleneck:
+                y = layer(net, f"{label}_a", x, width, 1, norm=True, act="relu")
+                y = layer(net, f"{label}_b", y, width, 3, stride, 1, norm=True, act="relu")
+                y = layer(net, f"{label}_c", y, 4 * width, 1, norm=True)
+            else:
+                y = layer(net, f"{label}_b", layer(net, f"{label}_a", x, width, 3, stride, 1, norm=True, act="relu"), width, 3, 1, 1, norm=True)
+            x = x if y.shape == x.shape else layer(net, f"{label}_shortcut", x, y.shape[1], 1, stride, norm=True)
+            x = add(net, label, y, x, "relu")
+    return _classifier(name, net, global_pool(net, "pool5", x), classes)
+
+
+def resnet18(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
+    """He et al. 2016."""
+    return _resnet("resnet18", (2, 2, 2, 2), False, batch, image, classes)
+
+
+def resnet50(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
+    """He et al. 2016, with the stride in the 3x3 convolutions ("v1.5")."""
+    return _resnet("resnet50", (3, 4, 6, 3), True, batch, image, classes)
+
+
+def resnet152(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
+    """He et al. 2016, with the stride in the 3x3 convolutions ("v1.5")."""
+    return _resnet("resnet152", (3, 8, 36, 3), True, batch, image, classes)
+
+
+def resnet3d18(batch: int = 1, frames: int = 16, image: int = 112, classes: int = 400) -> Workload:
+    """Tran et al. 2018, R3D-18, on clips of frames."""
+    net: Net = []
+    clip = Map("image", (batch, 3, frames, image, image))
+    x = layer(net, "conv1", clip, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3), norm=True, act="relu")
+    for stage in range(4):
+        for i in range(2):
+            label, width, stride = f"res{stage + 2}_{i}", 64 << stage, 2 if stage and not i else 1
+            y = layer(net, f"{label}_a", x, width, 3, stride, 1, norm=True, act="relu")
+            y = layer(net, f"{label}_b", y, width, 3, 1, 1, norm=True)
+            x = x if y.shape == x.shape else layer(net, f"{label}_shortcut", x, width, 1, stride, norm=True)
+            x = add(net, label, y, x, "relu")
+    return _classifier("resnet3d18", net, global_pool(net, "pool5", x), classes)
+
+
+def squeezenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
+    """Iandola et al. 2016, version 1.1."""
+    net: Net = []
+    x = pooled(net, "pool1", layer(net, "conv1", _image_map(batch, image), 64, 3, 2, act="relu"), 3, 2)
+    for i, (squeeze, expand) in enumerate([(16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256)], 2):
+        x = pooled(net, f"pool{i - 1}", x, 3, 2) if i in (4, 6) else x
+        x = layer(net, f"fire{i}_squeeze", x, squeeze, 1, act="relu")
+        parts = [layer(net, f"fire{i}_{k}x{k}", x, expand, k, pad=k // 2, act="relu") for k in (1, 3)]
+        x = concat(net, f"fire{i}", parts)
+    x = global_pool(net, "pool10", layer(net, "conv10", x, classes, 1, act="relu"))
+    softmax(net, "prob", Map(x.name, x.shape[:2]))
+    return network("squeezenet", net, {"image"})
+
+
+def mobilenet_v1(batch: int = 1, image: int = 224, width: int = 100, classes: int = 1000) -> Workload:
+    """Howard et al. 2017. width: channels in percent of the full network's."""
+    net: Net = []
+    x = layer(net, "conv1", _image_map(batch, image), _wide(32, width, 1), 3, 2, 1, norm=True, act="relu")
+    shapes = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
+    for i, (filters, stride) in enumerate(shapes, 2):
+        x = layer(net, f"conv{i}_dw", x, x.shape[1], 3, stride, 1, groups=x.shape[1], norm=True, act="relu")
+        x = layer(net, f"conv{i}_pw", x, _wide(filters, width, 1), 1, norm=True, act="relu")
+    return _classifier("mobilenet_v1", net, global_pool(net, "pool", x), classes)
+
+
+def mobilenet_v2(batch: int = 1, image: int = 224, width: int = 100, classes: int = 1000) -> Workload:
+    """Sandler et al. 2018. width: channels in percent of the full network's, rounded to 8; the last layer never shrinks."""
+    net: Net = []
+    x = layer(net, "conv1", _image_map(batch, image), _wide(32, width, 8), 3, 2, 1, norm=True, act="relu6")
+    for s, (expand, filters, count, first) in enumerate(
+            [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)], 2):
+        for i in range(count):
+            label, hidden, stride = f"conv{s}_{i}", expand * x.shape[1], first if not i else 1
+            y = layer(net, f"{label}_expand", x, hidden, 1, norm=True, act="relu6") if expand > 1 else x
+            y = layer(net, f"{label}_dw", y, hidden, 3, stride, 1, groups=hidden, norm=True, act="relu6")
+            y = layer(net, f"{label}_project", y, _wide(filters, width, 8), 1, norm=True)
+            x = add(net, label, y, x) if y.shape == x.shape else y
+    x = layer(net, "conv9", x, max(1280, _wide(1280, width, 8)), 1, norm=True, act="relu6")
+    return _classifier("mobilenet_v2", net, global_pool(net, "pool", x), classes)
+
+
+def _wide(channels: int, percent: int, step: int) -> int:
+    """A share of the channels in whole steps, at least one, and never more than a tenth below the share."""
+    share = channels * percent / 100
+    found = max(step, int(share + step / 2) // step * step)
+    return found + step if found < 0.9 * share else found
+
+
+def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, width: int = 64) -> Workload:
+    """Ronneberger et al. 2015: convolutions without padding; what the encoder hands over is cropped to the decoder's map. width: filters of the first level."""
+    net: Net = []
+    x, skips = _image_map(batch, image, channels), []
+    for level in range(5):
+        skips.append(x := _twice(net, f"down{level}", x, width << level))
+        x = pooled(net, f"pool{level}", x, 2, 2) if level < 4 else x
+    for level in reversed(range(4)):
+        up = upconv(net, f"up{level}_grow", x, width << level, 2)
+        x = _twice(net, f"up{level}", concat(net, f"up{level}_join", (_cropped(net, f"up{level}_crop", skips[level], up.shape[2]), up)), width << level)
+    layer(net, "segment", x, classes, 1)
+    return network("unet", net, {"image"})
+
+
+def _twice(net: Net, name: str, x: Map, filters: int) -> Map:
+    return layer(net, f"{name}_b", layer(net, f"{name}_a", x, filters, 3, act="relu"), filters, 3, act="relu")
+
+
+def _cropped(net: Net, name: str, x: Map, size: int) -> Map:
+    """The middle of a square map: data movement."""
+    n, c, p, _ = x.shape
+    at = (p - size) // 2
+    text = f"{name}[n,c,p,q] = {x.name}[n,c,p+{at},q+{at}]"
+    net.append(einsum(text, {"n": n, "c": c, "p": size, "q": size}, name, sizes={x.name: x.shape}))
+    return Map(name, (n, c, size, size))

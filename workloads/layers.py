@@ -6,6 +6,7 @@ What rides on a producer is decided once, by `graph.ride`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -21,7 +22,7 @@ Cascade = tuple[Einsum, ...]
 def cascade(extents: Mapping[str, int], *texts: str, sizes: Mapping[str, Shape] | None = None) -> Cascade:
     """Einsums that share rank sizes; each bears the name of its output. sizes: stored shapes, given to every einsum that has the tensor."""
     def shaped(text: str) -> Einsum:
-        return einsum(text, extents, sizes={t: s for t, s in (sizes or {}).items() if f"{t}[" in text})
+        return einsum(text, extents, sizes={t: s for t, s in (sizes or {}).items() if re.search(rf"\b{t}\[", text)})
 
     return tuple(shaped(text) for text in texts)
 
@@ -109,16 +110,20 @@ def dense(net: Net, name: str, x: Map, units: int, act: str = "", bias: bool = T
     return _node(net, act, (y,), Map(f"{name}_{act}", shape)) if act else y
 
 
-def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, kind: str = "MaxPool") -> Map:
+def pool(net: Net, name: str, x: Map, kernel: int, stride: int, pad: int = 0, round_up: bool = False) -> Map:
+    """Largest of each window. round_up: the last window may pass the border, so that no row is left out."""
     rank = len(x.shape) - 2
     kernels, strides, pads = _each(kernel, rank), _each(stride, rank), _each(pad, rank)
-    out = Map(name, (*x.shape[:2], *_outputs(name, x.shape[2:], kernels, strides, pads)))
-    return _node(net, kind, (x,), out, {"kernel_shape": kernels, "strides": strides, "pads": (*pads, *pads)})
+    image = tuple(size + (kernel - size) % stride for size in x.shape[2:]) if round_up else x.shape[2:]
+    out = Map(name, (*x.shape[:2], *_outputs(name, image, kernels, strides, pads)))
+    return _node(net, "MaxPool", (x,), out, {"kernel_shape": kernels, "strides": strides, "pads": (*pads, *pads)})
 
 
-def global_pool(net: Net, name: str, x: Map) -> Map:
-    """Mean over all positions; its factor rides on the output."""
-    return _node(net, "GlobalAveragePool", (x,), Map(name, (*x.shape[:2], *[1] * (len(x.shape) - 2))))
+def global_pool(net: Net, name: str, x: Map, padded: int = 0) -> Map:
+    """Mean over all positions; its factor rides on the output. padded: rows and columns of zeros behind the map that the window covers too."""
+    rank = len(x.shape) - 2
+    kernel, pads = tuple(size + padded for size in x.shape[2:]), (*[0] * rank, *[padded] * rank)
+    return _node(net, "AveragePool", (x,), Map(name, (*x.shape[:2], *[1] * rank)), {"kernel_shape": kernel, "pads": pads})
 
 
 def add(net: Net, name: str, a: Map, b: Map, act: str = "") -> Map:

@@ -1,16 +1,84 @@
-"""What training adds to a forward pass, as einsums."""
+"""Forward pass -> training step: gradients of every operator, updates of the weights, lifetimes of all tensors.
+
+Reverse mode on the notation itself: the gradient of an operand is the same loop nest with that operand and the output in each
+other's place, so every affine index stays as it is and a window becomes a scattered write:
+    "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"   and   "d_W[r] += d_O[p] * I[2*p+r-1]"
+What rides on a producer's output forward rides backward too: it has no einsum. A folded normalisation stays folded.
+Roles are KAPLA's (specs/dataflow.md, 1.8): input gradient (its layers ..._H), weight gradient (..._W).
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Literal
 
-from workloads.cnn import Cascade
-from workloads.einsum import einsum
+from workloads.einsum import Dim, Einsum, Projection, WorkloadError, einsum
+from workloads.graph import Workload, counts
+from workloads.layers import Cascade
 
+Method = Literal["none", "sgd", "momentum", "adam"]
+Role = Literal["input_gradient", "weight_gradient", "sum", "update"]
+Rule = tuple[str, tuple[int, ...]]  # kind of the gradient; what it reads: the number of an operand, or G, or Y
+
+G, Y = -1, -2  # the gradient that arrives; the forward output
 UPDATES = {
     "sgd": ("W_new[n] = sgd(W[n], G[n])",),
     "momentum": ("U_new[n] = momentum(U[n], G[n])", "W_new[n] = sgd(W[n], U_new[n])"),
     "adam": ("M_new[n] = moment(M[n], G[n])", "V_new[n] = moment_of_square(V[n], G[n])", "W_new[n] = adam(W[n], M_new[n], V_new[n])")}
+# Per operand. Products, sums, maxima and copies: `_rule`. A function that is not here reads the arriving gradient and all its operands.
+DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
+    "sub": (("copy", (G,)), ("neg", (G,))), "div": (("div", (G, 1)), ("div_grad", (G, 1, Y))), "neg": (("neg", (G,)),),
+    "exp": (("mul", (G, Y)), ("neg_mul", (G, Y))),
+    "relu": (("relu_grad", (G, Y)),), "sigmoid": (("sigmoid_grad", (G, Y)),), "tanh": (("tanh_grad", (G, Y)),),
+    "square": (("square_grad", (G, 0)),), "sqrt": (("sqrt_grad", (G, Y)),), "rsqrt": (("rsqrt_grad", (G, Y)),), "softmax": (("softmax_grad", (G, Y)),),
+    "normalize": (("mul", (G, 1, 2)), ("mul", (G, 0, 2)), ("mul", (G, 0, 1)), ("copy", (G,))),
+    "batchnorm": (("batchnorm_grad0", (G, 1, 4)), ("batchnorm_grad1", (G, 0, 3, 4)), ("copy", (G,)), None, None)}
+DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]  # scale and shift are trained; running mean and variance are not
+STEPS = frozenset({
+    "floor", "ceil", "round", "sign", "not", "isnan", "isinf", "equal", "less", "greater", "lessorequal", "greaterorequal", "and", "or", "xor", "hardmax",
+    "bitshift", "bitwiseand", "bitwiseor", "bitwisexor", "bitwisenot"})  # flat wherever they have a derivative
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One einsum that training adds. of: the forward einsum that it differentiates (sum, update: none); wrt: tensor whose gradient or new value it makes."""
+
+    einsum: Einsum
+    role: Role
+    wrt: str
+    of: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A tensor is alive from einsum number born (-1: before the first) to einsum number dies (past the last: it is a result)."""
+
+    tensor: str
+    elems: int
+    born: int
+    dies: int
+
+
+@dataclass(slots=True)
+class Tape:
+    """What the backward pass knows while it grows. shares: parts of a gradient that are still to be summed: a tensor, or a broadcast not yet written."""
+
+    forward: Workload
+    uses: Counter[str]
+    stored: dict[str, tuple[Dim, ...]]
+    grads: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, list[str | Gradient]] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def fresh(self, name: str) -> str:
+        while name in self.used:
+            name += "_"
+        self.used.add(name)
+        return name
 
 
 def optimizer(n: int, method: Literal["sgd", "momentum", "adam"] = "sgd") -> Cascade:
@@ -19,3 +87,259 @@ def optimizer(n: int, method: Literal["sgd", "momentum", "adam"] = "sgd") -> Cas
     Elements read and written: sgd 2 n and n; momentum 4 n and 2 n; adam 7 n and 3 n (Kingma and Ba 2015, Algorithm 1).
     """
     return tuple(einsum(text, {"n": n}) for text in UPDATES[method])
+
+
+def training(forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()) -> Workload:
+    """One training step: the forward pass, gradients of every operator that a weight lies behind, updates of the weights.
+
+    inputs: gradients of what comes from outside too (data needs none). results: tensors that the loss reads, by default all
+    that nothing reads; the gradient d_T of a result T comes from outside. A gradient runs as often as what it differentiates.
+    Raises WorkloadError in one line for results that no einsum makes, and where nothing is to be trained.
+    """
+    found = gradients(forward, method, inputs, results)
+    made = {g.einsum.output.tensor for g in found}
+    state = {p.tensor for g in found if g.role == "update" for p in g.einsum.inputs} - made
+    repeats = (*counts(forward), *(g.count for g in found))
+    return replace(forward, name=f"{forward.name}:training", einsums=(*forward.einsums, *(g.einsum for g in found)), weights=forward.weights | state,
+                   repeats=repeats if max(repeats) > 1 else ())
+
+
+def gradients(forward: Workload, method: Method = "sgd", inputs: bool = False, results: Collection[str] = ()) -> tuple[Gradient, ...]:
+    """What `training` adds to a forward pass, in an order in which it can run; each weight is updated as soon as its gradient is whole."""
+    tape, ends = _tape(forward, inputs, results)
+    for tensor in ends:
+        tape.shares[tensor] = [tape.fresh(f"d_{tensor}")]
+    made = {e.output.tensor for e in forward.einsums}
+    firsts: dict[str, str] = {}
+    for e in forward.einsums:
+        for p in e.inputs:
+            firsts.setdefault(p.tensor, e.name)
+    found: list[Gradient] = []
+    for e, count in zip(reversed(forward.einsums), reversed(counts(forward)), strict=True):
+        if e.output.tensor in tape.shares:
+            found += _whole(tape, e.output.tensor, count)
+            found += _backward(tape, e, count)
+        for p in e.inputs:
+            if p.tensor in tape.shares and p.tensor not in made and firsts[p.tensor] == e.name:
+                found += _whole(tape, p.tensor, count)
+                found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
+    if not found:
+        raise WorkloadError(f"{forward.name}: no weight lies behind a result, so there is nothing to train")
+    return tuple(found)
+
+
+def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Tape, list[str]]:
+    """Count the parts of every tensor's gradient: its readers between the weights (or inputs) and the results."""
+    stored = {p.tensor: p.dims for e in reversed(forward.einsums) for p in e.inputs} | {e.output.tensor: e.output.dims for e in forward.einsums}
+    read = {p.tensor for e in forward.einsums for p in e.inputs}
+    made = [e.output.tensor for e in forward.einsums]
+    unknown = sorted(set(results) - set(made))
+    if unknown:
+        raise WorkloadError(f"{forward.name}: results: no einsum makes {', '.join(unknown)}; tensors that nothing reads are "
+                            f"{', '.join(t for t in made if t not in read)}")
+    wanted = set(forward.weights) | (set(stored) - set(made) if inputs else set())
+    for e in forward.einsums:
+        if any(p.tensor in wanted and _rule(e, i) for i, p in enumerate(e.inputs)):
+            wanted.add(e.output.tensor)
+    ends = [t for t in made if t in wanted and (t in results if results else t not in read)]
+    uses = Counter(ends)
+    for e in reversed(forward.einsums):
+        if uses[e.output.tensor]:
+            uses.update(p.tensor for i, p in enumerate(e.inputs) if p.tensor in wanted and _rule(e, i))
+    return Tape(forward, uses, stored, used=set(stored) | {e.name for e in forward.einsums}), ends
+
+
+def _rule(e: Einsum, i: int) -> Rule | None:
+    """How the gradient of operand i is computed at one point of the loop nest; None: there is none (indices, steps)."""
+    match e.kind:
+        case "mac" | "mul":
+            return e.kind, (G, *(j for j in range(len(e.inputs)) if j != i))
+        case "add":
+            return "copy", (G,)
+        case "max":
+            return "max_grad", (G, i, Y)
+        case "copy":
+            return ("copy", (G,)) if i == 0 or _beside(e.inputs[0], e.inputs[i]) else None
+    if e.kind in STEPS:
+        return None
+    rules = DERIVATIVES.get(e.kind, ())
+    if i < len(rules):
+        rule = rules[i]
+        if rule is None or Y not in rule[1] or set(e.sizes()) <= e.output.ranks():  # a sum of function values is the value of no point
+            return rule
+    return f"{e.kind}_grad{i if len(e.inputs) > 1 else ''}", (G, *range(len(e.inputs)))
+
+
+def _beside(first: Projection, p: Projection) -> bool:
+    """Is p a further piece of a concatenation? Else the first operand hides it: an index, or a shape."""
+    return [d.terms for d in p.dims] == [d.terms for d in first.dims] and [d.offset for d in p.dims] != [d.offset for d in first.dims]
+
+
+def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
+    """Gradients of the operands of one einsum. Those that are the arriving gradient itself get no einsum."""
+    grad = replace(e.output, tensor=tape.grads[e.output.tensor])
+    for i, p in enumerate(e.inputs):
+        rule = _rule(e, i)
+        if not tape.uses[p.tensor] or rule is None:
+            continue
+        shares, several = tape.shares.setdefault(p.tensor, []), tape.uses[p.tensor] > 1
+        derived = _derived(e, rule, grad, replace(_as_stored(p, tape.stored[p.tensor]), density=1.0, format="dense"))
+        if derived.kind == "copy" and derived.output.dims == grad.dims and _plain(derived):
+            shares.append(grad.tensor)
+            continue
+        weight = p.tensor in tape.forward.weights
+        tensor = tape.fresh(f"d_{p.tensor}__{e.output.tensor}" if several else f"d_{p.tensor}")
+        named = replace(derived, name=tape.fresh(f"{e.name}_{'W' if weight else 'H'}_{p.tensor}"), output=replace(derived.output, tensor=tensor))
+        step = Gradient(named, "weight_gradient" if weight else "input_gradient", p.tensor, e.name, count)
+        waits = several and derived.kind == "copy" and _plain(derived)  # a sum can read it unwritten
+        shares.append(step if waits else tensor)
+        if not waits:
+            yield step
+
+
+def _derived(e: Einsum, rule: Rule, grad: Projection, out: Projection) -> Einsum:
+    """The loop nest of e with the gradient of one operand as its output."""
+    kind, reads = rule
+    inputs = tuple({G: grad, Y: e.output}.get(r) or e.inputs[r] for r in reads)
+    used = {rank for p in (out, *inputs) for rank in p.ranks()}
+    lost = [rank for rank, n in e.extents if rank not in used and n > 1]
+    if lost:
+        raise WorkloadError(f"{e.name}: sums {out.tensor} over rank {lost[0]}, which it does not have; leave that sum out to train it")
+    found = Einsum(e.name, kind, out, inputs, tuple((rank, n) for rank, n in e.extents if rank in used))
+    if kind == "copy":
+        found = _narrowed(found)
+    scattered = any(len(d.terms) > 1 for d in out.dims)
+    if scattered or not set(found.sizes()) <= out.ranks():
+        found = replace(found, kind={"mul": "mac", "copy": "add"}.get(kind, kind))
+    return found
+
+
+def _narrowed(e: Einsum) -> Einsum:
+    """Without the iterations that write outside what the output stores (pieces of a concatenation, pads)."""
+    first, extents = dict.fromkeys(e.sizes(), 0), e.sizes()
+    for d in e.output.dims:
+        if len(d.terms) == 1 and d.terms[0][1] == 1:
+            rank = d.terms[0][0]
+            first[rank] = max(0, -d.offset)
+            extents[rank] = min(extents[rank], d.size - d.offset) - first[rank]
+
+    def moved(p: Projection) -> Projection:
+        return replace(p, dims=tuple(replace(d, offset=d.offset + sum(c * first[rank] for rank, c in d.terms)) for d in p.dims))
+
+    return replace(e, output=moved(e.output), inputs=tuple(moved(p) for p in e.inputs), extents=tuple(extents.items()))
+
+
+def _plain(e: Einsum) -> bool:
+    """Does every point write its own element of the output, and every element get written?"""
+    return _is_whole(e.output.dims, e.sizes()) and set(e.sizes()) <= e.output.ranks()
+
+
+def _is_whole(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
+    return all(len(d.terms) == 1 and d.terms[0][1] == 1 and d.offset == 0 and extents.get(d.terms[0][0], d.size) == d.size for d in dims)
+
+
+def _as_stored(p: Projection, stored: tuple[Dim, ...]) -> Projection:
+    """A reader that looks at a part of a tensor makes a gradient as large as the tensor; one that sees another shape keeps its own."""
+    if len(p.dims) == len(stored) and prod(d.size for d in p.dims) != prod(d.size for d in stored):
+        return replace(p, dims=tuple(replace(d, size=s.size) for d, s in zip(p.dims, stored, strict=True)))
+    return p
+
+
+def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:
+    """Sum the parts of a tensor's gradient. A broadcast part is read where it lies; one part alone is the gradient."""
+    shares = tape.shares[tensor]
+    if len(shares) == 1:
+        (share,) = shares
+        tape.grads[tensor] = share if isinstance(share, str) else share.einsum.output.tensor
+        if isinstance(share, Gradient):
+            yield share
+        return
+    dims = tape.stored[tensor]
+    if not _is_whole(dims, {}):
+        dims = tuple(Dim(((f"i{at}", 1),), 0, d.size) for at, d in enumerate(dims))
+    extents = tuple((d.terms[0][0], d.size) for d in dims)
+    parts: dict[str, Projection] = {}
+    for share in shares:
+        seen = Projection(share, dims) if isinstance(share, str) else _seen(share.einsum, dims)
+        if seen is None or seen.tensor in parts:  # one tensor may stand in a sum once
+            written = share if isinstance(share, Gradient) else _copy(tape, Projection(share, dims), tensor, extents, count)
+            yield written
+            seen = Projection(written.einsum.output.tensor, dims)
+        parts[seen.tensor] = seen
+    tape.grads[tensor] = tape.fresh(f"d_{tensor}")
+    total = Projection(tape.grads[tensor], dims)
+    yield Gradient(Einsum(tape.fresh(f"{tensor}_sum"), "add", total, tuple(parts.values()), extents), "sum", tensor, count=count)
+
+
+def _copy(tape: Tape, source: Projection, tensor: str, extents: tuple[tuple[str, int], ...], count: int) -> Gradient:
+    copied = replace(source, tensor=tape.fresh(f"{source.tensor}__again"))
+    return Gradient(Einsum(tape.fresh(f"{tensor}_again"), "copy", copied, (source,), extents), "sum", tensor, count=count)
+
+
+def _seen(share: Einsum, dims: tuple[Dim, ...]) -> Projection | None:
+    """What a broadcast copies, in the ranks of the sum; None where the shapes differ."""
+    if [d.size for d in share.output.dims] != [d.size for d in dims]:
+        return None
+    rename = {old.terms[0][0]: new.terms[0][0] for old, new in zip(share.output.dims, dims, strict=True)}
+    (source,) = share.inputs
+    return replace(source, dims=tuple(replace(d, terms=tuple((rename[rank], c) for rank, c in d.terms)) for d in source.dims))
+
+
+def _update(tape: Tape, weight: Projection, count: int, method: Method) -> Iterator[Gradient]:
+    if method == "none":
+        return
+    names = {"W": weight.tensor, "G": tape.grads[weight.tensor]}
+    for e in optimizer(weight.stored_elems(), method):
+        for p in e.tensors():
+            if p.tensor not in names:
+                names[p.tensor] = tape.fresh(f"{weight.tensor}{p.tensor.removeprefix('W')}" if p.tensor[0] == "W" else f"{weight.tensor}_{p.tensor}")
+        named = replace(e, name=tape.fresh(f"{names[e.output.tensor]}_update"), output=replace(e.output, tensor=names[e.output.tensor], bits=weight.bits),
+                        inputs=tuple(replace(p, tensor=names[p.tensor], bits=weight.bits) for p in e.inputs))
+        yield Gradient(named, "update", weight.tensor, count=count)
+
+
+def roles(g: Gradient) -> dict[str, str]:
+    """KAPLA's role of each tensor of a gradient of a layer with one weight: FIL, IFM, OFM -> tensor.
+
+    Input gradient: the arriving gradient is the input map, the layer's weight the filter, and the made one the output map.
+    Weight gradient: the loops of the forward pass; the filter is written, the arriving gradient has the output map's place.
+    """
+    arriving, *others = (p.tensor for p in g.einsum.inputs)
+    made = g.einsum.output.tensor
+    if g.role not in ("input_gradient", "weight_gradient") or len(others) != 1:
+        return {}
+    if g.role == "input_gradient":
+        return {"FIL": others[0], "IFM": arriving, "OFM": made}
+    return {"FIL": made, "IFM": others[0], "OFM": arriving}
+
+
+def lifetimes(w: Workload, forward: int | None = None) -> tuple[Life, ...]:
+    """From where to where each tensor lives, in order of birth. forward: number of einsums of the forward pass of a training step.
+
+    Of a repeated einsum, weights lie there once per repetition, and so does what a backward pass reads of the forward one;
+    anything else is over when the next repetition starts.
+    """
+    cut = len(w.einsums) if forward is None else forward
+    times = counts(w)
+    lives: dict[str, Life] = {}
+    for at, (e, n) in enumerate(zip(w.einsums, times, strict=True)):
+        for p in e.inputs:
+            old = lives.get(p.tensor) or Life(p.tensor, p.stored_elems() * (n if p.tensor in w.weights else 1), -1, at)
+            lives[p.tensor] = replace(old, dies=at)
+        lives[e.output.tensor] = Life(e.output.tensor, e.output.stored_elems(), at, len(w.einsums))
+    kept = [replace(x, elems=x.elems * times[x.born]) if 0 <= x.born < cut <= x.dies < len(w.einsums) else x for x in lives.values()]
+    return tuple(sorted(kept, key=lambda x: (x.born, x.tensor)))
+
+
+def peak_elems(w: Workload, forward: int | None = None) -> int:
+    """Elements alive at once where they are most, weights and their state left out."""
+    change = [0] * (len(w.einsums) + 2)
+    for x in lifetimes(w, forward):
+        if x.tensor not in w.weights:
+            change[x.born + 1] += x.elems
+            change[min(x.dies, len(w.einsums) - 1) + 2] -= x.elems
+    peak = alive = 0
+    for step in change:
+        alive += step
+        peak = max(peak, alive)
+    return peak

@@ -16,12 +16,12 @@ CREATE MACRO table_sql(tbl) AS
 
 -- pareto_front, registered by db.connect: DOUBLE[][] -> DOUBLE[][], its different non-dominated rows.
 CREATE MACRO pareto_sql(tbl, objectives, grp) AS
-    'WITH best AS (SELECT '
+    'WITH fronts AS (SELECT '
     || array_to_string(list_transform(grp, lambda g, i: 't.' || quoted(g) || ' AS g' || i || ', '), '')
-    || 'unnest(pareto_front(list(' || values_sql(objectives) || '))) AS found FROM ' || table_sql(tbl) || ' WHERE '
+    || 'pareto_front(list(' || values_sql(objectives) || ')) AS front FROM ' || table_sql(tbl) || ' WHERE '
     || array_to_string(list_transform(objectives, lambda o: 'coalesce(NOT isnan(' || objective_sql(o) || '), false)'), ' AND ')
     || CASE WHEN len(grp) > 0 THEN ' GROUP BY ALL' ELSE '' END
-    || ') SELECT t.* FROM ' || table_sql(tbl) || ' SEMI JOIN best ON (' || values_sql(objectives) || ' = best.found'
+    || '), best AS (SELECT * EXCLUDE (front), unnest(front) AS found FROM fronts) SELECT t.* FROM ' || table_sql(tbl) || ' SEMI JOIN best ON (' || values_sql(objectives) || ' = best.found'
     || array_to_string(list_transform(grp, lambda g, i: ' AND t.' || quoted(g) || ' IS NOT DISTINCT FROM best.g' || i), '')
     || ')';
 

@@ -23,7 +23,7 @@ from dse.dataflow.space import Constraints, broken
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim.cost import bits_of, overflow
 from dse.sim.counts import count, footprints
-from dse.sim.evaluate import EinsumCost, Problem, figure, priced
+from dse.sim.evaluate import EinsumCost, Problem, priced
 from dse.sim.kernels import Costs, Tables, cost_many, count_many, mapping_at, tables
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -96,7 +96,7 @@ def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
     """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding windows."""
     items = layers(arch, placement)
     for orders in product(*gaps(e, arch, placement)):
-        blocks: list[list[Loop | Store]] = [[item] if isinstance(item, Store) else lanes(e, arch, item) for item in items]
+        blocks: list[list[Loop | Store]] = [[item] if isinstance(item, Store) else [*lanes(e, arch, item)] for item in items]
         yield Mapping(tuple(chain.from_iterable((*block, *(Loop(rank, 0) for rank in order)) for block, order in zip(blocks, orders, strict=True))))
 
 
@@ -110,7 +110,7 @@ def layers(arch: Arch, placement: Placement) -> list[Store | int]:
     return found
 
 
-def lanes(e: Einsum, arch: Arch, border: int) -> list[Loop | Store]:
+def lanes(e: Einsum, arch: Arch, border: int) -> list[Loop]:
     """Spatial loops at a border; lanes may not share output elements through a window."""
     ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial()]
     return [Loop(rank, 0, dim) for f in arch.fanouts if f.outside == border for dim, size in f.dims if size > 1 for rank in ranks]
@@ -226,7 +226,7 @@ def _moving(above: Sequence[Loop | Store], trips: Sequence[Ints], choices: Ints)
     """[C] whether a temporal loop above has more than one trip."""
     loops = [node for node in above if isinstance(node, Loop)]
     at = [i for i, loop in enumerate(loops) if not loop.over]
-    moving: Bools = np.any([(own[:, at] > 1).any(axis=1)[choices[:, r]] for r, own in enumerate(trips)], axis=0)
+    moving: Bools = np.any([(own[:, at].prod(axis=1) > 1)[choices[:, r]] for r, own in enumerate(trips)], axis=0)
     return moving
 
 
@@ -235,23 +235,24 @@ def _first(problem: Problem, nest: Mapping, options: dict[str, tuple[tuple[int, 
     """The cheapest of these mappings that fit and keep the constraints, by cost, then text; none if `best` is cheaper."""
     by = {"energy": costs.energy_pj, "latency": costs.latency_cycles, "edp": costs.energy_pj * costs.latency_cycles}[problem.objective]
     table = np.column_stack([by, costs.energy_pj, costs.latency_cycles])
-    left = np.flatnonzero(fits & (by <= best[0] * (1 + CLOSE)))
+    left: Ints = np.flatnonzero(fits & (by <= best[0] * (1 + CLOSE)))
 
     def mapping(c: int) -> Mapping:
         full = mapping_at(nest, options, dict(zip(options, choices[c].tolist(), strict=True)))
         return without_idle(full, problem.einsum)
 
     if constraints != FREE:
-        left = np.array([c for c in left if not broken(constraints, mapping(c))], np.int64)
+        left = np.array([c for c in left.tolist() if not broken(constraints, mapping(c))], np.int64)
     for column in range(3):
         left = left[table[left, column] <= table[left, column].min(initial=inf) * (1 + CLOSE)]
     if len(left) and not before(best, (cost := tuple(table[left[0]].tolist()))):
-        yield cost, min((mapping(c) for c in left), key=str)
+        yield cost, min((mapping(c) for c in left.tolist()), key=str)
 
 
 def without_idle(mapping: Mapping, e: Einsum) -> Mapping:
     """The same mapping without loops of one trip."""
-    tile, nodes = e.sizes(), []
+    tile = e.sizes()
+    nodes: list[Loop | Store] = []
     for node in mapping.nodes:
         if isinstance(node, Loop):
             if node.tile < tile[node.rank]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from math import gcd, inf
 from random import Random
 
 from dse.dataflow.exhaustive import Placement, before, gaps, lanes, layers, least, without_idle
@@ -15,28 +18,37 @@ from hw.arch import Arch
 from workloads.einsum import Einsum
 
 MAPPINGS = 1000  # that fit; Timeloop finds 220 to 970 of them per CPU second (specs/field.md, 1.4)
-ATTEMPTS = 20  # per mapping that fits
+ATTEMPTS = 20  # draws per mapping that fits
+NONE = (inf, inf, inf)
+
+Layer = Store | int  # what a gap lies below: a storage node, or the border of a fan-out
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A mapping as independent choices. windows: which order of a gap's loops; trips: per (layer, rank, fan-out dimension or "")."""
+
+    placement: Placement
+    windows: Dict[Layer, int]
+    trips: Dict[tuple[Layer, str, str], int]
 
 
 def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them."""
+    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of `least`."""
     e, arch = problem.einsum, problem.arch
-    best, lowest, fitting = least(e, arch), None, 0
-    if full := cost.overflow(footprints(best, e), e, arch):
-        lowest = None
-    for attempt in range(mappings * ATTEMPTS):
-        mapping = draw(e, arch, rng) if attempt else best
-        held = footprints(mapping, e)
-        if cost.overflow(held, e, arch):
+    best, full = least(e, arch), cost.overflow(footprints(least(e, arch), e), e, arch)
+    lowest, fitting = NONE if full else ranked(problem, best), 0
+    for _ in range(mappings * ATTEMPTS):
+        mapping = mapping_of(e, arch, draw(e, arch, rng))
+        if cost.overflow(footprints(mapping, e), e, arch):
             continue
-        found = ranked(problem, mapping)
-        if lowest is None or before(found, lowest):
+        if before(found := ranked(problem, mapping), lowest):
             best, lowest = mapping, found
         fitting += 1
         if fitting == mappings:
             break
-    if lowest is None:
-        return full or Infeasible("", 0, 0, e.name)
+    if full and lowest == NONE:
+        return full
     return [priced(problem, best, count(best, e, arch), footprints(best, e))]
 
 
@@ -46,22 +58,22 @@ def ranked(problem: Problem, mapping: Mapping) -> tuple[float, float, float]:
     return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 
-def draw(e: Einsum, arch: Arch, rng: Random) -> Mapping:
-    """One mapping: placement, windows and lanes at random, then every prime of a rank's tile to one of its loops in time. May not fit."""
+def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
+    """Placement, windows and lanes at random; every prime of an extent goes to one of the gaps. The mapping need not fit."""
     placement = place(e, arch, rng)
-    nodes: list[Loop | Store] = []
-    tile = e.sizes()
-    orders = [rng.choice(choices) for choices in gaps(e, arch, placement)]
-    left = sum(map(bool, orders))
-    for item, order in zip(layers(arch, placement), orders, strict=True):
-        nodes += [item] if isinstance(item, Store) else spread(e, arch, item, tile, rng)
-        for rank in order:
-            for p in primes(tile[rank]):
-                if left == 1 or rng.random() * left < 1:
-                    tile[rank] //= p
-            nodes.append(Loop(rank, tile[rank]))
-        left -= bool(order)
-    return without_idle(Mapping(tuple(nodes)), e)
+    items, orders = layers(arch, placement), gaps(e, arch, placement)
+    open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
+    trips: dict[tuple[Layer, str, str], int] = {}
+    for rank, n in e.extents:
+        for p in primes(n):
+            key = rng.choice(open_gaps), rank, ""
+            trips[key] = trips.get(key, 1) * p
+    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch, item)]
+    free = {dim: n for f in arch.fanouts for dim, n in f.dims}
+    for item, loop in rng.sample(loops, len(loops)):
+        trips[item, loop.rank, loop.over] = rng.randint(1, free[loop.over])
+        free[loop.over] //= trips[item, loop.rank, loop.over]
+    return Choices(placement, {item: rng.randrange(len(own)) for item, own in zip(items, orders, strict=True)}, trips)
 
 
 def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
@@ -73,13 +85,22 @@ def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
             return tuple(tuple(rng.sample(own, len(own))) for own in held)
 
 
-def spread(e: Einsum, arch: Arch, border: int, tile: dict[str, int], rng: Random) -> list[Loop | Store]:
-    """Spatial loops at a border, ranks in random order on what is left of each fan-out dimension; shrinks `tile`."""
-    wanted = lanes(e, arch, border)
-    free = {dim: n for f in arch.fanouts for dim, n in f.dims}
-    for i in rng.sample(range(len(wanted)), len(wanted)):
-        pass
-    return wanted
+def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
+    """The mapping that comes nearest: trips in time are cut to divisors of the tile, lanes to what is free; the last gap takes what is left."""
+    tile, free = e.sizes(), {dim: n for f in arch.fanouts for dim, n in f.dims}
+    items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
+    nodes: list[Loop | Store] = []
+    for item, own in zip(items, orders, strict=True):
+        for loop in lanes(e, arch, item) if isinstance(item, int) else ():
+            outer, n = tile[loop.rank], min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over])
+            tile[loop.rank] = -(-outer // n)
+            free[loop.over] //= -(-outer // tile[loop.rank])
+            nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))
+        nodes += [item] if isinstance(item, Store) else []
+        for rank in own[choices.windows.get(item, 0) % len(own)]:
+            tile[rank] //= tile[rank] if item is items[-1] else gcd(tile[rank], choices.trips.get((item, rank, ""), 1))
+            nodes.append(Loop(rank, tile[rank]))
+    return without_idle(Mapping(tuple(nodes)), e)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -5,8 +5,11 @@ A dataflow is data: Constraints. Systolic arrays (specs/model.md, 3) and row-sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, permutations, product
+from typing import Literal
 
 from dse.nest import Loop, Mapping, Store
 from hw.arch import Fanout
@@ -20,13 +23,14 @@ class Constraints:
     """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not named takes any rank.
 
     inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose innermost node stands above these loops, "": none.
-    kept: (level, tensor) nodes that must be there.
+    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs.
     """
 
     spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
     inside: tuple[str, ...] | None = None
     stationary: str = ""
     kept: tuple[tuple[str, str], ...] = ()
+    least_lanes: int = 1
 
 
 def broken(c: Constraints, mapping: Mapping) -> list[str]:
@@ -178,3 +182,87 @@ def row_stationary_loops(e: Einsum, f: Fanout) -> tuple[tuple[Loop, ...], tuple[
     time = ((w.c, unit.c), (w.k, kernels), (w.p, unit.columns), (w.r, unit.rows))
     space = ((w.p, -(-unit.columns // unit.strips), down), (w.c, 1, down), (w.k, unit.k_columns, down), (w.r, 1, down), (w.k, 1, across), (w.p, 1, across))
     return tuple(Loop(rank, tile) for rank, tile in time if rank), tuple(Loop(*loop) for loop in space if loop[0])
+
+
+Placement = tuple[tuple[int, ...], ...]  # per level the numbers of the tensors that it holds, in the order of their nodes
+Tiles = Literal["divisor", "perfect", "ragged"]
+Cuts = tuple[tuple[int, int], ...]  # (tile, number of the fan-out dimension or -1 in time), outermost first
+
+
+def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
+    """Which tensors every level holds, in which order; every tensor somewhere. One order suffices at an unbounded outermost level."""
+    names = [p.tensor for p in e.tensors()]
+    every = range(len(names))
+    choices: list[list[tuple[int, ...]]] = []
+    for v, level in enumerate(arch.levels):
+        forced = {names.index(tensor) for name, tensor in c.kept if name == level.name} if level.bypass else set(every)
+        sets = [own for n in range(len(names) + 1) for own in combinations(every, n) if forced <= set(own)]
+        ordered = v > 0 or level.capacity_bits is not None
+        choices.append([order for own in sets for order in (permutations(own) if ordered else [own])])
+    return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(every))
+
+
+@dataclass(frozen=True, slots=True)
+class Walks:
+    """All ways of one rank from its extent to tiles of 1. States are numbered outermost first.
+
+    cuts: tiles of every state, runs of dividing tiles in time merged. time [state]: the states that may follow in time, first itself; lanes [state][border]:
+    (next state, trips per fan-out dimension), likewise; unit: the state of tiles of 1 that follows in time.
+    """
+
+    extent: int
+    cuts: tuple[Cuts, ...]
+    time: tuple[tuple[int, ...], ...]
+    lanes: tuple[tuple[tuple[tuple[int, tuple[int, ...]], ...], ...], ...]
+    unit: tuple[int, ...]
+
+    def tile(self, state: int) -> int:
+        return self.cuts[state][-1][0] if self.cuts[state] else self.extent
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+@lru_cache(maxsize=1 << 12)
+def walks(extent: int, borders: tuple[tuple[tuple[int, int], ...], ...], dims: int, tiles: Tiles) -> Walks:
+    """borders: per border, outermost first, the (number, size) of the fan-out dimensions that take this rank; dims: of the machine."""
+    cuts: list[Cuts] = []
+    time: list[tuple[int, ...]] = []
+    lanes: list[list[tuple[tuple[int, tuple[int, ...]], ...]]] = []
+    queue: list[Cuts] = [()]
+    numbers: dict[Cuts, int] = {(): 0}
+    while queue:
+        own = queue.pop(0)
+        cuts.append(own)
+        tile = own[-1][0] if own else extent
+        last = max((d for _, d in own), default=-1)
+
+        def number(c: Cuts) -> int:
+            if c not in numbers:
+                numbers[c] = len(numbers)
+                queue.append(c)
+            return numbers[c]
+
+        smaller = range(tile - 1, 0, -1) if tiles == "ragged" else divisors(tile)[-2::-1]
+        time.append((number(own), *(number(_timed(own, n)) for n in smaller)))
+        lanes.append([_spread(own, tile, border, dims, tiles, number) if all(d > last for d, _ in border) else ((number(own), (1,) * dims),)
+                      for border in borders])
+    unit = tuple(numbers[own if (own[-1][0] if own else extent) == 1 else _timed(own, 1)] for own in cuts)
+    return Walks(extent, tuple(cuts), tuple(time), tuple(map(tuple, lanes)), unit)
+
+
+def _timed(own: Cuts, tile: int) -> Cuts:
+    """One more tile in time; the last one goes if the new one divides it: the tiles are the same."""
+    return (*own[:-1], (tile, -1)) if own and own[-1][1] < 0 and own[-1][0] % tile == 0 else (*own, (tile, -1))
+
+
+def _spread(own: Cuts, tile: int, border: tuple[tuple[int, int], ...], dims: int, tiles: Tiles,
+            number: Callable[[Cuts], int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """All states over the lanes of one border, at most one loop per dimension, in the machine's order."""
+    found: list[tuple[Cuts, int, tuple[int, ...]]] = [(own, tile, (1,) * dims)]
+    for d, size in border:
+        for c, n, trips in list(found):
+            for inner in sorted({-(-n // f) for f in range(2, size + 1) if tiles != "perfect" or n % f == 0} - {n}, reverse=True):
+                found.append(((*c, (inner, d)), inner, (*trips[:d], -(-n // inner), *trips[d + 1:])))
+    return tuple((number(c), trips) for c, _, trips in found)

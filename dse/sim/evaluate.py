@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Dict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
 from dse.sim import bounds, cost
@@ -18,6 +18,7 @@ class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
     gap: how far the objective may lie above the lower bound, as a share of the cost.
+    certificate: what is proven, as optimal(space); visited: nodes that the search for it visited.
     """
 
     name: str
@@ -30,8 +31,10 @@ class EinsumCost:
     energy_pj: float
     latency_cycles: float
     bound_by: str
-    gap: float
+    gap: float = field(compare=False)
     price: cost.Price
+    certificate: str = field(default="", compare=False)
+    visited: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

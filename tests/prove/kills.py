@@ -3,7 +3,8 @@
     python -m tests.prove.kills [--each 20] [--seed 1]
 
 Runs of 300 machines that solve three real einsums each, on three raylets. Half of the drivers are killed inside a commit.
-Before, one actor is stopped for a minute, and one head is lost. Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one and two workers; prints one line per run.
+Before, one actor is stopped for a minute, and one head is lost.
+Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one and two workers; prints one line per run.
 """
 
 from __future__ import annotations

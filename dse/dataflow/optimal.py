@@ -1,0 +1,408 @@
+"""The optimal mapper of one einsum: branch and bound over placements and tile sizes, exact and certified (specs/dataflow.md, 4).
+
+The traffic of a tensor at a node depends only on the tiles in view there, whatever the loops that led to them; so a mapping is a walk of
+every rank from its extent to 1, and costs add up node by node. Three moves cost nothing and leave one walk of each kind (4.1): a node
+sinks below loops that are fully relevant to it, rises above loops that are irrelevant to it, and a tensor's outermost node stands last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.dataflow import optimal_kernels as kernels
+from dse.dataflow.optimal_kernels import GAP, LANES, MAC, NODE
+from dse.dataflow.space import Constraints, Placement, Tiles, Walks, placements, walks
+from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.sim import cost
+from dse.sim.cost import bits_of, op_cycles, op_pj
+from dse.sim.counts import count, dim_sum, footprints, hull, nonzero, tile_count
+from dse.sim.evaluate import EinsumCost, Problem, priced
+from hw.arch import Arch
+from workloads.einsum import Dim, Einsum, Projection
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+BUDGET = 200_000_000  # visited nodes
+OBJECTIVES = {"energy": 0, "latency": 1, "edp": 2}
+FREE = Constraints()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Loops in time of the allowed ranks, then a node of a tensor at a level (by number; parent: the level that fills it, -1: none), lanes, or compute."""
+
+    kind: int
+    allowed: frozenset[str]
+    level: int = -1
+    tensor: int = -1
+    parent: int = -1
+
+
+def optimal(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """Best first: one solution, the optimum over dividing temporal tiles and ragged lanes. Deterministic: rng is not used."""
+    return solved(problem)
+
+
+def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints = FREE, budget: int = BUDGET) -> list[EinsumCost] | Infeasible:
+    """The optimum of one einsum; ties by energy, then latency, within a relative 1e-10. budget: nodes visited at most."""
+    e, arch = problem.einsum, problem.arch
+    space = Space(problem, tiles, constraints)
+    best, visited = np.full(3, inf), 0
+    found: tuple[list[Step], Ints] | None = None
+    for placement in placements(e, arch, constraints):
+        steps = steps_of(space, placement)
+        chosen, n = _searched(space, steps, best, budget - visited)
+        visited += n
+        if chosen is not None:
+            found = steps, chosen
+    if found is None:
+        return _blocked(e, arch)
+    mapping = nest(space, *found)
+    answer = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
+    proven = visited <= budget
+    return [replace(answer, gap=0.0 if proven else answer.gap, certificate=f"optimal({tiles})" if proven else "", visited=visited)]
+
+
+def _blocked(e: Einsum, arch: Arch) -> Infeasible:
+    """The level that cannot hold what it must, one element at a time."""
+    names = [p.tensor for p in e.tensors()]
+    inner = [Store(level.name, name) for level in arch.levels[1:] if not level.bypass for name in names]
+    least = Mapping((*(Store(arch.levels[0].name, name) for name in names), *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))
+    return cost.overflow(footprints(least, e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+
+
+class Space:
+    """The formulas of one einsum on one machine: factor tables over the ranks' states, products of them, links as weighted sums of products."""
+
+    def __init__(self, problem: Problem, tiles: Tiles, constraints: Constraints) -> None:
+        self.e, self.arch, self.tiles, self.rules = problem.einsum, problem.arch, tiles, constraints
+        self.objective = OBJECTIVES[problem.objective]
+        self.tensors = self.e.tensors()
+        self.ranks = [rank for rank, n in self.e.extents if n > 1]
+        self.dims = [(name, size, f.outside, multicast, reduce) for f in self.arch.fanouts
+                     for (name, size), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)]
+        self.borders = sorted({f.outside for f in self.arch.fanouts})
+        taken = dict(constraints.spatial)
+        self.walks = {rank: walks(n, tuple(tuple((d, dim[1]) for d, dim in enumerate(self.dims) if dim[2] == border and dim[1] > 1
+                                                 and rank not in self.e.output.partial() and rank in taken.get(dim[0], (rank,)))
+                                           for border in self.borders), len(self.dims), tiles) for rank, n in self.e.extents}
+        self.parts = self._ports()
+        self.factors: dict[object, int] = {}
+        self.values: list[tuple[Floats, Floats, Floats]] = []
+        self.spans: list[list[tuple[int, int]]] = []
+        self.products: list[tuple[int, ...]] = []
+        self.weights: list[list[float]] = []
+        self.links: list[tuple[int, int]] = []
+        self.numbers: dict[tuple[int, int, int], int] = {}
+        for x in range(len(self.tensors)):
+            for parent in range(len(self.arch.levels)):
+                for child in range(parent + 1, len(self.arch.levels) + 1):
+                    self._link(x, parent, child)
+        self._compute_link()
+        self._pack()
+
+    def _ports(self) -> list[tuple[int, int]]:
+        """Per level the numbers of its read and write parts; 0 is energy, 1 compute."""
+        found, n = [], 2
+        for level in self.arch.levels:
+            found.append((n, n + (level.ports == "separate")))
+            n = found[-1][1] + 1
+        self.part_count = n
+        return found
+
+    def _link(self, x: int, parent: int, child: int) -> None:
+        """What moves between a tensor's nodes at two levels (child: the number of levels for compute), as counts.recipe has it."""
+        p, depth = self.tensors[x], len(self.arch.levels)
+        output, seen = p is self.e.output, p.ranks()
+        shared = [dim[4] if output else dim[3] for dim in self.dims]
+        above = [dim[2] <= parent for dim in self.dims]
+        inner = child < depth
+        first = len(self.products)
+
+        def add(sign: float, name: int, actions: Sequence[str], v: int, lanes: Callable[[str, int], bool], busiest: bool, skip: bool) -> None:
+            weight = [0.0] * (self.part_count + 1)
+            level = self.arch.levels[v]
+            per = bits_of(self.e, self.arch)[p.tensor] / level.width_bits
+            for action in actions:
+                if busiest:
+                    weight[self.parts[v][action == "write"]] += sign * per / level.bandwidth
+                else:
+                    weight[0] += sign * per * (level.read_pj if action == "read" else level.write_pj)
+            if any(weight):
+                weight[-1] = sign
+                for scale, factors in self._terms(p, lanes, inner, skip):
+                    self.products.append(factors)
+                    self.weights.append([w * scale for w in weight[:-1]] + [sign])
+
+        for busiest in (False, True):
+            def served(rank: str, d: int, busiest: bool = busiest) -> bool:
+                return busiest if above[d] else rank not in seen and shared[d]
+
+            def filled(rank: str, d: int, busiest: bool = busiest) -> bool:
+                return busiest
+
+            skips = output and self.arch.levels[parent].skip_first_read
+            add(1.0, parent, ("read", "write") if output else ("read",), parent, served, busiest, False)
+            if skips:
+                add(-1.0, parent, ("read",), parent, served, busiest, True)
+            if inner:
+                add(1.0, child, ("write", "read") if output else ("write",), child, filled, busiest, False)
+                if skips:
+                    add(-1.0, child, ("write",), child, filled, busiest, True)
+        self.numbers[x, parent, child] = len(self.links)
+        self.links.append((first, len(self.products)))
+
+    def _terms(self, p: Projection, lanes: Callable[[str, int], bool], inner: bool, skip: bool) -> list[tuple[float, tuple[int, ...]]]:
+        """Scaled products of factors (counts._terms)."""
+        seen = p.ranks()
+
+        def flags(rank: str) -> tuple[bool, ...]:
+            return (*(lanes(rank, d) for d in range(len(self.dims))), skip and rank not in seen)
+
+        dims = tuple(self._factor(dim, tuple((rank, flags(rank)) for rank in dim.ranks()), inner, skip) for dim in p.dims)
+        outer = tuple(self._factor(None, ((rank, flags(rank)),), inner, False) for rank, _ in self.e.extents if rank not in seen)
+        if not inner:
+            return [(nonzero(self.e), (*dims, *outer))]
+        if p.format == "dense":
+            return [(1.0, (*dims, *outer))]
+        rows = (*dims[:-1], *(self._factor(None, ((rank, flags(rank)),), inner, False) for rank in p.dims[-1].ranks()))
+        return [(2 * p.density, (*dims, *outer)), (1.0, (*rows, *outer))]
+
+    def _factor(self, dim: Dim | None, ranks: tuple[tuple[str, tuple[bool, ...]], ...], inner: bool, distinct: bool) -> int:
+        key = (dim, ranks, inner, distinct)
+        if key in self.factors:
+            return self.factors[key]
+        tables = [[(self.walks[rank].extent, tuple((tile, flags[d]) for tile, d in cuts)) for cuts in self.walks[rank].cuts] for rank, flags in ranks]
+        exact = np.array([tile_count(*own[0]) if dim is None else dim_sum(dim, own, inner, distinct) for own in product(*tables)], np.float64)
+        exact = exact.reshape([len(own) for own in tables])
+        low, high = exact, exact
+        for axis, (rank, _) in enumerate(ranks):
+            low, high = (_reached(self.walks[rank], table, axis, pick, inner) for table, pick in ((low, np.minimum), (high, np.maximum)))
+        self.factors[key] = number = len(self.values)
+        self.values.append((exact.ravel(), low.ravel(), high.ravel()))
+        steps, stride = [], 1
+        for rank, own in reversed(list(zip((rank for rank, _ in ranks), tables, strict=True))):
+            if rank in self.ranks:
+                steps.append((self.ranks.index(rank), stride))
+            stride *= len(own)
+        self.spans.append(steps)
+        return number
+
+    def _compute_link(self) -> None:
+        """Operations of the busiest lane."""
+        e, arch = self.e, self.arch
+        ops = e.points() * nonzero(e)
+        self.start = [0.0] * self.part_count
+        self.start[0] = ops * op_pj(e, arch)
+        self.start[1] = op_cycles(ops, 0.0, e, arch)
+        unit = op_cycles(0.0, 1.0, e, arch) * nonzero(e)
+        first = len(self.products)
+        all_first = (True,) * len(self.dims) + (False,)
+        if unit:
+            self.products.append(tuple(self._factor(None, ((rank, all_first),), False, False) for rank, _ in e.extents))
+            self.weights.append([0.0, unit] + [0.0] * (self.part_count - 2) + [1.0])
+        self.numbers[-1, -1, -1] = len(self.links)
+        self.links.append((first, len(self.products)))
+        self.ramps = []
+        at = 0
+        for f in arch.fanouts:
+            if f.ramp and not (e.kind != "mac" and arch.compute.alu_per_cycle is not None):
+                rows, columns = f.dims[0][1], f.dims[1][1]
+                self.ramps.append((f.outside, len(self.products), at, at + len(f.dims), (rows if f.ramp == "os" else 2 * rows) + columns - 2))
+                self.products.append(tuple(self._factor(None, ((rank, all_first),), False, False) for rank, _ in e.extents))
+                self.weights.append([0.0] * (self.part_count + 1))
+            at += len(f.dims)
+
+    def _pack(self) -> None:
+        """Everything as arrays for the kernel."""
+        starts = np.concatenate(([0], np.cumsum([len(v[0]) for v in self.values])))[:-1]
+        ends = np.concatenate(([0], np.cumsum([len(s) for s in self.spans])))
+        self.table, self.low, self.high = (np.concatenate([v[i] for v in self.values]) for i in range(3))
+        self.factor_start = np.array([[starts[f], ends[f], ends[f + 1]] for f in range(len(starts))], np.int64)
+        steps = [step for span in self.spans for step in span] or [(0, 0)]
+        self.factor_rank, self.factor_stride = (np.array(column, np.int64) for column in zip(*steps, strict=True))
+        # products name their factors one after the other: a copy of each factor's row per use
+        rows = [f for own in self.products for f in own]
+        cut = np.concatenate(([0], np.cumsum([len(own) for own in self.products])))
+        self.product_rows = np.column_stack([cut[:-1], cut[1:]]).astype(np.int64)
+        self.factor_start = self.factor_start[rows]
+        self.weight_rows = np.array(self.weights, np.float64)
+        self.link_rows = np.array(self.links, np.int64)
+        states = max(len(self.walks[rank].cuts) for rank in self.ranks) if self.ranks else 1
+        groups = [[[((s, (1,) * len(self.dims)) if True else s) for s in self.walks[rank].time[i]] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
+        units = [[[(self.walks[rank].unit[i], (1,) * len(self.dims))] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
+        lanes = [[[*self.walks[rank].lanes[i][b]] for i in range(len(self.walks[rank].cuts))] for b in range(len(self.borders)) for rank in self.ranks]
+        n = len(self.ranks)
+        flat = [groups, units, *(lanes[b * n:(b + 1) * n] for b in range(len(self.borders)))]
+        self.succ_start = np.zeros((len(flat), max(n, 1), states + 1), np.int64)
+        succ: list[tuple[int, tuple[int, ...]]] = []
+        for g, by_rank in enumerate(flat):
+            for r, by_state in enumerate(by_rank):
+                for s, own in enumerate(by_state):
+                    self.succ_start[g, r, s] = len(succ)
+                    succ += own
+                    self.succ_start[g, r, s + 1] = len(succ)
+        self.succ = np.array([s for s, _ in succ] or [0], np.int64)
+        self.trips = np.array([t for _, t in succ], np.int64).reshape(len(succ), len(self.dims)) if succ else np.ones((1, len(self.dims)), np.int64)
+        self.tile = np.ones((n, states), np.int64)
+        for r, rank in enumerate(self.ranks):
+            self.tile[r, : len(self.walks[rank].cuts)] = [self.walks[rank].tile(s) for s in range(len(self.walks[rank].cuts))]
+        self.full = np.array([[rank in p.full() for rank in self.ranks] for p in self.tensors], np.bool_).reshape(len(self.tensors), n)
+        self.seen = np.array([[rank in p.ranks() for rank in self.ranks] for p in self.tensors], np.bool_).reshape(len(self.tensors), n)
+        dims = [(x, dim) for x, p in enumerate(self.tensors) for dim in p.dims]
+        counts = [len(p.dims) for p in self.tensors]
+        ends = np.concatenate(([0], np.cumsum(counts)))
+        self.dim_start = np.column_stack([ends[:-1], ends[1:]]).astype(np.int64)
+        terms = [[(self.ranks.index(rank), c) for rank, c in dim.terms if rank in self.ranks] for _, dim in dims]
+        ends = np.concatenate(([0], np.cumsum([len(own) for own in terms])))
+        self.dim_rank = np.column_stack([ends[:-1], ends[1:]]).astype(np.int64) if terms else np.zeros((1, 2), np.int64)
+        self.dim_coef = np.array([t for own in terms for t in own] or [(0, 0)], np.int64)
+        self.csr = np.array([0.0 if p.format == "dense" else 2 * p.density for p in self.tensors])
+        self.room = np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in self.arch.levels])
+        self.doubled = np.array([level.double_buffer for level in self.arch.levels], np.bool_)
+        bits = bits_of(self.e, self.arch)
+        self.bits = np.array([bits[p.tensor] for p in self.tensors], np.float64)
+        self.lane_size = np.array([dim[1] for dim in self.dims], np.int64)
+        self.port = np.array([(*self.parts[v], level.transfer == "same") for v, level in enumerate(self.arch.levels)], np.int64)
+        self.machine = np.array([self.arch.leak_mw() / self.arch.clock_ghz, _compute_floor(self.e, self.arch)])
+        named = {name for name, _ in self.rules.spatial}
+        inside = [self.rules.inside is None or rank in self.rules.inside for rank in self.ranks]
+        still = [p.tensor for p in self.tensors].index(self.rules.stationary) if self.rules.stationary else -1
+        self.rule_row = np.array([still, self.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in self.dims)], np.int64)
+
+
+def _reached(w: Walks, table: Floats, axis: int, pick: np.ufunc, inner: bool) -> Floats:
+    """Least (or largest) value over all states that follow, of nodes (inner) or of compute, which is reached with tiles of 1 only."""
+    moved = np.moveaxis(table, axis, 0)
+    found = moved.copy()
+    for s in sorted(range(len(w.cuts)), key=w.tile):
+        later = {n for n in (*w.time[s], *(n for border in w.lanes[s] for n, _ in border)) if n != s}
+        for n in later:
+            found[s] = pick(found[s], found[n])
+    if not inner:
+        found = moved.copy()
+        for s in sorted(range(len(w.cuts)), key=w.tile):
+            later = {n for n in (*w.time[s], *(n for border in w.lanes[s] for n, _ in border)) if n != s}
+            if w.tile(s) > 1:
+                found[s] = pick.reduce([found[n] for n in later])
+    return np.moveaxis(found, 0, axis)
+
+
+def _compute_floor(e: Einsum, arch: Arch) -> float:
+    """Cycles of operations if all lanes work all the time."""
+    ops = e.points() * nonzero(e)
+    return op_cycles(ops, -(-e.points() // arch.instances(len(arch.levels))) * nonzero(e), e, arch)
+
+
+def steps_of(space: Space, placement: Placement) -> list[Step]:
+    """The steps of a placement with the ranks whose loops may gain something in each gap."""
+    arch, every = space.arch, frozenset(space.ranks)
+    outermost = {x: min(v for v, own in enumerate(placement) if x in own) for own in placement for x in own}
+    parent = dict.fromkeys(range(len(space.tensors)), -1)
+    found: list[Step] = []
+    above: Step | None = None
+
+    def gap(below: Projection | None) -> frozenset[str]:
+        """Not the ranks below which the node above sinks for free, nor those above which the node below rises for free."""
+        allowed = every
+        if above is not None and above.parent >= 0:
+            x, v = space.tensors[above.tensor], arch.levels[above.level]
+            if not v.double_buffer and x.tensor != space.rules.stationary:
+                allowed -= x.full() - (frozenset(x.dims[-1].ranks()) if x.format == "csr" else frozenset())
+        if below is not None and not below.partial():
+            slides = space.tensors[above.tensor].partial() if above is not None and above.parent >= 0 else frozenset()
+            kept = space.tensors[above.tensor].full() if above is not None and above.parent >= 0 else frozenset()
+            allowed &= below.ranks() | slides | kept
+        return allowed
+
+    for v, own in enumerate((*placement, ())):
+        if v in space.borders:
+            if found:
+                found.append(Step(GAP, gap(None)))
+            found.append(Step(LANES, every, v))
+            above = None
+        tops = [x for x in own if outermost[x] == v]
+        free = v < len(arch.levels) and arch.levels[v].capacity_bits is None
+        first = tops if free else []
+        for x in first:
+            found.append(above := Step(NODE, frozenset(), v, x))
+            parent[x] = v
+        for x in own:
+            if outermost[x] < v:
+                found.append(above := Step(NODE, gap(space.tensors[x]), v, x, parent[x]))
+                parent[x] = v
+        if not free and tops:
+            found.append(Step(GAP, gap(None)))
+            for x in tops:
+                found.append(above := Step(NODE, frozenset(), v, x))
+                parent[x] = v
+    return [*found, Step(MAC, every)]
+
+
+def _searched(space: Space, steps: list[Step], best: Floats, budget: int) -> tuple[Ints | None, int]:
+    """States after every step of the best mapping of a placement that is better than `best`, which it replaces; nodes visited."""
+    depth = len(space.arch.levels)
+    last = {x: max((s.level for s in steps if s.kind == NODE and s.tensor == x)) for x in range(len(space.tensors))}
+    order = [space.numbers[s.tensor, s.parent, s.level] for s in steps if s.kind == NODE and s.parent >= 0]
+    nodes = len(order)
+    order += [space.numbers[x, last[x], depth] for x in range(len(space.tensors))] + [space.numbers[-1, -1, -1]]
+    link, rest, done = [], [(0, len(order))], 0
+    for s in steps:
+        link.append(order[done] if s.kind == NODE and s.parent >= 0 else nodes if s.kind == MAC else -1)
+        done += s.kind == NODE and s.parent >= 0
+        rest.append((len(order) if s.kind == MAC else done, len(order)))
+    n, ranks = len(steps), len(space.ranks)
+    border_of = {border: i for i, border in enumerate(space.borders)}
+    group = [0 if s.kind in (NODE, GAP) else 1 if s.kind == MAC else 2 + border_of[s.level] for s in steps]
+    allowed = np.array([[rank in s.allowed for rank in space.ranks] for s in steps], np.bool_).reshape(n, ranks)
+    border_dims = np.array([[s.kind == LANES and dim[2] == s.level for dim in space.dims] for s in steps], np.bool_).reshape(n, len(space.dims))
+    at = {s.level: i for i, s in enumerate(steps) if s.kind == LANES}
+    ramps = np.array([(at[outside], prod_number, low, high) for outside, prod_number, low, high, _ in space.ramps], np.int64).reshape(-1, 4)
+    chosen = np.full((n, ranks), -1, np.int64)
+    visited = kernels.search(
+        np.array([s.kind for s in steps]), np.array([s.level for s in steps]), np.array([s.tensor for s in steps]), np.array(link), allowed, np.array(group),
+        np.array(rest), space.room, space.doubled, space.bits, space.succ_start, space.succ, space.trips, space.lane_size, border_dims, space.tile, space.full,
+        space.seen, space.dim_start, space.dim_rank, space.dim_coef, space.csr, space.link_rows, space.weight_rows, space.product_rows, space.factor_start,
+        space.factor_rank, space.factor_stride, space.table, space.low, space.high, np.array(order), np.array([r[4] for r in space.ramps], np.float64), ramps,
+        np.array(space.start), space.port, space.machine, space.objective, space.rule_row, best, chosen, budget)
+    return (chosen if ranks == 0 or chosen[0, 0] >= 0 else None), int(visited)
+
+
+def nest(space: Space, steps: list[Step], chosen: Ints) -> Mapping:
+    """The mapping of the states after every step: loops of a gap in the order that lets the node above sink furthest."""
+    nodes: list[Loop | Store] = []
+    state = dict.fromkeys(space.ranks, 0)
+    above: Step | None = None
+    for s, after in zip(steps, chosen, strict=True):
+        new = dict(zip(space.ranks, (int(n) for n in after), strict=True))
+        changed = [rank for rank in space.ranks if new[rank] != state[rank]]
+        if s.kind == LANES:
+            for rank in changed:
+                old = len(space.walks[rank].cuts[state[rank]])
+                nodes += [Loop(rank, tile, space.dims[d][0]) for tile, d in space.walks[rank].cuts[new[rank]][old:]]
+        else:
+            nodes += [Loop(rank, space.walks[rank].tile(new[rank])) for rank in _gap_order(space, above, state, new, changed)]
+        if s.kind == NODE:
+            nodes.append(Store(space.arch.levels[s.level].name, space.tensors[s.tensor].tensor))
+        above, state = s if s.kind == NODE else None, new
+    return Mapping(tuple(nodes))
+
+
+def _gap_order(space: Space, above: Step | None, state: dict[str, int], new: dict[str, int], changed: list[str]) -> list[str]:
+    if above is None or above.parent < 0:
+        return changed
+    p = space.tensors[above.tensor]
+
+    def held(window: str) -> int:
+        return hull(p, {rank: w.tile((new if rank in p.full() or rank == window else state).get(rank, 0)) for rank, w in space.walks.items()})
+
+    windows = [rank for rank in changed if rank in p.partial()]
+    best = min(windows, key=held) if windows else ""
+    return sorted(changed, key=lambda rank: (rank not in p.full(), rank != best))

@@ -1,0 +1,237 @@
+"""Compiled branch and bound over the tile sizes of one placement: arrays in, arrays out (the readable side is optimal.py).
+
+A placement is a list of steps, outermost first. At a step every rank moves from its state to one of its successors: to a smaller
+temporal tile, or over the lanes of a fan-out. A step may carry a storage node, whose traffic is then known, or compute.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+NODE, GAP, LANES, MAC = 0, 1, 2, 3  # kinds of steps
+CLOSE = 1e-10  # costs that differ by less, relatively, are ties
+
+
+@njit(cache=True, nogil=True)
+def below(a: Floats, b: Floats) -> bool:
+    """Whether cost a [3] is lower than b: the first of its numbers that differ by more than rounding."""
+    for i in range(3):
+        if abs(a[i] - b[i]) > CLOSE * min(abs(a[i]), abs(b[i])):
+            return bool(a[i] < b[i])
+    return False
+
+
+@njit(cache=True, nogil=True)
+def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
+    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port cycles...].
+
+    port [V, 3]: parts of a level's reads and writes (equal if shared), 1 if its fills wait for the inside. machine: [leakage pJ per cycle].
+    """
+    latency = parts[1]
+    for v in range(port.shape[0] - 1, -1, -1):
+        own = max(parts[port[v, 0]], parts[port[v, 1]])
+        latency = latency + own if port[v, 2] else max(latency, own)
+    energy = parts[0] + machine[0] * latency
+    out[0] = energy if objective == 0 else latency if objective == 1 else energy * latency
+    out[1], out[2] = energy, latency
+
+
+@njit(cache=True, nogil=True)
+def product_at(t: int, states: Ints, products: Ints, factor_start: Ints, factor_rank: Ints, factor_stride: Ints, table: Floats) -> float:
+    """Product t of factors for the ranks' states. products [T, 2]: its factors' numbers from, to; factor_start [F, 3]: table offset, ranks from, to."""
+    value = 1.0
+    for f in range(products[t, 0], products[t, 1]):
+        at = factor_start[f, 0]
+        for i in range(factor_start[f, 1], factor_start[f, 2]):
+            at += states[factor_rank[i]] * factor_stride[i]
+        value *= table[at]
+    return value
+
+
+@njit(cache=True, nogil=True)
+def add_link(link: int, states: Ints, links: Ints, weights: Floats, products: Ints, factor_start: Ints, factor_rank: Ints, factor_stride: Ints,
+             table: Floats, low: Floats, high: Floats, bound: bool, parts: Floats) -> None:
+    """Add a link's cost to parts; bound: at most what it costs in any descendant of the states. links [K, 2]: products from, to; weights [T, P]."""
+    n = parts.shape[0]
+    extra = np.zeros(n)
+    for t in range(links[link, 0], links[link, 1]):
+        minus = weights[t, 0] < 0 or weights[t, n] < 0
+        values = table if not bound else high if minus else low
+        value = product_at(t, states, products, factor_start, factor_rank, factor_stride, values)
+        for i in range(n):
+            extra[i] += weights[t, i] * value
+    for i in range(n):
+        parts[i] += max(extra[i], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def hull_of(x: int, s: Ints, s2: Ints, window: int, full: Bools, tile: Ints, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats) -> float:
+    """Words that tensor x holds: full ranks at state s2, the rank `window` too, others at s. dim_start [X + 1], a row of dims: ranks from, to."""
+    whole, rows = 1.0, 1.0
+    for d in range(dim_start[x, 0], dim_start[x, 1]):
+        length = 1.0
+        for i in range(dim_rank[d, 0], dim_rank[d, 1]):
+            r = dim_coef[i, 0]
+            at = s2[r] if full[x, r] or r == window else s[r]
+            length += dim_coef[i, 1] * (tile[r, at] - 1)
+        whole *= length
+        if d < dim_start[x, 1] - 1:
+            rows *= length
+    return whole if csr[x] == 0.0 else np.ceil(csr[x] * whole) + rows
+
+
+@njit(cache=True, nogil=True)
+def sunk(x: int, s: Ints, s2: Ints, full: Bools, seen: Bools, tile: Ints, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats) -> float:
+    """Words of a node at state s when the loops of the next gap lead to s2: below fully relevant loops, into the best window."""
+    best = hull_of(x, s, s2, -1, full, tile, dim_start, dim_rank, dim_coef, csr)
+    for r in range(s.shape[0]):
+        if seen[x, r] and not full[x, r] and s[r] != s2[r]:
+            best = min(best, hull_of(x, s, s2, r, full, tile, dim_start, dim_rank, dim_coef, csr))
+    return best
+
+
+@njit(cache=True, nogil=True)
+def search(kind: Ints, level: Ints, tensor: Ints, link: Ints, allowed: Bools, group: Ints, rest: Ints, room: Floats, doubled: Bools, bits: Floats,
+           succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, border_dims: Ints, tile: Ints, full: Bools, seen: Bools,
+           dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
+           factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, order: Ints, folds: Floats, fold_product: Ints,
+           start_parts: Floats, port: Ints, machine: Floats, objective: int, rules: Ints, best: Floats, chosen: Ints, budget: int) -> int:
+    """Improve best [3] and chosen [steps, R] (states after every step); returns nodes visited, above budget if it stopped early."""
+    n, ranks, parts_n = kind.shape[0], tile.shape[0], start_parts.shape[0]
+    state = np.zeros((n + 1, ranks), np.int64)
+    at = np.zeros((n, ranks), np.int64)
+    parts = np.zeros((n + 1, parts_n))
+    parts[0] = start_parts
+    need = np.zeros((n + 1, room.shape[0]))
+    moved = np.zeros(n + 1, np.bool_)
+    used = np.ones((n * ranks + 1, lane_size.shape[0]), np.int64)
+    guess, figure = np.zeros(parts_n), np.zeros(3)
+    visited, e, r = 0, 0, 0
+    at[0, 0] = -1
+    while True:
+        # next option of rank r at step e
+        s = state[e, r]
+        g = group[e]
+        first, last = succ_start[g, r, s], succ_start[g, r, s + 1]
+        at[e, r] += 1
+        o = first + at[e, r]
+        if o >= last or (at[e, r] > 0 and not allowed[e, r]):
+            r -= 1
+            if r < 0:
+                e, r = e - 1, ranks - 1
+                if e < 0:
+                    return visited
+            continue
+        row = e * ranks + r
+        if kind[e] == LANES:
+            ok = True
+            for d in range(lane_size.shape[0]):
+                used[row + 1, d] = used[row, d] * succ_trips[o, d]
+                ok = ok and used[row + 1, d] <= lane_size[d]
+            if not ok:
+                continue
+        else:
+            used[row + 1] = used[row]
+        state[e + 1, r] = succ[o]
+        if r < ranks - 1:
+            r += 1
+            at[e, r] = -1
+            continue
+        visited += 1
+        if visited > budget:
+            return visited
+        if not account(e, kind, level, tensor, link, room, doubled, bits, tile, full, seen, dim_start, dim_rank, dim_coef, csr, links, weights, products,
+                       factor_start, factor_rank, factor_stride, table, low, high, order, folds, fold_product, state, parts, need, moved, used[row + 1],
+                       border_dims):
+            continue
+        guess[:] = parts[e + 1]
+        for k in range(rest[e + 1, 0], rest[e + 1, 1]):
+            add_link(order[k], state[e + 1], links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, True, guess)
+        guess[1] = max(guess[1], machine[1])
+        rank_cost(guess, port, machine, objective, figure)
+        if not below(figure, best):
+            continue
+        if e == n - 1:
+            if keeps(kind, tensor, state, used[row + 1], lane_size, border_dims, rules):
+                best[:] = figure
+                chosen[:, :] = state[1:]
+            continue
+        e, r = e + 1, 0
+        at[e, 0] = -1
+        used[e * ranks] = used[row + 1]
+
+
+@njit(cache=True, nogil=True)
+def account(e: int, kind: Ints, level: Ints, tensor: Ints, link: Ints, room: Floats, doubled: Bools, bits: Floats, tile: Ints, full: Bools, seen: Bools,
+            dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
+            factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, order: Ints, folds: Floats, fold_product: Ints,
+            state: Ints, parts: Floats, need: Floats, moved: Bools, used: Ints, border_dims: Ints) -> bool:
+    """Costs and footprints that step e settles; False if a level overflows."""
+    s, s2 = state[e], state[e + 1]
+    parts[e + 1] = parts[e]
+    need[e + 1] = need[e]
+    moved[e + 1] = moved[e]
+    if kind[e] == LANES:
+        for f in range(folds.shape[0]):
+            if fold_product[f, 0] == e:
+                entered = product_at(fold_product[f, 1], s2, products, factor_start, factor_rank, factor_stride, table)
+                some = False
+                for d in range(used.shape[0]):
+                    some = some or (fold_product[f, 2] <= d < fold_product[f, 3] and used[d] > 1)
+                parts[e + 1, 1] += max((entered if some else 1.0) * folds[f] - 1, 0.0)
+    else:
+        for r in range(s.shape[0]):
+            moved[e + 1] = moved[e + 1] or s[r] != s2[r]
+    if e > 0 and kind[e - 1] == NODE:  # the node above comes to rest
+        x, v = tensor[e - 1], level[e - 1]
+        if room[v] < np.inf:
+            if kind[e] == LANES or link[e - 1] < 0:
+                words = hull_of(x, s, s, -1, full, tile, dim_start, dim_rank, dim_coef, csr)
+            else:
+                words = sunk(x, s, s2, full, seen, tile, dim_start, dim_rank, dim_coef, csr)
+            need[e + 1, v] += words * bits[x] * (2.0 if doubled[v] and moved[e] else 1.0)
+            if need[e + 1, v] > room[v]:
+                return False
+    if kind[e] == NODE and link[e] >= 0:
+        add_link(link[e], s2, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, False, parts[e + 1])
+    elif kind[e] == MAC:
+        for k in range(link[e], order.shape[0]):
+            add_link(order[k], s2, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, False, parts[e + 1])
+    return True
+
+
+@njit(cache=True, nogil=True)
+def keeps(kind: Ints, tensor: Ints, state: Ints, used: Ints, lane_size: Ints, border_dims: Ints, rules: Ints) -> bool:
+    """Whether a full choice keeps what stands inside the fan-outs. rules: [stationary tensor or -1, least lanes, inside allowed per rank..., named per dim...]."""
+    ranks, dims = state.shape[1], lane_size.shape[0]
+    lanes = 1
+    for d in range(dims):
+        lanes *= used[d]
+    if lanes < rules[1]:
+        return False
+    border = -1
+    for e in range(kind.shape[0]):
+        if kind[e] == LANES:
+            for d in range(dims):
+                if border_dims[e, d] and rules[2 + ranks + d] and used[d] > 1:
+                    border = e
+    if border < 0:
+        return True
+    innermost, first = -1, kind.shape[0]
+    for e in range(border + 1, kind.shape[0]):
+        if kind[e] == NODE and tensor[e] == rules[0]:
+            innermost = e
+        if kind[e] != LANES:
+            for r in range(ranks):
+                if state[e, r] != state[e + 1, r]:
+                    first = min(first, e)
+                    if not rules[2 + r]:
+                        return False
+    # a step's loops stand above its node
+    return bool(rules[0] < 0 or first == kind.shape[0] or (innermost >= 0 and innermost < first))

@@ -1,0 +1,158 @@
+"""Tile sizes: what an accelerator offers (Unit), which dimensions to cut (strategy), which extents to try (enumerate_tiles).
+
+Source: SMAUG's SMV backend (Xi et al. 2020), restated in specs/tiling.md, 1 to 4. Shapes are in elements, outermost first,
+[batch, rows, columns, channels] or [batch, activations]; "stored" elements count the padding of the innermost dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.arch import Arch
+
+Shape = tuple[int, ...]
+Ints = NDArray[np.int64]
+Entry = int | str
+PREFERENCE = ("None", "DimN", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW")
+# Smallest useful tiles. pes, macs, vector: of the unit; kernel: rows or columns of the kernel; full: the tensor's.
+MINIMUM: dict[str, tuple[Entry, ...]] = {
+    "convolution.inputs": (1, "kernel", "full", "macs"), "convolution.weights": ("pes", "full", "full", "macs"),
+    "convolution.outputs": (1, 1, "full", "pes"),
+    "depthwise.inputs": (1, "kernel", "full", "vector"),
+    "inner_product.inputs": (1, "macs"), "inner_product.weights": ("pes", "macs"), "inner_product.outputs": (1, "pes"),
+    "pooling.inputs": (1, "kernel", "kernel", "vector"), "pooling.outputs": (1, 1, 1, "vector"),
+    "batch_norm.inputs": (1, "vector", "vector", "vector"), "batch_norm_2d.inputs": (1, "vector"), "batch_norm.weights": (4, "vector"),
+    "attention.queries": (1, "pes", "full"), "attention.keys": (1, "macs", "full")}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """An accelerator as tiling optimizers see it; the defaults are SMV's.
+
+    tile_bytes: the largest tile of inputs, weights or outputs; names: the levels that hold them. align: the innermost dimension is
+    stored in multiples of it (0: as it is). pes: output channels side by side; macs: input channels that each reduces per step;
+    vector: lanes of the vector unit; accelerators: taken in turn.
+    """
+
+    tile_bytes: int = 32768
+    elem_bytes: int = 2
+    align: int = 8
+    pes: int = 8
+    macs: int = 32
+    vector: int = 8
+    accelerators: int = 1
+    names: tuple[str, str, str] = ("ISPAD", "WSPAD", "OSPAD")
+    preference: tuple[str, ...] = PREFERENCE
+    minimum: Mapping[str, tuple[Entry, ...]] = field(default_factory=lambda: MINIMUM)
+
+    def most(self) -> int:
+        """Largest tile in stored elements."""
+        return self.tile_bytes // self.elem_bytes
+
+    def slack(self, innermost: int) -> int:
+        return -innermost % self.align if self.align else 0
+
+
+def unit(arch: Arch, elem_bits: int) -> Unit | None:
+    """What a machine offers: three scratchpads outside of the array hold inputs, weights and outputs; else the largest level there
+    gives each a third. Array dimensions that add up are MACs, the others PEs. None: no level but the outermost."""
+    inner = arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
+    pads = [level for level in arch.levels[1:inner] if level.capacity_bits]
+    if not pads:
+        return None
+    private = len(pads) == 3
+    held = pads if private else [max(pads, key=lambda level: level.capacity_bits or 0)] * 3
+    room = min((level.capacity_bits or 0) // (2 if level.double_buffer else 1) for level in held) // (1 if private else 3)
+    outer = arch.levels.index(held[0])
+    lanes = [(size, adds) for f in arch.fanouts if f.outside > outer for (_, size), adds in zip(f.dims, f.reduce, strict=True)]
+    vector = int(arch.compute.alu_per_cycle or 8)
+    return Unit(room // 8, max(elem_bits // 8, 1), vector, prod(n for n, adds in lanes if not adds), prod(n for n, adds in lanes if adds), vector,
+                arch.instances(outer), (held[0].name, held[1].name, held[2].name))
+
+
+def stored(shape: Sequence[int], u: Unit, slack: int | None = None) -> int:
+    """Elements that a tensor or a tile takes. slack: padding of the innermost dimension; None: as its own extent needs."""
+    return prod(shape[:-1]) * (shape[-1] + (u.slack(shape[-1]) if slack is None else slack))
+
+
+def cuts_dim(label: str, dim: str) -> bool:
+    """Whether a label may cut a dimension; every label but None may cut N."""
+    return label != "None" and dim in label.removeprefix("Dim")
+
+
+def layout_of(shape: Sequence[int]) -> str:
+    return "NHWC" if len(shape) == 4 else "NC"
+
+
+def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Shape:
+    """The minimum tile of a table entry, clipped to the shape."""
+    known = {"pes": u.pes, "macs": u.macs, "vector": u.vector}
+
+    def size(dim: int, entry: Entry) -> int:
+        if isinstance(entry, int):
+            return entry
+        return kernel[dim - 1] if entry == "kernel" else shape[dim] if entry == "full" else known[entry]
+
+    return tuple(min(size(dim, entry), shape[dim]) for dim, entry in enumerate(u.minimum[key]))
+
+
+def least(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
+    """Stored elements of the smallest tile of a label, as a fraction (specs/tiling.md, 3)."""
+    total = stored(shape, u)
+    if label == "None":
+        return total, 1
+    n = layout.index("N")
+    over, under = total // shape[n] * (minimum[n] if label == "DimN" else 1), 1
+    for dim in label.removeprefix("DimN"):
+        i = layout.index(dim)
+        over, under = over * minimum[i], under * shape[i]
+    return over, under
+
+
+def strategy(shape: Shape, minimum: Shape, u: Unit, layout: str = "") -> str | int:
+    """The first label of the machine's preference whose smallest tile fits, or the elements of the smallest tile of all."""
+    layout = layout or layout_of(shape)
+    need = stored(shape, u)
+    for label in u.preference:
+        if set(label.removeprefix("Dim")) <= set(layout) or label == "None":
+            over, under = least(shape, label, minimum, u, layout)
+            if over <= u.most() * under:
+                return label
+            need = min(need, -(-over // under))
+    return need
+
+
+def enumerate_tiles(shape: Shape, label: str, minimum: Shape, step: Shape, u: Unit) -> Ints:
+    """Tile shapes that fit: every dimension of the label runs from its minimum by its step, the others are full.
+
+    Order: N outermost, then channels, rows, columns, all ascending; it decides ties. Returns [candidates, dimensions].
+    """
+    layout = layout_of(shape)
+    order = sorted(range(len(shape)), key=lambda i: "NCHW".index(layout[i]))
+    runs = [np.arange(minimum[i], shape[i] + 1, step[i]) if cuts_dim(label, layout[i]) else np.array([shape[i]]) for i in order]
+    runs = [run[run * prod(int(r[0]) for r in runs if r is not run) <= u.most()] for run in runs]
+    grid = np.meshgrid(*runs, indexing="ij")
+    found = np.empty((grid[0].size, len(shape)), np.int64)
+    for column, i in zip(grid, order, strict=True):
+        found[:, i] = column.ravel()
+    return found[stored_each(found, u) <= u.most()]
+
+
+def stored_each(shapes: Ints, u: Unit, slack: int | None = None) -> Ints:
+    """As `stored`, of many shapes: [candidates, dimensions] -> [candidates]."""
+    inner = shapes[:, -1]
+    padding = slack if slack is not None else (-inner % u.align if u.align else 0)
+    whole: Ints = shapes[:, :-1].prod(axis=1) * (inner + padding)
+    return whole
+
+
+@lru_cache
+def multiples(first: int, last: int, step: int) -> Ints:
+    """min(first, last), then steps up to last."""
+    return np.arange(min(first, last), last + 1, step)

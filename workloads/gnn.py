@@ -1,0 +1,93 @@
+"""Graph neural networks: layers of one sparse product (neighbours) and one dense product (weights) each.
+
+The graph A (m x m, CSR) carries the normalisation: self loops and degrees are values of its nonzeros.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.einsum import Einsum, WorkloadError, einsum
+from workloads.graph import Workload
+from workloads.layers import network
+
+Order = Literal["aggregate", "combine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph with its features and classes, as far as its cost goes."""
+
+    name: str
+    nodes: int
+    nnz: int
+    features: int
+    outputs: int
+
+
+GRAPHS = {g.name: g for g in (Graph("cora", 2708, 9464, 1433, 7), Graph("protein", 3786, 14456, 29, 2))}  # GOGETA, table 2; protein: a batch of 64 graphs
+
+
+def gcn(graph: str = "", nodes: int = 0, nnz: int = 0, features: int = 0, outputs: int = 0, layers: int = 1, hidden: int = 16,
+        order: Order = "aggregate") -> Workload:
+    """Graph convolution (Kipf and Welling 2017): X' = relu(A X W), no relu after the last layer.
+
+    graph: a name of GRAPHS; else nodes, nnz, features and outputs. hidden: width between layers. order: aggregate, (A X) W as
+    GOGETA has it, or combine, A (X W).
+    """
+    g = _graph("gcn", graph, nodes, nnz, features, outputs)
+    net: list[Einsum] = []
+    for i, (x, wide, narrow) in enumerate(_widths(g, layers, hidden)):
+        if order == "aggregate":
+            net += [_neighbours(g, f"Z{i}", x, wide), _dense(g, f"Y{i}", f"Z{i}", f"W{i}", wide, narrow)]
+        else:
+            net += [_dense(g, f"Z{i}", x, f"W{i}", wide, narrow), _neighbours(g, f"Y{i}", f"Z{i}", narrow)]
+        net += [_relu(g, i, narrow)] if i < layers - 1 else []
+    return network(f"gcn:graph={g.name}", net, {"A", "X0"})
+
+
+def graphsage(graph: str = "", nodes: int = 0, nnz: int = 0, features: int = 0, outputs: int = 0, layers: int = 1, hidden: int = 16) -> Workload:
+    """GraphSAGE with mean aggregation (Hamilton et al. 2017): X' = relu(X V + (A X) W), no relu after the last layer. Parameters as `gcn`."""
+    g = _graph("graphsage", graph, nodes, nnz, features, outputs)
+    net: list[Einsum] = []
+    for i, (x, wide, narrow) in enumerate(_widths(g, layers, hidden)):
+        net += [_neighbours(g, f"Z{i}", x, wide), _dense(g, f"N{i}", f"Z{i}", f"W{i}", wide, narrow), _dense(g, f"S{i}", x, f"V{i}", wide, narrow),
+                einsum(f"Y{i}[m,o] = S{i}[m,o] + N{i}[m,o]", {"m": g.nodes, "o": narrow})]
+        net += [_relu(g, i, narrow)] if i < layers - 1 else []
+    return network(f"graphsage:graph={g.name}", net, {"A", "X0"})
+
+
+def _widths(g: Graph, layers: int, hidden: int) -> list[tuple[str, int, int]]:
+    """Input tensor, input and output width of every layer."""
+    widths = [g.features, *[hidden] * (layers - 1), g.outputs]
+    return [(f"X{i}", widths[i], widths[i + 1]) for i in range(layers)]
+
+
+def _neighbours(g: Graph, out: str, x: str, width: int) -> Einsum:
+    extents = {"m": g.nodes, "n": width, "k": g.nodes}
+    return einsum(f"{out}[m,n] += A[m,k] * {x}[k,n]", extents, density={"A": g.nnz / g.nodes**2}, format={"A": "csr"})
+
+
+def _dense(g: Graph, out: str, x: str, w: str, wide: int, narrow: int) -> Einsum:
+    return einsum(f"{out}[m,o] += {x}[m,n] * {w}[n,o]", {"m": g.nodes, "o": narrow, "n": wide})
+
+
+def _relu(g: Graph, i: int, width: int) -> Einsum:
+    return einsum(f"X{i + 1}[m,n] = relu(Y{i}[m,n])", {"m": g.nodes, "n": width})
+
+
+def _graph(name: str, graph: str, nodes: int, nnz: int, features: int, outputs: int) -> Graph:
+    sizes = (nodes, nnz, features, outputs)
+    if not graph:
+        if not all(sizes):
+            raise WorkloadError(f"{name}: give graph = {' or '.join(GRAPHS)}, or nodes, nnz, features and outputs")
+        if nnz > nodes * nodes:
+            raise WorkloadError(f"{name}: nnz = {nnz} must not be above nodes * nodes = {nodes * nodes}")
+        return Graph(f"{nodes}x{nnz}", *sizes)
+    if graph not in GRAPHS:
+        near = difflib.get_close_matches(graph, GRAPHS, 1)
+        raise WorkloadError(f"{name}: no graph is named {graph}; {f'do you mean {near[0]}?' if near else 'there are ' + ', '.join(GRAPHS)}")
+    known = GRAPHS[graph]
+    return Graph(graph, nodes or known.nodes, nnz or known.nnz, features or known.features, outputs or known.outputs)
