@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from cluster import store as stores
 from cluster.store import RunFault, Store
-from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shadowing, solve_lease, tables_of
+from cluster.worker import VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shadowing, solve_lease, tables_of
 from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.plan import Asks
@@ -248,6 +248,8 @@ def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
     statuses = machines["status"].to_pylist()
     run.done.update(zip(machines["machine"].to_pylist(), statuses, strict=True))
     run.errors += statuses.count("error")
+    if broken := [reason for reason in machines["reason"].to_pylist() if reason and reason.startswith(VIOLATED)]:
+        run.halt = broken[0]
     for trial in studies.trials(run.job.study, machines.to_pylist(), points.to_pylist() if points is not None else []):
         run.trials.setdefault(trial.generation, []).append(trial)
         if trial.feasible and trial.values is not None:

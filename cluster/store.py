@@ -35,7 +35,9 @@ Tables = Mapping[str, pa.Table]
 
 
 class RunFault(ValueError):
-    """A run that cannot start or go on though its study is right: one line; exit 1."""
+    """A run that cannot start or go on though its study is right: one line."""
+
+    exit_code = 1
 
 
 class StoreFault(RunFault):

@@ -26,8 +26,7 @@ import pyarrow as pa
 from dse import record
 from dse.nest import Infeasible
 from dse.sim import bounds
-from dse.sim.cost import bits_of
-from dse.sim.evaluate import EinsumCost, Solution
+from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.stack import solve
 from dse.study import pareto
 from dse.study import study as studies
@@ -36,6 +35,7 @@ from hw.arch import Arch
 from hw.space import Unbuildable, decode
 from workloads.graph import Unique, Workload, unique
 
+VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
 Row = dict[str, Any]
@@ -112,6 +112,8 @@ def solve_machine(job: Job, ask: Ask) -> Rows:
             return _solved(job, ask)
     except Overdue:
         return failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
+    except Violated as fault:
+        return failed(job, ask, f"{VIOLATED} machine {ask.machine}: {str(fault).splitlines()[0]}", str(fault))
     except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's (DESIGN.md, 3)
         last = traceback.format_exception_only(fault)[-1].strip().splitlines()
         return failed(job, ask, last[0] if last else type(fault).__name__, "".join(traceback.format_exception(fault)))
@@ -244,29 +246,30 @@ def _lay_out(rows: Rows, job: Job, arch: Arch, at: Row, point: Row, choice: tupl
         own = {"weight": ref.weight, "macs": workload.macs(), "gap": solution.gap, "certificate": solution.certificate}
         rows.setdefault("workload_costs", []).append({**here, **costs, **own})
         for cost, group in zip(solution.einsums, groups, strict=True):
-            rows.setdefault("einsums", []).append({**here, **_einsum(cost)})
+            rows.setdefault("einsums", []).append({**here, **_einsum(cost, group)})
             rows.setdefault("mappings", []).append({"mapping_key": cost.mapping_key, "einsum_key": cost.key, "nest": str(cost.mapping)})
-            rows.setdefault("counts", []).extend(_counts(cost, group, arch))
+            rows.setdefault("counts", []).extend(_counts(cost, group))
 
 
-def _einsum(cost: EinsumCost) -> Row:
-    return {"einsum": cost.name, "einsum_key": cost.key, "count": cost.count, "mapping_key": cost.mapping_key, "energy_pj": cost.energy_pj,
-            "latency_cycles": cost.latency_cycles, "bound_by": cost.bound_by, "gap": cost.gap}
+def _einsum(cost: EinsumCost, group: Unique) -> Row:
+    return {"einsum": cost.name, "einsum_key": cost.key, "kind": group.einsum.kind, "count": cost.count, "mapping_key": cost.mapping_key,
+            "energy_pj": cost.energy_pj, "latency_cycles": cost.latency_cycles, "bound_by": cost.bound_by, "gap": cost.gap}
 
 
-def _counts(cost: EinsumCost, group: Unique, arch: Arch) -> list[Row]:
-    bits = bits_of(group.einsum, arch)
+def _counts(cost: EinsumCost, group: Unique) -> list[Row]:
+    bits = {p.tensor: p.bits for p in group.einsum.tensors()}
     return [{"mapping_key": cost.mapping_key, "level": c.level, "tensor": c.tensor, "action": c.action, "elems": c.elems,
-             "busiest_elems": c.busiest_elems, "bits": bits.get(c.tensor, arch.word_bits)} for c in cost.counts]
+             "busiest_elems": c.busiest_elems, "bits": bits.get(c.tensor)} for c in cost.counts]
 
 
 def _prices(arch: Arch, machine: int) -> list[Row]:
     rows: list[Row] = [
         {"machine": machine, "level": level.name, "read_pj": level.read_pj, "write_pj": level.write_pj, "width_bits": level.width_bits,
-         "bandwidth": level.bandwidth, "leak_mw": level.leak_mw, "capacity_bits": level.capacity_bits, "instances": arch.instances(v)}
+         "bandwidth": level.bandwidth, "leak_mw": level.leak_mw, "capacity_bits": level.capacity_bits, "instances": arch.instances(v),
+         "word_bits": arch.word_bits}
         for v, level in enumerate(arch.levels)]
     lane = arch.compute
-    return [*rows, {"machine": machine, "level": "COMPUTE", "mac_pj": lane.mac_pj, "alu_pj": lane.alu_pj, "bandwidth": lane.ops_per_cycle,
+    return [*rows, {"machine": machine, "level": "MAC", "mac_pj": lane.mac_pj, "alu_pj": lane.alu_pj, "bandwidth": lane.ops_per_cycle,
                     "leak_mw": lane.leak_mw, "instances": arch.instances(len(arch.levels))}]
 
 

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("DSE_TRACEBACK"):
             raise
         print("\n".join(dict.fromkeys(str(fault).splitlines())), file=sys.stderr)
-        return 2
+        return int(getattr(fault, "exit_code", 2))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

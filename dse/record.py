@@ -33,7 +33,7 @@ WORKLOAD = Column("string", "", "name of the workload in the study")
 EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
 MAPPING_KEY = Column("string", "", "content key of the mapping")
 LEVEL = Column("string", "", "storage level, or MAC for compute")
-GAP = Column("float64", "", "(cost - bound) / bound of the objective: 0 is provably best")
+GAP = Column("float64", "", "(cost - bound) / cost of the objective: 0 is provably best")
 CERTIFICATE = Column("string", "", "optimal(space), supported(space) or gap x %")
 LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
 VERSIONS: Columns = {
@@ -111,10 +111,10 @@ TABLES: dict[str, Columns] = {
         "mapping_key": MAPPING_KEY,
         "level": LEVEL,
         "tensor": Column("string", "", "tensor; - for compute"),
-        "action": Column("string", "", "read, write or compute"),
-        "elems": Column("int64", "", "elements, all instances, one run"),
-        "busiest_elems": Column("int64", "", "elements of the busiest instance"),
-        "bits": Column("int32", "bit", "size of an element"),
+        "action": Column("string", "", "read, write, compute, or enter (folds of a systolic array)"),
+        "elems": Column("float64", "", "elements, all instances, one run; expected ones where an operand is sparse"),
+        "busiest_elems": Column("float64", "", "elements of the busiest instance"),
+        "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
     },
     "prices": {
         "machine": MACHINE,
@@ -124,6 +124,7 @@ TABLES: dict[str, Columns] = {
         "mac_pj": Column("float64", "pJ", "MAC: one multiply-accumulate"),
         "alu_pj": Column("float64", "pJ", "MAC: one other operation"),
         "width_bits": Column("int32", "bit", "bits of one action"),
+        "word_bits": Column("int32", "bit", "size of an element that names none of its own"),
         "bandwidth": Column("float64", "1/cycle", "actions per cycle of one instance"),
         "leak_mw": Column("float64", "mW", "leakage of one instance"),
         "capacity_bits": Column("int64", "bit", "capacity of one instance; NULL: unbounded"),

@@ -57,8 +57,9 @@ def test_conv_counts(n: int, groups: int, k: int, p: int, r: int, stride: int, d
 
 
 def test_every_name_loads_and_says_its_parameters() -> None:
-    assert catalog.names() == [*catalog.MODELS, *SAMPLES] and len(catalog.MODELS) == 9
-    assert catalog.parameters("gemm") == "m=...,n=...,k=..." and catalog.parameters("vgg19") == "batch=1"
+    assert set(catalog.OPERATORS) <= set(SAMPLES) and len(catalog.MODELS) == 9 and len(set(catalog.names())) == len(catalog.names())
+    assert {catalog.MODELS.get(n, n) for n in catalog.names()} >= set(catalog.MODELS.values())
+    assert catalog.parameters("gemm") == "m=...,n=...,k=..." and catalog.parameters("light_vgg19") == "batch=1"
     assert catalog.parameters("conv").endswith("stride=1,dilation=1,groups=1,n=1,pad=0")
     assert catalog.load("light_zfnet512").einsums == catalog.load("zfnet512:batch=1").einsums
 
@@ -75,7 +76,7 @@ def test_paths(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("source", "fault"), [
     ("resnet5", 'workload "resnet5": no workload is named resnet5; do you mean resnet50'),
-    ("qqq", "there are resnet50, vgg19"),
+    ("qqq", "there are alexnet, vgg16, vgg19"),
     ("resnet50:bath=8", "no parameter is named bath; do you mean batch?"),
     ("resnet50:batch=0", "batch = 0 must be"),
     ("resnet50:batch", '"batch" is not key=number'),
@@ -85,7 +86,7 @@ def test_paths(tmp_path: Path) -> None:
     ("gemm:m=4,n=2,k=1,j=2", "no parameter is named j; parameters are m, n, k"),
     ("gemm:m=4,n=2,k=x", '"k=x" is not k=number'),
     ("gemm:m=4,n=2,k=--3", '"k=--3" is not k=number'),
-    ("resnet50:batch=\u00b2", '"batch=\u00b2" is not key=number'),
+    ("resnet50:batch=\u00b2", '"batch=\u00b2" is not batch=number'), ("light_resnet50:batch=x", '"batch=x" is not key=number'),
     ("conv:k=1,c=1,p=2,q=2,r=2,s=2,pad=-1", "pad = -1 must be at least 0"),
     ("conv3d:k=1,c=1,p=1,q=1,o=1,r=1,s=1,t=1,pad=1", "pad = 1 leaves an input of -1 x -1 x -1; it must be at least 1 x 1 x 1"),
     ("conv_transpose:k=1,c=1,p=1,q=1,r=1,s=1,pad=1", "pad = 1 leaves an output of -1 x -1"),

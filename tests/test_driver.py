@@ -23,7 +23,7 @@ from cluster import driver
 from dse import record, stack
 from dse.dataflow.cost_descending import cost_descending
 from dse.nest import Infeasible
-from dse.sim.evaluate import EinsumCost, Problem
+from dse.sim.evaluate import EinsumCost, Problem, Violated
 from dse.study import study as studies
 from dse.study.study import Study
 
@@ -222,6 +222,16 @@ def test_many_errors_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert out.exit_code == 1 and out.status.state == "failed" and "error" in out.status.reason and out.status.error < 40
 
 
+def contradicts(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    raise Violated("lower bound 2 above the cost 1 of\nstore DRAM A")
+
+
+def test_a_violated_invariant_stops_the_run_at_once_and_names_the_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = driver.run(with_mapper(study(tmp_path), monkeypatch, contradicts), tmp_path / "run", workers=0)
+    assert out.exit_code == 1 and out.status.state == "failed" and out.status.reason.startswith("violated: machine 0: lower bound 2")
+    assert "store DRAM A" in events(tmp_path / "run", "error")[0]
+
+
 def test_a_deadline_leaves_a_machine_undone_and_resume_redoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.run(study(tmp_path), tmp_path / "whole", workers=0)
     small = study(tmp_path)
@@ -273,7 +283,7 @@ except driver.RunFault as fault: print(fault)
 
 
 def test_a_full_disk_stops_with_one_line_and_loses_nothing(tmp_path: Path) -> None:
-    """The limit on a file's size stands for the disk; DISK_FULL on a small tmpfs is in tests/prove."""
+    """The limit on a file's size stands for the disk."""
     small = study(tmp_path)
     driver.run(small, tmp_path / "whole", workers=0)
     said = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "exhaustive.yaml"), str(tmp_path / "run")],

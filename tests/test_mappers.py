@@ -17,7 +17,8 @@ from dse.sim import cost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import Problem, einsum_cost, figure, lower_bound
 from dse.stack import DATAFLOW
-from tests.nests import random_arch, random_einsum, small_problem
+from tests.nests import random_arch, random_einsum
+from tests.small import small_problem
 
 LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5)}  # budgets of a test
 MAPPERS = {**DATAFLOW, **LESS}

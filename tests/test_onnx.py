@@ -43,7 +43,7 @@ def totals(w: Workload) -> Total:
 
 @pytest.mark.parametrize("name", catalog.MODELS)
 def test_model_equals_independent_count(name: str) -> None:
-    w = catalog.load(name)
+    w = catalog.load(catalog.MODELS[name])
     assert totals(w) == count(onnx.load(catalog.LIGHT / f"{catalog.MODELS[name]}.onnx"))
     if name in PUBLISHED:
         macs, parameters, macs_within, parameters_within, _ = PUBLISHED[name]
@@ -63,13 +63,13 @@ def test_all_but_zfnet_have_a_published_figure() -> None:
 
 @pytest.mark.parametrize("name", catalog.MODELS)
 def test_batch_of_eight_has_eight_times_the_macs(name: str) -> None:
-    one, eight = catalog.load(name), catalog.load(f"{name}:batch=8")
+    one, eight = catalog.load(catalog.MODELS[name]), catalog.load(f"{catalog.MODELS[name]}:batch=8")
     assert eight.macs() == 8 * one.macs() and eight.parameters == one.parameters
     assert [e.name for e in eight.einsums] == [e.name for e in one.einsums]
 
 
 def test_resnet50_einsums() -> None:
-    w = catalog.load("resnet50")
+    w = catalog.load("light_resnet50")
     assert show(w.einsums[0]) == "r0[k,p,q] += gpu_0_data_0[c,2*p+r-3,2*q+s-3] * gpu_0_conv1_w_0[k,c,r,s]"
     assert compulsory_elems(w.einsums[0].inputs[0], w.einsums[0].sizes()) == 3 * 224 * 224
     assert len({canonical_key(e) for e in w.einsums}) == 31

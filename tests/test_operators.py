@@ -220,14 +220,14 @@ def test_attention(b: int, kv: int, group: int, q: int, before: int, d: int) -> 
     cascade = transformer.attention(heads=heads, kv=kv, q=q, context=context, d=d, b=b)
     data = inputs(cascade, reals)
     got = run(cascade, data, {"S": 1 / np.sqrt(d)})
-    query = data["Q"].reshape(b, heads, q, d)
+    query, keys, values = data["Q"].reshape(b, q, heads, d), data["K"], data["V"]
     for i, j in product(range(b), range(heads)):
-        powers = np.exp(query[i, j] @ data["K"][i, j // group].T / np.sqrt(d))
+        powers = np.exp(query[i, :, j] @ keys[i, :, j // group].T / np.sqrt(d))
         assert np.allclose(got["M"].reshape(b, heads, q)[i, j], np.log(powers).max(1))
-        assert np.allclose(got["O"].reshape(b, heads, q, d)[i, j], powers / powers.sum(1, keepdims=True) @ data["V"][i, j // group])
+        assert np.allclose(got["O"].reshape(b, q, heads, d)[i, :, j], powers / powers.sum(1, keepdims=True) @ values[i, :, j // group])
     assert np.array_equal(got["K_rows"], data["K_new"]) and np.array_equal(got["V_rows"], data["V_new"])
     assert sum(e.macs() for e in cascade) == 2 * b * heads * q * context * d
-    assert [data[t].shape for t in ("K", "V", "K_new", "V_new")] == [(b, kv, context, d)] * 2 + [(b, kv, q, d)] * 2
+    assert [data[t].shape for t in ("K", "V", "K_new", "V_new")] == [(b, context, kv, d)] * 2 + [(b, q, kv, d)] * 2
 
 
 def test_decode_of_llama_70b() -> None:

@@ -134,7 +134,7 @@ def _conv_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: boo
     kernel = origin[3] - wo[0] if pad.shape[3] < w.shape[0] else 0
     x = _padded(t, x[..., start:start + w.shape[3]], int(c.tile["inputs"][i]))
     view = _windows(t.operator, x, *pad.shape[1:3])
-    part = np.einsum("npqcrs,krsc->npqk", view, w[kernel:kernel + pad.shape[3]])
+    part = np.einsum("npqcrs,krsc->npqk", view, w[kernel:kernel + pad.shape[3]], optimize=True)
     if part.shape == pad.shape:
         pad[...] = pad + part if accumulate else part
 
@@ -186,6 +186,18 @@ KERNELS = {"convolution": _conv_call, "inner_product": _fc_call, "pooling": _poo
            "unary": _add_call, "elementwise": _add_call, "softmax": _softmax_call}
 
 
+def arrays(t: Tiling, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Whole numbers for every input; flat tensors as they are stored."""
+    return {name: np.abs(rng.integers(-4, 5, tiled.shape)).astype(float) if t.operator.kind == "batch_norm" else rng.integers(-4, 5, tiled.shape).astype(float)
+            for name, tiled in t.tensors.items() if name != "outputs"}
+
+
+def wrong(t: Tiling, accelerators: int = 1, seed: int = 0) -> bool:
+    """Whether the tiled operator differs from the untiled one."""
+    given = arrays(t, np.random.default_rng(seed))
+    return not np.allclose(run(t, given, accelerators), whole(t.operator, given))
+
+
 def whole(op: Operator, arrays: dict[str, np.ndarray]) -> np.ndarray:
     """The same operator, not tiled."""
     x = arrays["inputs"]
@@ -195,7 +207,9 @@ def whole(op: Operator, arrays: dict[str, np.ndarray]) -> np.ndarray:
         view = _windows(op, padded, rows.outputs(x.shape[1]), columns.outputs(x.shape[2]))
         if op.kind == "pooling":
             return view.max(axis=(4, 5))
-        return np.einsum("npqcrs,rsc->npqc", view, arrays["weights"][0]) if op.kind == "depthwise" else np.einsum("npqcrs,krsc->npqk", view, arrays["weights"])
+        if op.kind == "depthwise":
+            return np.einsum("npqcrs,rsc->npqc", view, arrays["weights"][0])
+        return np.einsum("npqcrs,krsc->npqk", view, arrays["weights"], optimize=True)
     if op.kind == "inner_product":
         return x @ arrays["weights"].T
     if op.kind == "batch_norm":

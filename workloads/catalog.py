@@ -1,4 +1,9 @@
-"""Workloads by name: "resnet50:batch=8", "gemm:m=64,n=32,k=48", "net.onnx:N=1", "net.yaml"."""
+"""Workloads by name: "resnet50:batch=8", "llama7b:phase=decode", "gemm:m=64,n=32,k=48", "net.onnx:N=1", "net.yaml".
+
+One rule for names: a plain name is the function of that network, with its parameters. A name that starts with light_ is one of the nine ONNX files
+that the onnx package ships; where no function has its plain name, that name loads the file too. train:net=NAME,... is a training step of any of them,
+with the network's own parameters: "train:net=resnet50,batch=8,optimizer=adam". A MatrixMarket file takes a solver: "a.mtx:solver=cg,n=8".
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,16 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_type_hints
 
 import onnx as onnx_package
 
-from workloads import cnn, hpc, onnx, text, training, transformer
-from workloads.cnn import Cascade
+from workloads import cnn, diffusion, gnn, hpc, mlp, onnx, recurrent, text, training, transformer
 from workloads.einsum import WorkloadError, squeezed
-from workloads.graph import Workload, in_order
+from workloads.graph import Workload, activations, in_order, ride
+from workloads.layers import Cascade
 
 NUMBER = re.compile("-?[0-9]{1,18}")
 LIGHT = Path(onnx_package.__file__).parent / "backend" / "test" / "data" / "light"
@@ -22,6 +28,13 @@ MODELS = {  # full topologies with generated weights, shipped in the onnx packag
     "resnet50": "light_resnet50", "vgg19": "light_vgg19", "alexnet": "light_bvlc_alexnet", "inception_v1": "light_inception_v1",
     "inception_v2": "light_inception_v2", "squeezenet": "light_squeezenet", "densenet121": "light_densenet121", "shufflenet": "light_shufflenet",
     "zfnet512": "light_zfnet512"}
+# Functions that return a whole Workload; parameters as their annotations say
+NETWORKS: dict[str, Callable[..., Workload]] = {f.__name__: f for f in (
+    cnn.alexnet, cnn.vgg16, cnn.vgg19, cnn.googlenet, cnn.resnet18, cnn.resnet50, cnn.resnet152, cnn.squeezenet, cnn.mobilenet_v1, cnn.mobilenet_v2,
+    cnn.resnet3d18, cnn.unet, diffusion.diffusion_block, mlp.mlp_s, mlp.mlp_m, mlp.mlp_l, recurrent.lstm, recurrent.lstm_phoneme, recurrent.lstm_gnmt,
+    recurrent.lstm_showtell, recurrent.mamba_block, transformer.bert_base, transformer.bert_tiny, transformer.gpt2, transformer.llama7b,
+    transformer.llama70b, transformer.moe_block, transformer.vit_b, gnn.gcn, gnn.graphsage, *hpc.SOLVERS.values())}
+FILES = {**{plain: light for plain, light in MODELS.items() if plain not in NETWORKS}, **{light: light for light in MODELS.values()}}
 
 
 def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: bool = True) -> Workload:
@@ -34,33 +47,90 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     given = _parameters(source, tail)
     if stem in OPERATORS:
         return _operator(stem, source, given)
-    model = MODELS.get(stem) or (stem if stem in MODELS.values() else None)
+    if stem == "train":
+        own = {k: v for k, v in given.items() if k in ("optimizer", "inputs")}
+        own |= {"net": _label(given["net"], {k: v for k, v in given.items() if k not in (*own, "net")})} if "net" in given else {}
+        return replace(train(**_arguments("train", source, train, own), bind=bind, fuse_elementwise=fuse_elementwise), name=source)  # type: ignore[arg-type]
+    if stem in NETWORKS:
+        return replace(ride(_network(stem, source, given), fuse_elementwise), name=_label(stem, given))
+    model = FILES.get(stem)
     suffix = Path(stem).suffix.lower()
     if model or suffix == ".onnx":
         numbers = _numbers(source, given, ["batch"] if model else None)
         sizes = {k: v for k, v in numbers.items() if k != "batch"} | dict(bind or {})
         path = LIGHT / f"{model}.onnx" if model else Path(stem)
         return onnx.load(path, sizes, numbers.get("batch"), fuse_elementwise, name=stem if model else "")
+    if suffix == ".mtx":
+        return _solved(stem, source, given)
     if suffix in (".yaml", ".yml"):
         _numbers(source, given, [])
         return text.load(stem)
-    near = difflib.get_close_matches(stem, [*names(), *MODELS.values()], 3)
+    near = difflib.get_close_matches(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
     hint = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
     hint = 'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list' if "=" in stem else hint
-    raise WorkloadError(f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in .onnx or .yaml)')
+    raise WorkloadError(f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in .onnx, .yaml or .mtx)')
 
 
 def names() -> list[str]:
-    """Everything that `load` knows by name."""
-    return [*MODELS, *OPERATORS]
+    """What `load` knows by name, each thing once."""
+    return [*NETWORKS, *(plain if plain in FILES else light for plain, light in MODELS.items()), *OPERATORS, "train"]
 
 
 def parameters(name: str) -> str:
     """Parameters of a name, as they are written after the colon."""
-    if name in MODELS:
+    if name in FILES:
         return "batch=1"
-    found = inspect.signature(OPERATORS[name][0]).parameters.values()
+    found = [p for p in inspect.signature(_maker(name)).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     return ",".join(f"{p.name}={'...' if p.default is p.empty else p.default}" for p in found)
+
+
+class Entry(NamedTuple):
+    """One row of `dse list workloads`: a name, what it has with its default parameters (None where some have no default), and what it is.
+    activations: elements that its einsums write."""
+
+    workload: str
+    macs: int | None
+    parameters: int | None
+    activations: int | None
+    given: str
+    what: str
+
+
+def entries() -> list[Entry]:
+    """Everything that `load` knows by name, with its size."""
+    return [_entry(name) for name in names()]
+
+
+def _entry(name: str) -> Entry:
+    given, what = parameters(name), f"ONNX file {FILES[name]}" if name in FILES else (_maker(name).__doc__ or "").split("\n")[0]
+    if "..." in given:
+        return Entry(name, None, None, None, given, what)
+    w = load(name)
+    return Entry(name, w.macs(), w.parameters, activations(w), given, what)
+
+
+def _maker(name: str) -> Callable[..., Workload] | Callable[..., Cascade]:
+    return train if name == "train" else NETWORKS[name] if name in NETWORKS else OPERATORS[name][0]
+
+
+def train(net: str, optimizer: training.Method = "sgd", inputs: Literal["no", "yes"] = "no", *, bind: Mapping[str, int] | None = None,
+          fuse_elementwise: bool = True) -> Workload:
+    """One training step of any other workload, whose parameters follow: forward, gradients of all its operators, updates of its weights.
+
+    net: as in `load`. inputs: gradients of the data too. Differentiated before anything rides: what the backward pass reads is stored.
+    """
+    stem, _, tail = net.partition(":")
+    forward = NETWORKS[stem](**_arguments(stem, net, NETWORKS[stem], _parameters(net, tail))) if stem in NETWORKS else load(net, bind, False)
+    return ride(training.training(forward, optimizer, inputs == "yes"), fuse_elementwise)
+
+
+def _solved(path: str, source: str, given: Mapping[str, str]) -> Workload:
+    """A solver on the matrix of a file."""
+    solver = given.get("solver", "cg")
+    if solver not in hpc.SOLVERS:
+        raise WorkloadError(f'workload "{source}": solver = {solver} must be {" or ".join(hpc.SOLVERS)}')
+    make, rest = hpc.SOLVERS[solver], {"matrix": path, **{k: v for k, v in given.items() if k != "solver"}}
+    return replace(make(**_arguments(solver, source, make, rest)), name=source)
 
 
 # Operators with the tensors that are weights; those that are none are activations, caches or data.
@@ -73,23 +143,39 @@ OPERATORS: dict[str, tuple[Callable[..., Cascade], tuple[str, ...]]] = {
     "optimizer": (training.optimizer, ("W",))}
 
 
+def _network(name: str, source: str, given: Mapping[str, str]) -> Workload:
+    arguments = _arguments(name, source, NETWORKS[name], given)
+    try:
+        return NETWORKS[name](**arguments)
+    except WorkloadError as fault:  # of a layer, which does not know whose it is
+        lines = [line if line.startswith(f"{name}: ") else f"{name}: {line}" for line in str(fault).split("\n")]
+        raise WorkloadError("\n".join(lines)) from None
+
+
 def _operator(name: str, source: str, given: Mapping[str, str]) -> Workload:
     make, weights = OPERATORS[name]
     cascade = tuple(squeezed(e) for e in make(**_arguments(name, source, make, given)))
     read = {p.tensor: p.stored_elems() for e in cascade for p in e.inputs if p.tensor in weights}
-    full = f"{name}:{','.join(f'{k}={v}' for k, v in given.items())}"
+    full = _label(name, given)
     return Workload(full, in_order(full, cascade), frozenset(read), parameters=sum(read.values()))
 
 
-def _arguments(name: str, source: str, make: Callable[..., Cascade], given: Mapping[str, str]) -> dict[str, int | str]:
+def _label(name: str, given: Mapping[str, str]) -> str:
+    return f"{name}:{','.join(f'{k}={v}' for k, v in given.items())}" if given else name
+
+
+def _arguments(name: str, source: str, make: Callable[..., object], given: Mapping[str, str]) -> dict[str, int | str]:
     """Parameters as the function's annotations type them: a number of at least 1 (0 where that is the default), or one of its words."""
-    known, types = inspect.signature(make).parameters, get_type_hints(make)
+    known = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is not p.KEYWORD_ONLY}
+    types = get_type_hints(make)
     faults = _unknown(source, given, list(known))
     found: dict[str, int | str] = {}
     for p in known.values():
         words, value = get_args(types[p.name]), given.get(p.name)
         if value is None:
             faults += [f'workload "{source}": parameter {p.name} is missing; write {name}:{parameters(name)}'] if p.default is p.empty else []
+        elif types[p.name] is str:
+            found[p.name] = value
         elif words:
             found[p.name] = value
             faults += [] if value in words else [f'workload "{source}": {p.name} = {value} must be {" or ".join(words)}']

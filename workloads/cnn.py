@@ -139,7 +139,7 @@ def _classifier(name: str, net: Net, x: Map, classes: int) -> Workload:
 
 
 def alexnet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
-    """Krizhevsky et al. 2012 as distributed with Caffe: groups of two, no padding in front. At image=227 its maps are the paper's (55 x 55)."""
+    """Krizhevsky et al. 2012 as distributed with Caffe: groups of two, no padding in front; the paper's 55 x 55 maps at image=227."""
     net: Net = []
     x = pooled(net, "pool1", lrn(net, "norm1", layer(net, "conv1", _image_map(batch, image), 96, 11, 4, act="relu")), 3, 2)
     x = pooled(net, "pool2", lrn(net, "norm2", layer(net, "conv2", x, 256, 5, pad=2, groups=2, act="relu")), 3, 2)
@@ -178,8 +178,10 @@ INCEPTION = {  # filters: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection
 
 
 def googlenet(batch: int = 1, image: int = 224, classes: int = 1000) -> Workload:
-    """Szegedy et al. 2015 without auxiliary heads. Pooling rounds down, as in the ONNX model: maps of 55, 27, 13, 6 (the paper's: 56, 28, 14, 7),
-    and the last window of 7 x 7 covers a map of 6 x 6."""
+    """Szegedy et al. 2015 (Inception v1) without auxiliary heads.
+
+    Pooling rounds down, as in the ONNX model: maps of 55, 27, 13, 6 (the paper's: 56, 28, 14, 7), and the last window of 7 x 7 covers a map of 6 x 6.
+    """
     net: Net = []
     x = pooled(net, "pool1", layer(net, "conv1", _image_map(batch, image), 64, 7, 2, 3, act="relu"), 3, 2)
     x = layer(net, "conv2_reduce", lrn(net, "norm1", x), 64, 1, act="relu")
@@ -292,7 +294,7 @@ def _wide(channels: int, percent: int, step: int) -> int:
 
 
 def unet(batch: int = 1, image: int = 572, channels: int = 1, classes: int = 2, width: int = 64) -> Workload:
-    """Ronneberger et al. 2015: convolutions without padding; what the encoder hands over is cropped to the decoder's map. width: filters of the first level."""
+    """Ronneberger et al. 2015: convolutions without padding, so that the decoder crops what the encoder hands over. width: filters of the first level."""
     net: Net = []
     x, skips = _image_map(batch, image, channels), []
     for level in range(5):

@@ -19,12 +19,11 @@ def diffusion_block(batch: int = 1, size: int = 64, channels: int = 320, inputs:
 
     inputs: channels that come in, 0 for as many as go out. text: positions of the prompt. attend=no: the convolutions alone.
     """
-    inputs = inputs or channels
     faults = [f"diffusion_block: {name} = {c} must be a multiple of {GROUPS}" for name, c in (("inputs", inputs), ("channels", channels)) if c % GROUPS]
     faults += [f"diffusion_block: heads = {heads} must divide channels = {channels}"] if channels % heads else []
     if faults:
         raise WorkloadError("\n".join(faults))
-    net, x = _residual(batch, size, inputs, channels)
+    net, x = _residual(batch, size, inputs or channels, channels)
     if attend == "yes":
         net += _transformer(batch, size, channels, text, heads, x.name)
     return network("diffusion_block", net, {"X", "time", "prompt"})

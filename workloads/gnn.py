@@ -30,11 +30,11 @@ class Graph:
 GRAPHS = {g.name: g for g in (Graph("cora", 2708, 9464, 1433, 7), Graph("protein", 3786, 14456, 29, 2))}  # GOGETA, table 2; protein: a batch of 64 graphs
 
 
-def gcn(graph: str = "", nodes: int = 0, nnz: int = 0, features: int = 0, outputs: int = 0, layers: int = 1, hidden: int = 16,
+def gcn(graph: str = "cora", nodes: int = 0, nnz: int = 0, features: int = 0, outputs: int = 0, layers: int = 1, hidden: int = 16,
         order: Order = "aggregate") -> Workload:
     """Graph convolution (Kipf and Welling 2017): X' = relu(A X W), no relu after the last layer.
 
-    graph: a name of GRAPHS; else nodes, nnz, features and outputs. hidden: width between layers. order: aggregate, (A X) W as
+    graph: a name of GRAPHS, of which nodes, nnz, features and outputs, if given, replace the sizes. hidden: width between layers. order: aggregate, (A X) W as
     GOGETA has it, or combine, A (X W).
     """
     g = _graph("gcn", graph, nodes, nnz, features, outputs)
@@ -48,7 +48,7 @@ def gcn(graph: str = "", nodes: int = 0, nnz: int = 0, features: int = 0, output
     return network(f"gcn:graph={g.name}", net, {"A", "X0"})
 
 
-def graphsage(graph: str = "", nodes: int = 0, nnz: int = 0, features: int = 0, outputs: int = 0, layers: int = 1, hidden: int = 16) -> Workload:
+def graphsage(graph: str = "cora", nodes: int = 0, nnz: int = 0, features: int = 0, outputs: int = 0, layers: int = 1, hidden: int = 16) -> Workload:
     """GraphSAGE with mean aggregation (Hamilton et al. 2017): X' = relu(X V + (A X) W), no relu after the last layer. Parameters as `gcn`."""
     g = _graph("graphsage", graph, nodes, nnz, features, outputs)
     net: list[Einsum] = []
@@ -79,15 +79,11 @@ def _relu(g: Graph, i: int, width: int) -> Einsum:
 
 
 def _graph(name: str, graph: str, nodes: int, nnz: int, features: int, outputs: int) -> Graph:
-    sizes = (nodes, nnz, features, outputs)
-    if not graph:
-        if not all(sizes):
-            raise WorkloadError(f"{name}: give graph = {' or '.join(GRAPHS)}, or nodes, nnz, features and outputs")
-        if nnz > nodes * nodes:
-            raise WorkloadError(f"{name}: nnz = {nnz} must not be above nodes * nodes = {nodes * nodes}")
-        return Graph(f"{nodes}x{nnz}", *sizes)
     if graph not in GRAPHS:
         near = difflib.get_close_matches(graph, GRAPHS, 1)
         raise WorkloadError(f"{name}: no graph is named {graph}; {f'do you mean {near[0]}?' if near else 'there are ' + ', '.join(GRAPHS)}")
     known = GRAPHS[graph]
-    return Graph(graph, nodes or known.nodes, nnz or known.nnz, features or known.features, outputs or known.outputs)
+    found = Graph(graph, nodes or known.nodes, nnz or known.nnz, features or known.features, outputs or known.outputs)
+    if found.nnz > found.nodes**2:
+        raise WorkloadError(f"{name}: nnz = {found.nnz} must not be above nodes * nodes = {found.nodes**2}")
+    return found

@@ -76,14 +76,23 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
     by_name = {e.name: e for e in einsums}
     faults = []
     made: dict[str, str] = {}
-    for i, e in enumerate(einsums):
+    names: set[str] = set()
+    for e in einsums:
         if e.output.tensor in made:
             faults.append(f"{name}: tensor {e.output.tensor} is made by {made[e.output.tensor]} and by {e.name}; make each tensor once")
-        elif e.name in [other.name for other in einsums[:i]]:
+        elif e.name in names:
             faults.append(f"{name}: two einsums are named {e.name}; give each its own name")
+        names.add(e.name)
         made.setdefault(e.output.tensor, e.name)
     if faults:
         raise WorkloadError("\n".join(faults))
+    seen: set[str] = set()
+    for e in einsums:
+        if any(p.tensor in made and p.tensor not in seen for p in e.inputs):
+            break
+        seen.add(e.output.tensor)
+    else:
+        return tuple(einsums)
     graph = dag(einsums)
     rank = {e.name: i for i, e in enumerate(einsums)}
     try:
@@ -116,7 +125,8 @@ def ride(workload: Workload, elementwise: bool = True) -> Workload:
             carrier[e.output.tensor] = onto.output.tensor
             folded.append(f"{e.kind} {e.name} -> {onto.name}")
         else:
-            kept.append(replace(e, inputs=tuple(replace(p, tensor=carrier.get(p.tensor, p.tensor)) for p in e.inputs)))
+            moved = any(p.tensor in carrier for p in e.inputs)
+            kept.append(replace(e, inputs=tuple(replace(p, tensor=carrier.get(p.tensor, p.tensor)) for p in e.inputs)) if moved else e)
             repeats.append(n)
     weights = workload.weights & {p.tensor for e in kept for p in e.inputs}
     return replace(workload, einsums=tuple(kept), repeats=tuple(repeats) if workload.repeats else (), weights=weights,
@@ -127,7 +137,7 @@ class Layer(NamedTuple):
     """One row of a layer table: equal einsums, in words of the machine's word. All numbers are of all of them together."""
 
     einsum: str
-    count: int
+    times: int
     kind: str
     extents: str
     macs: int

@@ -1,4 +1,4 @@
-"""Dense and sparse linear algebra, and Krylov solvers, as einsums; sparse matrices by their size or from MatrixMarket files.
+"""Dense and sparse linear algebra, and Krylov solvers, as einsums; sparse matrices come by size (workloads/matrix.py).
 
 Solvers start inside the loop: the matrix, right-hand sides and start values come from outside. What reads one tensor in two ways gives the second
 access the name T_again. A value x of step t is x_t; `periodic` is one step, run `iterations` times, whose x_1 is the next one's x_0 (`carried`).
@@ -7,42 +7,16 @@ access the name T_again. A value x of step t is x_t; `periodic` is one step, run
 from __future__ import annotations
 
 import difflib
-import io
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, Literal
-
-import numpy as np
-import scipy.io
-import scipy.sparse
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 from workloads.einsum import WorkloadError, einsum, squeezed
 from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
+from workloads.matrix import MATRICES, Matrix, read_matrix
 
 Form = Literal["unrolled", "periodic"]
 Line = tuple[str, str]  # name and text of an einsum
-CHUNK = 1 << 22
-FIELDS = {"real": 3, "double": 3, "integer": 3, "unsigned-integer": 3, "complex": 4, "pattern": 2}  # words of an entry
-SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A sparse matrix as far as its cost goes. nnz counts both halves of a symmetric one."""
-
-    name: str
-    rows: int
-    columns: int
-    nnz: int
-    is_complex: bool = False
-
-
-MATRICES = {m.name: m for m in (  # GOGETA (arXiv 2303.11499), table 2, from SuiteSparse
-    Matrix("aft02", 8184, 8184, 127762), Matrix("ecology1", 1000000, 1000000, 4996000), Matrix("barth5", 15606, 15606, 61484),
-    Matrix("nasa4704", 4704, 4704, 104756))}
 
 
 def gemm(m: int, n: int, k: int) -> Cascade:
@@ -78,10 +52,10 @@ def _density(name: str, m: int, k: int, nnz: int) -> float:
 # Solvers
 
 
-def cg(matrix: str = "", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled") -> Workload:
+def cg(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled") -> Workload:
     """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980), lines as numbered by GOGETA (arXiv 2303.11499).
 
-    matrix: a name of MATRICES or a MatrixMarket file; else rows and nnz. inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
+    matrix: a name of MATRICES or a MatrixMarket file; rows and nnz, if given, in its place. inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
     and 7 are a product and, under the number with a u, the sum that updates X, R or P by it.
     """
     def step(t: int) -> list[Line]:
@@ -97,7 +71,7 @@ def cg(matrix: str = "", rows: int = 0, nnz: int = 0, n: int = 1, iterations: in
     return _solver("cg", _system("cg", matrix, rows, nnz), n, [step(t) for t in range(iterations if form == "unrolled" else 1)], iterations, form)
 
 
-def bicgstab(matrix: str = "", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled") -> Workload:
+def bicgstab(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, iterations: int = 10, form: Form = "unrolled") -> Workload:
     """BiCGStab (van der Vorst 1992) on n right-hand sides, each with scalars of its own; Z is the shadow residual. Matrix as `cg`.
 
     add_mul(Y, a, X, ...) is Y + a X + ..., sub_mul(Y, a, X) is Y - a X, with a scalar per column.
@@ -117,7 +91,7 @@ def bicgstab(matrix: str = "", rows: int = 0, nnz: int = 0, n: int = 1, iteratio
     return _solver("bicgstab", _system("bicgstab", matrix, rows, nnz), n, steps, iterations, form)
 
 
-def gmres(matrix: str = "", rows: int = 0, nnz: int = 0, n: int = 1, m: int = 10, iterations: int = 1, form: Form = "unrolled") -> Workload:
+def gmres(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, m: int = 10, iterations: int = 1, form: Form = "unrolled") -> Workload:
     """GMRES(m) (Saad and Schultz 1986) on n right-hand sides, each with a Hessenberg matrix of its own; iterations counts cycles. Matrix as `cg`.
 
     Modified Gram-Schmidt, so every basis vector is read twice per step (product, update); Givens rotations (turn, turn_back) on the
@@ -131,13 +105,13 @@ def gmres(matrix: str = "", rows: int = 0, nnz: int = 0, n: int = 1, m: int = 10
     return _solver("gmres", _system("gmres", matrix, rows, nnz), n, [cycle(t) for t in range(iterations if form == "unrolled" else 1)], iterations, form)
 
 
-def spmm_chain(matrix: str = "", rows: int = 0, nnz: int = 0, n: int = 1, length: int = 4) -> Workload:
+def spmm_chain(matrix: str = "ecology1", rows: int = 0, nnz: int = 0, n: int = 1, length: int = 4) -> Workload:
     """X_length = A ... A X_0: powers of a matrix on n vectors (propagation, polynomial filters). Matrix as `cg`."""
     steps = [[("x", f"X_{t + 1}[m,n] += A[m,k] * X_{t}[k,n]")] for t in range(length)]
     return _solver("spmm_chain", _system("spmm_chain", matrix, rows, nnz), n, steps, length, "unrolled")
 
 
-SOLVERS = {"cg": cg, "bicgstab": bicgstab, "gmres": gmres, "spmm_chain": spmm_chain}
+SOLVERS: dict[str, Callable[..., Workload]] = {"cg": cg, "bicgstab": bicgstab, "gmres": gmres, "spmm_chain": spmm_chain}
 
 
 def _arnoldi(t: int, j: int, last: bool) -> Iterator[Line]:
@@ -191,19 +165,14 @@ def carried(periodic: Workload) -> dict[str, str]:
     return {after: before for after, before in pairs.items() if before in read - made}
 
 
-# Matrices
-
-
 def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
     """A square real matrix by name, file, or size."""
-    if not matrix:
+    if rows or nnz:
         if not rows or not nnz:
-            raise WorkloadError(f"{name}: give matrix = {', '.join(MATRICES)} or a .mtx file, or rows and nnz")
+            raise WorkloadError(f"{name}: rows = {rows}, nnz = {nnz}: a matrix by its size needs both")
         if nnz > rows * rows:
             raise WorkloadError(f"{name}: nnz = {nnz} must not be above rows * rows = {rows * rows}")
         return Matrix(f"{rows}x{nnz}", rows, rows, nnz)
-    if rows or nnz:
-        raise WorkloadError(f"{name}: matrix = {matrix} has its own size; drop rows and nnz")
     if matrix not in MATRICES and not matrix.lower().endswith(".mtx"):
         near = difflib.get_close_matches(matrix, MATRICES, 1)
         hint = f"do you mean {near[0]}?" if near else f"there are {', '.join(MATRICES)}; a file ends in .mtx"
@@ -214,92 +183,3 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
     if found.is_complex:
         raise WorkloadError(f"{matrix}: complex entries; einsums count real words: write the real system of twice the size")
     return found
-
-
-def five_point(side: int) -> scipy.sparse.csr_array:
-    """Laplacian of a side x side grid, [side**2, side**2], 5 * side**2 - 4 * side nonzeros: the pattern of ecology1 at side = 1000."""
-    line = scipy.sparse.diags_array([-np.ones(side - 1), np.full(side, 2.0), -np.ones(side - 1)], offsets=[-1, 0, 1])
-    one = scipy.sparse.eye_array(side)
-    return scipy.sparse.csr_array(scipy.sparse.kron(line, one) + scipy.sparse.kron(one, line))
-
-
-def read_matrix(path: str | Path) -> Matrix:
-    """Shape and nonzeros of a MatrixMarket coordinate file; every entry is checked, in chunks that are dropped again.
-
-    Stored zeros count; of a symmetric, skew-symmetric or hermitian file, entries off the diagonal count twice.
-    Raises WorkloadError, one line: no such file, wrong header or size line, entry out of range or unreadable (with its line), too few or many.
-    """
-    try:
-        with open(path, "rb") as file:
-            banner, size, lines = _header(str(path), file)
-            nnz = _scanned(str(path), file, banner, size, lines)
-    except OSError as fault:
-        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
-    return Matrix(Path(path).stem, size[0], size[1], nnz, banner[3] == "complex")
-
-
-def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int], int]:
-    """Words of the banner, the size line, and how many lines they take."""
-    banner = file.readline(1024).decode("ascii", "replace").lower().split()
-    if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
-        raise WorkloadError(f'{path}: line 1 is no MatrixMarket header; write e.g. "%%MatrixMarket matrix coordinate real general"')
-    if banner[2] != "coordinate":
-        raise WorkloadError(f"{path}: line 1: format {banner[2]} holds no sparse matrix; it must be coordinate")
-    for what, word, known in (("field", banner[3], tuple(FIELDS)), ("symmetry", banner[4], SYMMETRIES)):
-        if word not in known:
-            raise WorkloadError(f"{path}: line 1: {what} {word} must be {' or '.join(known)}")
-    lines, line = 2, file.readline()
-    while line and (line.startswith(b"%") or not line.strip()):
-        lines, line = lines + 1, file.readline()
-    words = line.decode("ascii", "replace").split()
-    if len(words) != 3 or not all(re.fullmatch("[0-9]{1,18}", w) for w in words) or min(int(w) for w in words) < 1:
-        raise WorkloadError(f"{path}: line {lines}: size line {line.decode('ascii', 'replace').strip()[:60]!r} must be rows, columns and entries, each at least 1")
-    rows, columns, entries = (int(w) for w in words)
-    if entries > rows * columns:
-        raise WorkloadError(f"{path}: line {lines}: {entries} entries do not fit into {rows} x {columns}")
-    if banner[4] != "general" and rows != columns:
-        raise WorkloadError(f"{path}: line {lines}: {rows} x {columns} cannot be {banner[4]}; write general")
-    return banner, (rows, columns, entries), lines
-
-
-def _scanned(path: str, file: BinaryIO, banner: list[str], size: tuple[int, int, int], line: int) -> int:
-    """Nonzeros of all entries; line: of the file, before them."""
-    rows, columns, entries = size
-    seen = nnz = 0
-    for chunk in _chunks(file):
-        first = chunk.lstrip().split(b"\n", 1)[0]
-        count = chunk.count(b"\n") - (len(re.findall(rb"\n[ \t\r]*(?=\n)", b"\n" + chunk)) if re.search(rb"\n[ \t\r]*\n", b"\n" + chunk[:1 << 30]) else 0)
-        if first and len(first.split()) != FIELDS[banner[3]]:
-            raise WorkloadError(f"{path}: line {line + 1 + chunk.count(b'\n', 0, len(chunk) - len(chunk.lstrip()))}: "
-                                f"{first.decode('ascii', 'replace').strip()[:60]!r} must be {FIELDS[banner[3]]} numbers, for the field is {banner[3]}")
-        if seen + count > entries:
-            raise WorkloadError(f"{path}: holds more entries than the {entries} that its size line names")
-        head = f"{' '.join(banner)}\n{rows} {columns} {count}\n".replace("%%matrixmarket", "%%MatrixMarket").encode()
-        try:
-            nnz += scipy.io.mmread(io.BytesIO(head + chunk)).nnz if count else 0
-        except (ValueError, OverflowError) as fault:
-            raise WorkloadError(f"{path}: {_placed(str(fault), line - 2)}") from None
-        seen, line = seen + count, line + chunk.count(b"\n")
-    if seen < entries:
-        raise WorkloadError(f"{path}: holds {seen} entries, but its size line names {entries}; copy the file again")
-    return nnz
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, some MiB at a time."""
-    rest = b""
-    while block := file.read(CHUNK):
-        whole, newline, rest = (rest + block).rpartition(b"\n")
-        if newline:
-            yield whole + newline
-    if rest.strip():
-        yield rest + b"\n"
-
-
-def _placed(fault: str, before: int) -> str:
-    """The reader's fault with the line of the file; an index counts from 1."""
-    found = re.match(r"Line (\d+): (.*?)\.?$", fault)
-    if not found:
-        return f"{fault[:1].lower()}{fault[1:]}".rstrip(".")
-    hint = "; indices count from 1 to the size line's" if "out of bounds" in found[2] else ""
-    return f"line {int(found[1]) + before}: {found[2][:1].lower()}{found[2][1:]}{hint}"

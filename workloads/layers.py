@@ -48,11 +48,12 @@ def stacked(block: Cascade, layers: int, first: str, last: str, kept: Collection
 def network(name: str, einsums: Sequence[Einsum], data: Collection[str], tables: Collection[str] = ()) -> Workload:
     """A workload whose weights are all tensors that no einsum makes, but for its `data` (inputs, caches).
 
-    tables: constants that are there before the run but not trained, so not among the parameters.
+    tables: constants that are there before the run but not trained; they and running means and variances are no parameters.
     """
     made = {e.output.tensor for e in einsums}
     read = {p.tensor: p.stored_elems() for e in einsums for p in e.inputs if p.tensor not in made and p.tensor not in data}
-    trained = sum(n for tensor, n in read.items() if tensor not in tables)
+    untrained = {p.tensor for e in einsums if e.kind == "batchnormalization" for p in e.inputs[3:]}.union(tables)
+    trained = sum(n for tensor, n in read.items() if tensor not in untrained)
     return Workload(name, in_order(name, [squeezed(e) for e in einsums]), frozenset(read), parameters=trained)
 
 
@@ -88,7 +89,7 @@ def conv(net: Net, name: str, x: Map, filters: int, kernel: int | Shape, stride:
     shape = (x.shape[0], filters, *_outputs(name, x.shape[2:], kernel, stride, pad))
     y = _node(net, "Conv", (x, Map(f"{name}_W", (filters, x.shape[1] // groups, *kernel))), Map(name, shape), attrs)
     if norm:
-        y = _node(net, "BatchNormalization", (y, Map(f"{name}_G", (filters,)), Map(f"{name}_B", (filters,))), Map(f"{name}_norm", shape))
+        y = _node(net, "BatchNormalization", (y, *(Map(f"{name}_{x}", (filters,)) for x in "GBMV")), Map(f"{name}_norm", shape))
     elif bias:
         y = _node(net, "bias", (y, Map(f"{name}_B", (filters,))), Map(f"{name}_bias", shape))
     return _node(net, act, (y,), Map(end, shape)) if act else y

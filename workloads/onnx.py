@@ -31,7 +31,7 @@ from onnx.reference import ReferenceEvaluator
 
 from workloads.einsum import Einsum, WorkloadError, squeezed
 from workloads.graph import Workload, in_order
-from workloads.operators import BINARY, MOVES, OPERATORS, PRODUCTS, UNARY, Array, Op, Shape, by_channel, elementwise, movement
+from workloads.operators import BINARY, MOVES, OPERATORS, PRODUCTS, UNARY, Array, Op, Shape, attention, by_channel, elementwise, movement
 
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
 SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
@@ -367,6 +367,8 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
             draft.names[result] = draft.name(source)
             draft.sole[result] = draft.sole[source] and readers.get(result) == 1
             draft.folded.append(f"{_title(node)} -> {draft.makers[draft.names[result]]}")
+        elif node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
+            _add_attention(node, facts, draft, readers)
         else:
             _add_einsums(node, facts, draft, readers)
     weights = {draft.names[t] for t in facts.constants if t in draft.names}
@@ -425,6 +427,33 @@ def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[s
             _add(op, name, draft, bias if bias not in facts.constants else "", {i for i in inputs if i in facts.constants})
             draft.sole[result] = readers.get(result) == 1
         before += (shape[attrs.get("axis", 0)] if shape and node.op_type == "Split" else 0)
+
+
+def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
+    """Two products and a softmax between them; before them, the past joined to the new rows. A constant mask rides on the scores.
+
+    Keys and values without a past are handed on as they are, moved where something reads them.
+    """
+    slots, results = [*node.input, *[""] * 6][:6], [*node.output, *[""] * 4][:4]
+    slots[3] = "" if slots[3] in facts.constants else slots[3]
+    names = [draft.name(t) if t else "" for t in slots]
+    label = draft.fresh(node.name or results[0])
+    present = [draft.name(r) if r else draft.fresh(f"{label}_{x}") for r, x in zip(results[1:3], "KV", strict=True)]
+    op = Op("Attention", tuple(names), tuple(facts.shape(t) or () if t else () for t in slots), (None,) * 6, draft.name(results[0]),
+            facts.shape(results[0]) or (), _attributes(node))
+    for e in attention(op, draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores"), (present[0], present[1])):
+        draft.einsums.append(replace(squeezed(e), name=draft.fresh(f"{label}_{e.kind}")))
+        draft.makers[e.output.tensor] = draft.einsums[-1].name
+        if e.kind == "copy":
+            draft.moved.append(f"Attention {draft.einsums[-1].name}")
+    for source, result in zip(slots[1:3], results[1:3], strict=True):
+        if readers.get(result) and not slots[4]:
+            shape = facts.shape(source) or ()
+            shape = shape if len(shape) == 4 else (*shape[:2], op.attrs["kv_num_heads"], shape[2] // op.attrs["kv_num_heads"])
+            move = Op("Transpose", (draft.name(source),), (shape,), (None,), draft.name(result), facts.shape(result) or (),
+                      {"perm": (0, 2, 1, 3) if len(facts.shape(source) or ()) == 3 else (0, 1, 2, 3)})
+            _add(move, f"{label}_{result}", draft, "", set())
+    draft.sole[results[0]] = readers.get(results[0]) == 1
 
 
 def _add(op: Op, name: str, draft: Draft, bias: str, constants: set[str]) -> None:

@@ -156,6 +156,56 @@ def _reduced(op: Op, axes: set[int]) -> Einsum:
     return einsum(f"{op.output}[{','.join(dims)}] {assign} {op.inputs[0]}[{','.join(ranks)}]", dict(zip(ranks, op.shapes[0], strict=True)))
 
 
+def _layer_norm(op: Op) -> Einsum:
+    """The rows, or the mean or deviation of each."""
+    if op.shape == op.shapes[0]:
+        return elementwise(op)
+    return _reduced(op, {i for i, (size, whole) in enumerate(zip(op.shape, op.shapes[0], strict=True)) if size != whole})
+
+
+def _rotary(op: Op) -> Einsum:
+    """Pairs of a row turned by an angle of their position. Heads lie in dimension 1, or in one with the elements."""
+    (x, *tables), (shape, *sizes) = op.inputs[:3], op.shapes[:3]
+    heads = op.attrs.get("num_heads", 0) or (shape[1] if len(shape) == 4 else 0)
+    head = shape[3] if len(shape) == 4 else shape[2] // heads if heads else 0
+    if not heads or op.attrs.get("rotary_embedding_dim", 0) not in (0, head):
+        return movement(op)
+    pair = "i,j" if op.attrs.get("interleaved") else "j,i"
+    at = f"b,h,t,{pair}" if len(shape) == 4 else f"b,t,h,{pair}"
+    turn = [f"{table}[{'b,t,i' if len(size) == 3 else 't,i'}]" for table, size in zip(tables, sizes, strict=True)]
+    extents = {"b": shape[0], "h": heads, "t": shape[2 if len(shape) == 4 else 1], "i": head // 2, "j": 2}
+    return einsum(f"{op.output}[{at}] = rope({x}[{at}], {', '.join(turn)})", extents, sizes=dict(zip(tables, sizes, strict=True)))
+
+
+def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
+    """Attention as scores, softmax of their rows, and values; the scale and what limits the scores ride on them.
+
+    op: inputs Q, K, V, mask, past K, past V, empty names where there is none. With a past, keys and values are first joined to it,
+    in the tensors `present`: data movement, as the operator says. A causal mask saves nothing.
+    """
+    (q, k, v, mask, *past), (qs, ks, vs, ms, *ps) = op.inputs, op.shapes
+    flat = len(qs) == 3  # heads beside the elements, else in dimension 1
+    kv = op.attrs["kv_num_heads"] if flat else ks[1]
+    heads = op.attrs["q_num_heads"] if flat else qs[1]
+    new = ks[1 if flat else 2]
+    extents = {"b": qs[0], "g": kv, "h": heads // kv, "q": qs[1 if flat else 2], "t": new, "d": qs[-1] // heads if flat else qs[-1],
+               "e": vs[-1] // kv if flat else vs[-1]}
+    made, names, rows = [], [k, v], "b,t,g" if flat else "b,g,t"
+    if past[0]:
+        before = ps[0][2]
+        extents["t"] += before
+        for i, (tensor, rank) in enumerate(((k, "d"), (v, "e"))):
+            own, names[i] = (qs[0], new, kv, extents[rank]) if flat else (qs[0], kv, new, extents[rank]), present[i]
+            text = f"{present[i]}[b,g,t,{rank}] = copy({past[i]}[b,g,t,{rank}], {tensor}[{rows.replace('t', f't-{before}')},{rank}])"
+            made.append(einsum(text, extents, sizes={past[i]: ps[i], tensor: own}))
+        rows = "b,g,t"
+    whole, dims = "b,q,g,h" if flat else "b,g,h,q", dict(zip(("t", "q", f"{heads // kv}*g+h", "b"), ms[::-1], strict=False))
+    limits = f", {mask}[{','.join(rank if size > 1 else '0' for rank, size in reversed(dims.items()))}]" if mask else ""
+    made.append(einsum(f"{scores}[b,g,h,q,t] += {q}[{whole},d] * {names[0]}[{rows},d]", extents))
+    made.append(einsum(f"{scores}_softmax[b,g,h,q,t] = softmax({scores}[b,g,h,q,t]{limits})", extents))
+    return [*made, einsum(f"{op.output}[{whole},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{rows},e]", extents)]
+
+
 def _lrn(op: Op) -> Einsum:
     """Local response normalization: a window over channels, the element itself among them."""
     size, ranks = op.attrs["size"], _ranks(len(op.shape))
@@ -221,7 +271,7 @@ def _slice(op: Op) -> Einsum:
     lists = [g if g is not None else None if v is None else np.ravel(v).tolist() for g, v in zip(given, (*op.values[1:], None, None, None, None), strict=False)]
     rank = len(op.shape)
     axes, steps = lists[2] or list(range(len(lists[0] or ()))), lists[3] or [1] * len(lists[0] or ())
-    if lists[0] is None or min(steps) < 1 or any(v is None for v in op.values[1:]):
+    if lists[0] is None or min(steps, default=1) < 1 or any(v is None for v in op.values[1:]):
         return movement(op)
     box, stride = [0] * rank, [1] * rank
     for start, axis, step in zip(lists[0], axes, steps, strict=True):
@@ -273,4 +323,5 @@ OPERATORS: dict[str, Callable[[Op], Einsum]] = {
     "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "Split": _split, "Pad": _pad, "Gather": _gather,
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp",
                      "ArgMax", "ArgMin"), _reduce),
-    **dict.fromkeys(UNARY | BINARY | ROWWISE, elementwise), **dict.fromkeys(BY_CHANNEL, by_channel)}
+    **dict.fromkeys(UNARY | BINARY | ROWWISE, elementwise), **dict.fromkeys(BY_CHANNEL, by_channel),
+    "LayerNormalization": _layer_norm, "RotaryEmbedding": _rotary}

@@ -3,7 +3,8 @@
 Reverse mode on the notation itself: the gradient of an operand is the same loop nest with that operand and the output in each
 other's place, so every affine index stays as it is and a window becomes a scattered write:
     "O[p] += I[2*p+r-1] * W[r]"   gives   "d_I[2*p+r-1] += d_O[p] * W[r]"   and   "d_W[r] += d_O[p] * I[2*p+r-1]"
-What rides on a producer's output forward rides backward too: it has no einsum. A folded normalisation stays folded.
+Train the graph before anything rides on a producer (`graph.ride` afterwards): what rode has no einsum to differentiate. Batch normalisation is
+trained with its statistics as they are. A density is of the forward operand; gradients are dense.
 Roles are KAPLA's (specs/dataflow.md, 1.8): input gradient (its layers ..._H), weight gradient (..._W).
 """
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Literal
 
 from workloads.einsum import Dim, Einsum, Projection, WorkloadError, einsum
@@ -34,9 +34,11 @@ DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
     "exp": (("mul", (G, Y)), ("neg_mul", (G, Y))),
     "relu": (("relu_grad", (G, Y)),), "sigmoid": (("sigmoid_grad", (G, Y)),), "tanh": (("tanh_grad", (G, Y)),),
     "square": (("square_grad", (G, 0)),), "sqrt": (("sqrt_grad", (G, Y)),), "rsqrt": (("rsqrt_grad", (G, Y)),), "softmax": (("softmax_grad", (G, Y)),),
+    "bias": (("copy", (G,)), ("copy", (G,))), "fma": (("mul", (G, 1)), ("mul", (G, 0)), ("copy", (G,))), "rope": (("rope_grad", (G, 1)), None),
+    "scan": (("scan_grad0", (G, 0, Y)), ("scan_grad1", (G, 0))), "exp_product": (("exp_product_grad0", (G, 1, Y)), ("exp_product_grad1", (G, 0, Y))),
     "normalize": (("mul", (G, 1, 2)), ("mul", (G, 0, 2)), ("mul", (G, 0, 1)), ("copy", (G,))),
     "batchnorm": (("batchnorm_grad0", (G, 1, 4)), ("batchnorm_grad1", (G, 0, 3, 4)), ("copy", (G,)), None, None)}
-DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]  # scale and shift are trained; running mean and variance are not
+DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]  # scale and shift are trained; running mean and variance are not, nor are angles of rope
 STEPS = frozenset({
     "floor", "ceil", "round", "sign", "not", "isnan", "isinf", "equal", "less", "greater", "lessorequal", "greaterorequal", "and", "or", "xor", "hardmax",
     "bitshift", "bitwiseand", "bitwiseor", "bitwisexor", "bitwisenot"})  # flat wherever they have a derivative
@@ -93,7 +95,7 @@ def training(forward: Workload, method: Method = "sgd", inputs: bool = False, re
     """One training step: the forward pass, gradients of every operator that a weight lies behind, updates of the weights.
 
     inputs: gradients of what comes from outside too (data needs none). results: tensors that the loss reads, by default all
-    that nothing reads; the gradient d_T of a result T comes from outside. A gradient runs as often as what it differentiates.
+    that nothing reads, but for rows copied into caches; the gradient d_T of a result T comes from outside. A gradient runs as often as what it differentiates.
     Raises WorkloadError in one line for results that no einsum makes, and where nothing is to be trained.
     """
     found = gradients(forward, method, inputs, results)
@@ -124,7 +126,7 @@ def gradients(forward: Workload, method: Method = "sgd", inputs: bool = False, r
                 found += _whole(tape, p.tensor, count)
                 found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
     if not found:
-        raise WorkloadError(f"{forward.name}: no weight lies behind a result, so there is nothing to train")
+        raise WorkloadError(f"{forward.name}: no weight lies behind a result, so there is nothing to train; inputs = yes differentiates the data")
     return tuple(found)
 
 
@@ -139,14 +141,22 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
                             f"{', '.join(t for t in made if t not in read)}")
     wanted = set(forward.weights) | (set(stored) - set(made) if inputs else set())
     for e in forward.einsums:
-        if any(p.tensor in wanted and _rule(e, i) for i, p in enumerate(e.inputs)):
+        if any(_owner(stored, p) in wanted and _rule(e, i) for i, p in enumerate(e.inputs)):
             wanted.add(e.output.tensor)
-    ends = [t for t in made if t in wanted and (t in results if results else t not in read)]
+    moved = {e.output.tensor for e in forward.einsums if e.kind == "copy"}
+    unread = [t for t in made if t in wanted and t not in read]
+    ends = [t for t in made if t in wanted and t in results] or [t for t in unread if t not in moved] or unread
     uses = Counter(ends)
     for e in reversed(forward.einsums):
         if uses[e.output.tensor]:
-            uses.update(p.tensor for i, p in enumerate(e.inputs) if p.tensor in wanted and _rule(e, i))
+            uses.update(owner for i, p in enumerate(e.inputs) if (owner := _owner(stored, p)) in wanted and _rule(e, i))
     return Tape(forward, uses, stored, used=set(stored) | {e.name for e in forward.einsums}), ends
+
+
+def _owner(stored: Collection[str], p: Projection) -> str:
+    """The tensor that an access is of: T_again is a second access of T."""
+    first = p.tensor.removesuffix("_again")
+    return first if first in stored else p.tensor
 
 
 def _rule(e: Einsum, i: int) -> Rule | None:
@@ -159,10 +169,12 @@ def _rule(e: Einsum, i: int) -> Rule | None:
         case "max":
             return "max_grad", (G, i, Y)
         case "copy":
-            return ("copy", (G,)) if i == 0 or _beside(e.inputs[0], e.inputs[i]) else None
+            return ("copy", (G,)) if i == 0 or _beside(e, i) else None
     if e.kind in STEPS:
         return None
     rules = DERIVATIVES.get(e.kind, ())
+    if e.kind == "batchnormalization" and len(e.inputs) == 3:  # mean and variance folded into scale and shift
+        rules = DERIVATIVES["fma"]
     if i < len(rules):
         rule = rules[i]
         if rule is None or Y not in rule[1] or set(e.sizes()) <= e.output.ranks():  # a sum of function values is the value of no point
@@ -170,27 +182,39 @@ def _rule(e: Einsum, i: int) -> Rule | None:
     return f"{e.kind}_grad{i if len(e.inputs) > 1 else ''}", (G, *range(len(e.inputs)))
 
 
-def _beside(first: Projection, p: Projection) -> bool:
-    """Is p a further piece of a concatenation? Else the first operand hides it: an index, or a shape."""
-    return [d.terms for d in p.dims] == [d.terms for d in first.dims] and [d.offset for d in p.dims] != [d.offset for d in first.dims]
+def _beside(e: Einsum, i: int) -> bool:
+    """Is operand i of a copy a further piece of a concatenation? Else the first operand hides it: indices, or a shape."""
+    first, p = e.inputs[0], e.inputs[i]
+    ahead, own = _box(first, e.sizes()), _box(p, e.sizes())
+    return not p.ranks() < first.ranks() and any(own[rank].start < ahead[rank].start or own[rank].stop > ahead[rank].stop for rank in own)
+
+
+def _box(p: Projection, extents: dict[str, int]) -> dict[str, range]:
+    """Iterations at which an access lies inside what is stored, as far as ranks that index a dimension alone say."""
+    box = {rank: range(n) for rank, n in extents.items()}
+    for d in p.dims:
+        if len(d.terms) == 1:
+            (rank, c), old = d.terms[0], box[d.terms[0][0]]
+            box[rank] = range(max(old.start, -(d.offset // c)), min(old.stop, (d.size - 1 - d.offset) // c + 1))
+    return box
 
 
 def _backward(tape: Tape, e: Einsum, count: int) -> Iterator[Gradient]:
     """Gradients of the operands of one einsum. Those that are the arriving gradient itself get no einsum."""
     grad = replace(e.output, tensor=tape.grads[e.output.tensor])
     for i, p in enumerate(e.inputs):
-        rule = _rule(e, i)
-        if not tape.uses[p.tensor] or rule is None:
+        rule, wrt = _rule(e, i), _owner(tape.stored, p)
+        if not tape.uses[wrt] or rule is None:
             continue
-        shares, several = tape.shares.setdefault(p.tensor, []), tape.uses[p.tensor] > 1
-        derived = _derived(e, rule, grad, replace(_as_stored(p, tape.stored[p.tensor]), density=1.0, format="dense"))
+        shares, several = tape.shares.setdefault(wrt, []), tape.uses[wrt] > 1
+        derived = _derived(e, rule, grad, replace(p, density=1.0, format="dense"))
         if derived.kind == "copy" and derived.output.dims == grad.dims and _plain(derived):
             shares.append(grad.tensor)
             continue
-        weight = p.tensor in tape.forward.weights
-        tensor = tape.fresh(f"d_{p.tensor}__{e.output.tensor}" if several else f"d_{p.tensor}")
+        weight = wrt in tape.forward.weights
+        tensor = tape.fresh(f"d_{wrt}__{e.output.tensor}" if several else f"d_{wrt}")
         named = replace(derived, name=tape.fresh(f"{e.name}_{'W' if weight else 'H'}_{p.tensor}"), output=replace(derived.output, tensor=tensor))
-        step = Gradient(named, "weight_gradient" if weight else "input_gradient", p.tensor, e.name, count)
+        step = Gradient(named, "weight_gradient" if weight else "input_gradient", wrt, e.name, count)
         waits = several and derived.kind == "copy" and _plain(derived)  # a sum can read it unwritten
         shares.append(step if waits else tensor)
         if not waits:
@@ -216,17 +240,12 @@ def _derived(e: Einsum, rule: Rule, grad: Projection, out: Projection) -> Einsum
 
 def _narrowed(e: Einsum) -> Einsum:
     """Without the iterations that write outside what the output stores (pieces of a concatenation, pads)."""
-    first, extents = dict.fromkeys(e.sizes(), 0), e.sizes()
-    for d in e.output.dims:
-        if len(d.terms) == 1 and d.terms[0][1] == 1:
-            rank = d.terms[0][0]
-            first[rank] = max(0, -d.offset)
-            extents[rank] = min(extents[rank], d.size - d.offset) - first[rank]
+    box = _box(e.output, e.sizes())
 
     def moved(p: Projection) -> Projection:
-        return replace(p, dims=tuple(replace(d, offset=d.offset + sum(c * first[rank] for rank, c in d.terms)) for d in p.dims))
+        return replace(p, dims=tuple(replace(d, offset=d.offset + sum(c * box[rank].start for rank, c in d.terms)) for d in p.dims))
 
-    return replace(e, output=moved(e.output), inputs=tuple(moved(p) for p in e.inputs), extents=tuple(extents.items()))
+    return replace(e, output=moved(e.output), inputs=tuple(moved(p) for p in e.inputs), extents=tuple((rank, len(at)) for rank, at in box.items()))
 
 
 def _plain(e: Einsum) -> bool:
@@ -236,13 +255,6 @@ def _plain(e: Einsum) -> bool:
 
 def _is_whole(dims: tuple[Dim, ...], extents: dict[str, int]) -> bool:
     return all(len(d.terms) == 1 and d.terms[0][1] == 1 and d.offset == 0 and extents.get(d.terms[0][0], d.size) == d.size for d in dims)
-
-
-def _as_stored(p: Projection, stored: tuple[Dim, ...]) -> Projection:
-    """A reader that looks at a part of a tensor makes a gradient as large as the tensor; one that sees another shape keeps its own."""
-    if len(p.dims) == len(stored) and prod(d.size for d in p.dims) != prod(d.size for d in stored):
-        return replace(p, dims=tuple(replace(d, size=s.size) for d, s in zip(p.dims, stored, strict=True)))
-    return p
 
 
 def _whole(tape: Tape, tensor: str, count: int) -> Iterator[Gradient]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from workloads.einsum import WorkloadError, einsum
 from workloads.graph import Workload
-from workloads.layers import Cascade, Map, Net, add, cascade, conv, dense, network, renamed, stacked
+from workloads.layers import Cascade, Map, Net, cascade, conv, dense, network, renamed, stacked
 
 
 def softmax(b: int, n: int) -> Cascade:
@@ -149,7 +149,7 @@ def _experts(s: Sizes, rows: int, x: str, y: str, experts: int, active: int) -> 
     return cascade(extents, *texts, sizes=sizes)
 
 
-def _block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
+def block(s: Sizes, run: Run, experts: int = 0, active: int = 0) -> Cascade:
     """One layer: tensor X -> tensor Y."""
     rows = run.batch * run.new
     sums = {"r": rows, "m": s.model}
@@ -174,11 +174,14 @@ def _caches(layers: int) -> set[str]:
 def _bert(name: str, s: Sizes, layers: int, batch: int, sequence: int) -> Workload:
     """Devlin et al. 2019: three embeddings, encoder layers that normalise afterwards, a pooler on the first position."""
     rows = batch * sequence
+    if sequence > 512:
+        raise WorkloadError(f"{name}: sequence = {sequence} must not be above 512, the positions that it has")
     extents = {"b": batch, "t": sequence, "r": rows, "m": s.model, "n": s.model}
     net = renamed(embedding(rows, 30_522, s.model), "", {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"})
     net += cascade(extents, "summed[b,t,m] = add(words[b,t,m], positions_W[t,m], types_W[0,m])", sizes={"positions_W": (512, s.model), "types_W": (2, s.model)})
-    net += norm(s, rows, "summed", "embedded") + stacked(_block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded")
-    pooler = ("pooled_sum[b,n] += encoded[b,0,m] * pooled_W[n,m]", "pooled_bias[b,n] = bias(pooled_sum[b,n], pooled_B[n])", "pooled[b,n] = tanh(pooled_bias[b,n])")
+    net += norm(s, rows, "summed", "embedded") + stacked(block(s, Run(batch, sequence, sequence)), layers, "embedded", "encoded")
+    pooler = ("pooled_sum[b,n] += encoded[b,0,m] * pooled_W[n,m]", "pooled_bias[b,n] = bias(pooled_sum[b,n], pooled_B[n])",
+              "pooled[b,n] = tanh(pooled_bias[b,n])")
     return network(name, net + cascade(extents, *pooler, sizes={"encoded": (batch, sequence, s.model)}), {"tokens"})
 
 
@@ -196,17 +199,19 @@ def _run(phase: str, context: int, batch: int) -> Run:
     return Run(batch, context if phase == "prefill" else 1, context, cache=True)
 
 
-def _decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positions: int = 0) -> Workload:
+def decoder(name: str, s: Sizes, run: Run, layers: int, vocabulary: int, positions: int = 0) -> Workload:
     """Words, layers, a last norm and the logits of the last position only: what generation needs. positions: of a learned table, which the words then share
     with the logits (GPT-2); 0: rotary positions and a table of its own for the logits (Llama)."""
     rows, last = run.batch * run.new, run.new - 1
+    if 0 < positions < run.context:
+        raise WorkloadError(f"{name}: context = {run.context} must not be above {positions}, the positions that it has")
     extents = {"b": run.batch, "t": run.new, "m": s.model, "v": vocabulary}
     table = "words_W" if positions else "logits_W"
     net = renamed(embedding(rows, vocabulary, s.model), "", {"X": "tokens", "T": "words_W", "Y": "words", "embedding": "words"})
     if positions:
         start = run.context - run.new
-        net += cascade(extents, f"embedded[b,t,m] = add(words[b,t,m], positions_W[t+{start},m])", sizes={"positions_W": (max(positions, run.context), s.model)})
-    net += stacked(_block(s, run), layers, "embedded" if positions else "words", "decoded", TABLES)
+        net += cascade(extents, f"embedded[b,t,m] = add(words[b,t,m], positions_W[t+{start},m])", sizes={"positions_W": (positions, s.model)})
+    net += stacked(block(s, run), layers, "embedded" if positions else "words", "decoded", TABLES)
     net += cascade(extents, f"ended[b,m] = decoded[b,{last},m]", sizes={"decoded": (run.batch, run.new, s.model)}) if last else ()
     net += norm(s, run.batch, "ended" if last else "decoded", "normed") + cascade(extents, f"logits[b,v] += normed[b,m] * {table}[v,m]")
     return network(name, net, {"tokens", *_caches(layers)}, TABLES)
@@ -217,24 +222,27 @@ Phase = Literal["prefill", "decode"]
 
 def gpt2(phase: Phase = "prefill", context: int = 1024, batch: int = 1, layers: int = 12) -> Workload:
     """Radford et al. 2019, small: 12 layers of 768; the logits share the table of the words."""
-    return _decoder("gpt2", Sizes(768, 12, 3072), _run(phase, context, batch), layers, 50_257, 1024)
+    return decoder("gpt2", Sizes(768, 12, 3072), _run(phase, context, batch), layers, 50_257, 1024)
 
 
 def llama7b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 32) -> Workload:
-    """Touvron et al. 2023. prefill: a prompt of `context` positions; decode: one more position that ends a context of so many."""
-    return _decoder("llama7b", LLAMA["7b"], _run(phase, context, batch), layers, 32_000)
+    """Touvron et al. 2023: 32 layers of 4096.
+
+    prefill: a prompt of `context` positions; decode: one more position that ends a context of so many. Logits of the last position only.
+    """
+    return decoder("llama7b", LLAMA["7b"], _run(phase, context, batch), layers, 32_000)
 
 
 def llama70b(phase: Phase = "prefill", context: int = 2048, batch: int = 1, layers: int = 80) -> Workload:
     """Touvron et al. 2023 (Llama 2): 80 layers of 8192, eight heads of keys and values. Phases as in `llama7b`."""
-    return _decoder("llama70b", LLAMA["70b"], _run(phase, context, batch), layers, 32_000)
+    return decoder("llama70b", LLAMA["70b"], _run(phase, context, batch), layers, 32_000)
 
 
 def moe_block(phase: Phase = "prefill", context: int = 2048, batch: int = 1, experts: int = 8, active: int = 2) -> Workload:
     """One layer of Mixtral 8x7B (Jiang et al. 2024): grouped-query attention, then each position through `active` of the experts."""
     if active > experts:
         raise WorkloadError(f"moe_block: active = {active} must not be above experts = {experts}")
-    net = _block(MIXTRAL, _run(phase, context, batch), experts, active)
+    net = block(MIXTRAL, _run(phase, context, batch), experts, active)
     return network("moe_block", net, {"X", "K_cache", "V_cache"}, TABLES)
 
 
@@ -247,7 +255,7 @@ def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000
     extents = {"b": batch, "p": t - 1, "t": t, "m": s.model}
     net = tuple(head) + cascade(extents, f"turned[b,p,m] = {x.name}[b,m,p]", "joined[b,t,m] = copy(token_W[0,m], turned[b,t-1,m])",
                                 "embedded[b,t,m] = add(joined[b,t,m], positions_W[t,m])", sizes={"turned": (batch, t - 1, s.model), "token_W": (1, s.model)})
-    net += stacked(_block(s, Run(batch, t, t)), 12, "embedded", "encoded")
+    net += stacked(block(s, Run(batch, t, t)), 12, "embedded", "encoded")
     net += cascade(extents, "ended[b,m] = encoded[b,0,m]", sizes={"encoded": (batch, t, s.model)}) + norm(s, batch, "ended", "normed")
     tail: Net = []
     dense(tail, "logits", Map("normed", (batch, s.model)), classes)

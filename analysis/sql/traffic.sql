@@ -3,10 +3,10 @@ CREATE OR REPLACE VIEW traffic AS
 SELECT
     e.machine, e.schedule, e.workload, e.einsum, c.level, c.tensor, c.action,
     e.count * c.elems AS elems,
-    e.count * c.elems * c.bits / 8 AS bytes,
+    e.count * c.elems * coalesce(c.bits, p.word_bits) / 8 AS bytes,
     CASE c.action
-        WHEN 'read' THEN p.read_pj * c.bits / p.width_bits
-        WHEN 'write' THEN p.write_pj * c.bits / p.width_bits
+        WHEN 'read' THEN p.read_pj * coalesce(c.bits, p.word_bits) / p.width_bits
+        WHEN 'write' THEN p.write_pj * coalesce(c.bits, p.word_bits) / p.width_bits
         ELSE CASE e.kind WHEN 'mac' THEN p.mac_pj WHEN 'copy' THEN 0 ELSE p.alu_pj END
     END * e.count * c.elems AS energy_pj
 FROM einsums e JOIN counts c USING (mapping_key) JOIN prices p ON (p.machine = e.machine AND p.level = c.level);

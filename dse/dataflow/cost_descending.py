@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, permutations, product
-from math import inf, prod
+from math import inf, isqrt, prod
 from random import Random
 
 import numpy as np
@@ -60,7 +60,7 @@ def topology(arch: Arch) -> Arch:
     return replace(arch, name="", levels=levels, compute=Compute(0.0, 0.0), clock_ghz=1.0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
     """Counted mappings that fit, one per fill and order of loops; machines that differ in prices only share them."""
     whole, arch = arch, _usable(e, arch)
@@ -157,17 +157,18 @@ def _padding(left: int, p: int) -> float:
 @lru_cache(maxsize=4096)
 def _primes(n: int) -> tuple[int, ...]:
     found, p = [], 2
-    while n > 1:
+    while p * p <= n:
         while n % p == 0:
             found.append(p)
             n //= p
         p += 1
-    return tuple(found)
+    return (*found, n) if n > 1 else tuple(found)
 
 
 @lru_cache(maxsize=4096)
 def _divisors(n: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return (*small, *(n // d for d in reversed(small) if d * d != n))
 
 
 def _cache(e: Einsum, arch: Arch, v: int, tile: Tile, spatial: Lanes, kept: Projection) -> Tile:

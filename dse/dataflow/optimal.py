@@ -85,7 +85,7 @@ class Space:
         self.e, self.arch, self.tiles, self.rules = problem.einsum, problem.arch, tiles, constraints
         self.objective = OBJECTIVES[problem.objective]
         self.tensors = self.e.tensors()
-        self.ranks = [rank for rank, n in self.e.extents if n > 1]
+        self.ranks = [rank for rank, n in self.e.extents if n > 1] or [rank for rank, _ in self.e.extents[:1]]
         self.dims = [(name, size, f.outside, multicast, reduce) for f in self.arch.fanouts
                      for (name, size), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)]
         self.borders = sorted({f.outside for f in self.arch.fanouts})
@@ -240,7 +240,10 @@ class Space:
         units = [[[(self.walks[rank].unit[i], (1,) * len(self.dims))] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
         lanes = [[[*self.walks[rank].lanes[i][b]] for i in range(len(self.walks[rank].cuts))] for b in range(len(self.borders)) for rank in self.ranks]
         n = len(self.ranks)
-        flat = [groups, units, *(lanes[b * n:(b + 1) * n] for b in range(len(self.borders)))]
+        below = [[own if self.walks[rank].ragged(i) else own[:1] for i, own in enumerate(by_state)] for rank, by_state in zip(self.ranks, groups, strict=True)]
+        last = [[own if self.walks[rank].ragged(i) or self.walks[rank].tile(i) == 1 else [] for i, own in enumerate(by_state)]
+                for rank, by_state in zip(self.ranks, units, strict=True)]
+        flat = [groups, units, below, last, *(lanes[b * n:(b + 1) * n] for b in range(len(self.borders)))]
         self.succ_start = np.zeros((len(flat), max(n, 1), states + 1), np.int64)
         succ: list[tuple[int, tuple[int, ...]]] = []
         for g, by_rank in enumerate(flat):
@@ -360,19 +363,21 @@ def _searched(space: Space, steps: list[Step], best: Floats, budget: int) -> tup
         rest.append((len(order) if s.kind == MAC else done, len(order)))
     n, ranks = len(steps), len(space.ranks)
     border_of = {border: i for i, border in enumerate(space.borders)}
-    group = [0 if s.kind in (NODE, GAP) else 1 if s.kind == MAC else 2 + border_of[s.level] for s in steps]
+    narrow = {s.level for s in steps if s.kind == LANES and not any(f.ramp and f.outside == s.level for f in space.arch.fanouts)}
+    after = [s.kind == LANES and s.level in narrow and space.tiles != "ragged" and i > 0 for i, s in enumerate(steps)]
+    group = [4 + border_of[s.level] if s.kind == LANES else 2 * (i > 0 and after[i - 1]) + (s.kind == MAC) for i, s in enumerate(steps)]
     allowed = np.array([[rank in s.allowed for rank in space.ranks] for s in steps], np.bool_).reshape(n, ranks)
     border_dims = np.array([[s.kind == LANES and dim[2] == s.level for dim in space.dims] for s in steps], np.bool_).reshape(n, len(space.dims))
     at = {s.level: i for i, s in enumerate(steps) if s.kind == LANES}
     ramps = np.array([(at[outside], prod_number, low, high) for outside, prod_number, low, high, _ in space.ramps], np.int64).reshape(-1, 4)
-    chosen = np.full((n, ranks), -1, np.int64)
+    chosen, before = np.zeros((n, ranks), np.int64), best.copy()
     visited = kernels.search(
         np.array([s.kind for s in steps]), np.array([s.level for s in steps]), np.array([s.tensor for s in steps]), np.array(link), allowed, np.array(group),
         np.array(rest), space.room, space.doubled, space.bits, space.succ_start, space.succ, space.trips, space.lane_size, border_dims, space.tile, space.full,
         space.seen, space.dim_start, space.dim_rank, space.dim_coef, space.csr, space.link_rows, space.weight_rows, space.product_rows, space.factor_start,
         space.factor_rank, space.factor_stride, space.table, space.low, space.high, np.array(order), np.array([r[4] for r in space.ramps], np.float64), ramps,
         np.array(space.start), space.port, space.machine, space.objective, space.rule_row, best, chosen, budget)
-    return (chosen if ranks == 0 or chosen[0, 0] >= 0 else None), int(visited)
+    return (None if np.array_equal(before, best) else chosen), int(visited)
 
 
 def nest(space: Space, steps: list[Step], chosen: Ints) -> Mapping:

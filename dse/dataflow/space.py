@@ -219,6 +219,13 @@ class Walks:
     def tile(self, state: int) -> int:
         return self.cuts[state][-1][0] if self.cuts[state] else self.extent
 
+    def ragged(self, state: int) -> bool:
+        """Whether the lanes just passed do not divide what they share out: only then may a loop in time below them not as well stand above."""
+        own = self.cuts[state]
+        sizes = [self.extent, *(tile for tile, _ in own)]
+        lanes = [i for i, (_, d) in enumerate(own) if d >= 0 and all(dim >= 0 for _, dim in own[i:])]
+        return any(sizes[i] % sizes[i + 1] for i in lanes)
+
 
 def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]

@@ -21,10 +21,29 @@ def touched_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
 
 
 def _touched(dim: Dim, extents: tuple[int, ...]) -> int:
-    index = np.full(1, dim.offset, np.int64)
-    for (_, c), n in zip(dim.terms, extents, strict=True):
+    """Different stored indices of one dimension: a run of neighbours, repeated with gaps by the first coefficient that is too large."""
+    run, blocks = 1, [(0, 1)]  # length of the run; (step, how often)
+    for c, n in sorted((c, n) for (_, c), n in zip(dim.terms, extents, strict=True) if n > 1):
+        if len(blocks) == 1 and c <= run:
+            run += c * (n - 1)
+        else:
+            blocks.append((c, n))
+    if len(blocks) <= 2:
+        return _inside(dim, run, *blocks[-1])
+    index = np.arange(run)
+    for c, n in blocks[1:]:
         index = np.unique(np.add.outer(index, c * np.arange(n)))
-    return int(((index >= 0) & (index < dim.size)).sum())
+    return int(((index >= -dim.offset) & (index < dim.size - dim.offset)).sum())
+
+
+def _inside(dim: Dim, run: int, step: int, n: int) -> int:
+    """Indices of n runs, `step` apart and not overlapping, that fall into the stored range: whole runs, and one cut at each end."""
+    low = 0 if step == 0 else max(-(dim.offset // step), 0)
+    high = n - 1 if step == 0 else min((dim.size - run - dim.offset) // step, n - 1)
+    cut = {i for i in (low - 1, low, high, high + 1) if 0 <= i < n and not low <= i <= high} | ({0} if step == 0 else set())
+    whole = 0 if step == 0 else max(high - low + 1, 0) * run
+    starts = [dim.offset + step * i for i in cut]
+    return whole + sum(max(min(start + run, dim.size) - max(start, 0), 0) for start in starts)
 
 
 def words(p: Projection, e: Einsum) -> float:

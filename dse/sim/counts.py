@@ -137,7 +137,7 @@ def wiring(arch: Arch) -> Wiring:
     return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic)
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
     """The formulas of a nest's counts, rows in the order of its nodes.
 

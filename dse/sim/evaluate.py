@@ -59,6 +59,10 @@ def figure(objective: str, energy_pj: float, latency_cycles: float) -> float:
     return {"energy": energy_pj, "latency": latency_cycles, "edp": energy_pj * latency_cycles}[objective]
 
 
+class Violated(RuntimeError):
+    """The model contradicts itself: nothing that follows can be trusted. Its text names einsum, machine and mapping."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What a mapper solves: one einsum on one machine. objective: energy, latency or edp."""
@@ -83,7 +87,7 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     p = cost.price(rows, e, arch)
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):
-        raise ValueError(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
+        raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
     key = canonical_key(e)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = max(1 - floor / value, 0.0) if value else 0.0

@@ -60,8 +60,10 @@ class Unit:
 
 
 def unit(arch: Arch, elem_bits: int) -> Unit | None:
-    """What a machine offers: three scratchpads outside of the array hold inputs, weights and outputs; else the largest level there
-    gives each a third. Array dimensions that add up are MACs, the others PEs. None: no level but the outermost."""
+    """What a machine offers; None: no level but the outermost.
+
+    Three scratchpads outside of the array hold inputs, weights and outputs; else the largest level there gives each a third.
+    """
     inner = arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
     pads = [level for level in arch.levels[1:inner] if level.capacity_bits]
     if not pads:
@@ -70,10 +72,17 @@ def unit(arch: Arch, elem_bits: int) -> Unit | None:
     held = pads if private else [max(pads, key=lambda level: level.capacity_bits or 0)] * 3
     room = min((level.capacity_bits or 0) // (2 if level.double_buffer else 1) for level in held) // (1 if private else 3)
     outer = arch.levels.index(held[0])
-    lanes = [(size, adds) for f in arch.fanouts if f.outside > outer for (_, size), adds in zip(f.dims, f.reduce, strict=True)]
-    vector = int(arch.compute.alu_per_cycle or 8)
-    return Unit(room // 8, max(elem_bits // 8, 1), vector, prod(n for n, adds in lanes if not adds), prod(n for n, adds in lanes if adds), vector,
-                arch.instances(outer), (held[0].name, held[1].name, held[2].name))
+    pes, macs = lanes(arch, outer)
+    return Unit(tile_bytes=room // 8, elem_bytes=max(elem_bits // 8, 1), pes=prod(n for _, n in pes), macs=prod(n for _, n in macs),
+                vector=int(arch.compute.alu_per_cycle or 8), accelerators=arch.instances(outer), names=(held[0].name, held[1].name, held[2].name))
+
+
+def lanes(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Dimensions inside of level `outer` for output channels and for input channels: those that add up; the first is no such one if all do."""
+    dims = [(name, size, adds) for f in arch.fanouts if f.outside > outer for (name, size), adds in zip(f.dims, f.reduce, strict=True)]
+    if len(dims) > 1 and all(adds for _, _, adds in dims):
+        dims[0] = (*dims[0][:2], False)
+    return [(name, n) for name, n, adds in dims if not adds], [(name, n) for name, n, adds in dims if adds]
 
 
 def stored(shape: Sequence[int], u: Unit, slack: int | None = None) -> int:

@@ -1,0 +1,138 @@
+"""Sparse matrices as far as their cost goes: shape and nonzeros, from publications, grids and MatrixMarket files."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.einsum import WorkloadError
+
+CHUNK = 1 << 22
+BLANK = re.compile(rb"\n[ \t\r]*(?=\n)")
+FIELDS = {"real": 3, "double": 3, "integer": 3, "unsigned-integer": 3, "complex": 4, "pattern": 2}  # words of an entry
+SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A sparse matrix as far as its cost goes. nnz counts both halves of a symmetric one."""
+
+    name: str
+    rows: int
+    columns: int
+    nnz: int
+    is_complex: bool = False
+
+
+MATRICES = {m.name: m for m in (  # GOGETA (arXiv 2303.11499), table 2, from SuiteSparse
+    Matrix("aft02", 8184, 8184, 127762), Matrix("ecology1", 1000000, 1000000, 4996000), Matrix("barth5", 15606, 15606, 61484),
+    Matrix("nasa4704", 4704, 4704, 104756))}
+
+
+def five_point(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Laplacian of a side x side grid: rows, columns, values of its 5 * side**2 - 4 * side nonzeros. side = 1000 is the pattern of ecology1."""
+    at = np.arange(side * side).reshape(side, side)
+    low = np.concatenate((at[:, :-1].ravel(), at[:-1].ravel()))
+    high = np.concatenate((at[:, 1:].ravel(), at[1:].ravel()))
+    rows, columns = np.concatenate((at.ravel(), low, high)), np.concatenate((at.ravel(), high, low))
+    return rows, columns, np.where(rows == columns, 4.0, -1.0)
+
+
+def read_matrix(path: str | Path) -> Matrix:
+    """Shape and nonzeros of a MatrixMarket coordinate file; every entry is checked, in chunks that are dropped again.
+
+    Stored zeros count; of a symmetric, skew-symmetric or hermitian file, entries off the diagonal count twice.
+    Raises WorkloadError, one line: no such file, wrong header or size line, entry out of range or unreadable (with its line), too few or many.
+    """
+    try:
+        with open(path, "rb") as file:
+            banner, size, lines = _header(str(path), file)
+            nnz = _scanned(str(path), file, banner, size, lines)
+    except OSError as fault:
+        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+    return Matrix(Path(path).stem, size[0], size[1], nnz, banner[3] == "complex")
+
+
+def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int], int]:
+    """Words of the banner, the size line, and how many lines they take."""
+    banner = file.readline(1024).decode("ascii", "replace").lower().split()
+    if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
+        raise WorkloadError(f'{path}: line 1 is no MatrixMarket header; write e.g. "%%MatrixMarket matrix coordinate real general"')
+    if banner[2] != "coordinate":
+        raise WorkloadError(f"{path}: line 1: format {banner[2]} holds no sparse matrix; it must be coordinate")
+    for what, word, known in (("field", banner[3], tuple(FIELDS)), ("symmetry", banner[4], SYMMETRIES)):
+        if word not in known:
+            raise WorkloadError(f"{path}: line 1: {what} {word} must be {' or '.join(known)}")
+    lines, line = 2, file.readline()
+    while line and (line.startswith(b"%") or not line.strip()):
+        lines, line = lines + 1, file.readline()
+    words = line.decode("ascii", "replace").split()
+    if len(words) != 3 or not all(re.fullmatch("[0-9]{1,18}", w) for w in words) or min(int(w) for w in words) < 1:
+        raise WorkloadError(f"{path}: line {lines}: {_shown(line)} must be rows, columns and entries, each at least 1")
+    rows, columns, entries = (int(w) for w in words)
+    if entries > rows * columns:
+        raise WorkloadError(f"{path}: line {lines}: {entries} entries do not fit into {rows} x {columns}")
+    if banner[4] != "general" and rows != columns:
+        raise WorkloadError(f"{path}: line {lines}: {rows} x {columns} cannot be {banner[4]}; write general")
+    return banner, (rows, columns, entries), lines
+
+
+def _scanned(path: str, file: BinaryIO, banner: list[str], size: tuple[int, int, int], line: int) -> int:
+    """Nonzeros of all entries; line: of the file, before them."""
+    from scipy.io import mmread  # type: ignore[attr-defined, unused-ignore]  # here: only files need the time that its import takes
+
+    rows, columns, entries = size
+    seen = nnz = 0
+    for chunk in _chunks(file):
+        count = chunk.count(b"\n") - len(BLANK.findall(b"\n" + chunk))
+        blanks, first = _first(chunk)
+        if count and len(first.split()) != FIELDS[banner[3]]:
+            raise WorkloadError(f"{path}: line {line + 1 + blanks}: {_shown(first)} must be {FIELDS[banner[3]]} numbers, for the field is {banner[3]}")
+        if seen + count > entries:
+            raise WorkloadError(f"{path}: holds more entries than the {entries} that its size line names")
+        head = f"{' '.join(banner)}\n{rows} {columns} {count}\n".replace("%%matrixmarket", "%%MatrixMarket").encode()
+        try:
+            nnz += mmread(io.BytesIO(head + chunk)).nnz if count else 0  # type: ignore[no-untyped-call, unused-ignore]
+        except (ValueError, OverflowError) as fault:
+            raise WorkloadError(f"{path}: {_placed(str(fault), line - 2)}") from None
+        seen, line = seen + count, line + chunk.count(b"\n")
+    if seen < entries:
+        raise WorkloadError(f"{path}: holds {seen} entries, but its size line names {entries}; copy the file again")
+    return nnz
+
+
+def _first(chunk: bytes) -> tuple[int, bytes]:
+    """How many blank lines stand before the first entry, and its line."""
+    text = chunk.lstrip()
+    return chunk.count(b"\n", 0, len(chunk) - len(text)), text.partition(b"\n")[0]
+
+
+def _shown(line: bytes) -> str:
+    return repr(line.decode("ascii", "replace").strip()[:60])
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, some MiB at a time."""
+    rest = b""
+    while block := file.read(CHUNK):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if newline:
+            yield whole + newline
+    if rest.strip():
+        yield rest + b"\n"
+
+
+def _placed(fault: str, before: int) -> str:
+    """The reader's fault with the line of the file; an index counts from 1."""
+    found = re.match(r"Line (\d+): (.*?)\.?$", fault)
+    if not found:
+        return f"{fault[:1].lower()}{fault[1:]}".rstrip(".")
+    hint = "; indices count from 1 to the size line's" if "out of bounds" in found[2] else ""
+    return f"line {int(found[1]) + before}: {found[2][:1].lower()}{found[2][1:]}{hint}"
