@@ -20,14 +20,15 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import cloudpickle
+from ray._private import ray_constants
 from ray.exceptions import ActorDiedError, RayError
 
 from cluster.store import RunFault
@@ -43,6 +44,7 @@ STARVED_S = 300.0  # without one live actor
 HEAD_S = 15.0  # the head does not answer; Ray itself ends the process after 60 s
 OBJECT_STORE_BYTES = 256 << 20
 LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # ray.init sets them; a later cluster may have no tokens
+INNER = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR  # "0": Ray's daemons listen on 127.0.0.1, else on every address of the machine
 ROOT = str(Path(__file__).resolve().parent.parent)
 Log = Callable[[int, str], None]  # (number of the actor, line)
 
@@ -137,25 +139,47 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
         raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head`, or leave --address out")
     space = f"dse-{os.getpid()}-{time.monotonic_ns()}"
     temporary = None if address else _own_folder()
-    before = {name: os.environ.get(name) for name in LEAKS}
+    with restored(LEAKS), nullcontext() if address else loopback():
+        try:
+            if address:
+                ray.init(address=address, namespace=space, log_to_driver=False, logging_level=logging.ERROR)
+            else:
+                ray.init(num_cpus=workers or os.cpu_count(), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+                         _node_ip_address="127.0.0.1", _temp_dir=temporary, namespace=space,
+                         log_to_driver=False, logging_level=logging.ERROR)
+            yield int(ray.cluster_resources().get("CPU", 0))
+        except ConnectionError as fault:
+            raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head`, or leave --address out") from fault
+        finally:
+            ray.shutdown()
+            if temporary:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def restored(names: Iterable[str]) -> Iterator[None]:
+    """Variables of the environment are afterwards what they are now."""
+    before = {name: os.environ.get(name) for name in names}
     try:
-        if address:
-            ray.init(address=address, namespace=space, log_to_driver=False, logging_level=logging.ERROR)
-        else:
-            ray.init(num_cpus=workers or os.cpu_count(), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-                     _node_ip_address="127.0.0.1", _temp_dir=temporary, namespace=space,
-                     log_to_driver=False, logging_level=logging.ERROR)
-        yield int(ray.cluster_resources().get("CPU", 0))
-    except ConnectionError as fault:
-        raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head`, or leave --address out") from fault
+        yield
     finally:
-        ray.shutdown()
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        if temporary:
-            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def loopback() -> Iterator[None]:
+    """A cluster started inside is reached from this machine only. Ray 2.60 takes `_node_ip_address` for a name, not for where to listen."""
+    enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from INNER when ray was imported
+    with restored((INNER,)):
+        try:
+            os.environ[INNER] = "0"
+            ray_constants.ENABLE_RAY_CLUSTER = False
+            yield
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = enabled
 
 
 def _own_folder() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -10,8 +9,6 @@ from hypothesis import settings
 
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
-
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's daemons listen on 127.0.0.1 only; without it on every address
 
 LOCAL = ("127.", "::1", "localhost", "::ffff:127.")
 

@@ -10,7 +10,6 @@ from dse.nest import Loop, Mapping, Store
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, einsum
 
-
 KINDS = ("gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool", "add", "transposed", "copy")
 
 
@@ -54,10 +53,10 @@ def random_einsum(rng: Random, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) 
 def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
     """Two to four levels, up to two fan-outs of one or two dimensions; unbounded unless a capacity is given."""
     depth = rng.randint(2, 4)
-    levels = tuple(
-        Level(f"L{v}", capacity_bits if v else None, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
-              rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), bypass=v > 0, skip_first_read=rng.random() < 0.8, transfer=rng.choice(["next", "next", "same"]))
-        for v in range(depth))
+    levels = tuple(Level(
+        f"L{v}", capacity_bits if v else None, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
+        rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), double_buffer=v > 0 and rng.random() < 0.3, bypass=v > 0,
+        skip_first_read=rng.random() < 0.8, transfer=rng.choice(["next", "next", "same"])) for v in range(depth))
     fanouts = []
     for i, outside in enumerate(sorted(rng.sample(range(1, depth + 1), rng.randint(0, 2)))):
         dims = tuple((f"{axis}{i}", rng.randint(2, 4)) for axis in "XY"[: rng.randint(1, 2)])

@@ -8,7 +8,7 @@ from dse.tiling.factor import Unit
 from dse.tiling.smaug import Operator, same
 
 CHANNELS = (1, 3, 8, 12, 16, 20, 32, 33, 48, 64, 70, 96, 128)
-KINDS = ("convolution", "inner_product", "pooling", "batch_norm", "unary", "elementwise", "softmax", "depthwise")
+KINDS = ("convolution", "inner_product", "pooling", "batch_norm", "unary", "elementwise", "softmax", "depthwise", "attention")
 
 
 def unit(rng: random.Random) -> Unit:
@@ -22,6 +22,8 @@ def operator(rng: random.Random, kind: str = "", padded_pools: bool = True) -> O
     n = rng.choice((1, 1, 1, 2, 3))
     if kind in ("inner_product", "softmax") or (kind == "batch_norm" and rng.random() < 0.5):
         return Operator(kind, kind, (rng.choice((1, 1, 2, 5, 40)), rng.randint(1, 700)), outputs=rng.randint(1, 500))
+    if kind == "attention":
+        return Operator(kind, kind, (n, rng.randint(1, 70), rng.choice((1, 4, 16, 20, 32))), outputs=rng.randint(1, 200))
     kernel = rng.choice((1, 2, 3, 3, 4, 5, 7)), rng.choice((1, 2, 3, 3, 4, 5, 7))
     h, w = rng.randint(kernel[0], 40), rng.randint(kernel[1], 30)
     stride = (rng.randint(1, 4), rng.randint(1, 4))

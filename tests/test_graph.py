@@ -80,6 +80,8 @@ def test_file(tmp_path: Path) -> None:
       'einsums[1]: einsum "C[m] A[m]": no "=", "+=" or "max="; write e.g. "C[m,n] += A[m,k] * B[k,n]"']),
     ("extents: {m: 4}\neinsums: ['B[m] = Abc[m]']\nweights: [Abd, B]",
      ["weights: Abd is read by no einsum; do you mean Abc?", "weights: B is made by an einsum, so it is no weight; drop it"]),
+    ("extents: {1: 4, m: 99999999999999999999}\neinsums: ['B[m] = f(A[m])']",
+     ["key 1 of extents must be a name, not a number; give the rank a letter", "extents.m = 99999999999999999999: input should be less than or equal to 9007199254740992"]),
     ("extents: {m: 4}\neinsums: []", ["einsums is empty; give at least one"]), ("einsums: ['B[m] = A[m]']", ["extents is missing; add it"])])
 def test_faults_of_the_file_all_at_once(tmp_path: Path, text: str, lines: list[str]) -> None:
     path = tmp_path / "bad.yaml"
@@ -90,7 +92,10 @@ def test_faults_of_the_file_all_at_once(tmp_path: Path, text: str, lines: list[s
     assert all(line.startswith(f"{path}: ") for line in str(caught.value).split("\n"))
 
 
-@pytest.mark.parametrize(("content", "fault"), [(b"a: [1", "not a YAML file"), (b"- 1", "must hold keys"), (b"\xff\xfe\x00", "not a YAML file")])
+@pytest.mark.parametrize(("content", "fault"), [(b"a: [1", "not a YAML file"), (b"- 1", "must hold keys"), (b"\xff\xfe\x00", "not a YAML file"),
+                                                 (b"extents: {m: 4, m: 5}\neinsums: []", "m is given twice; drop one"), (b"[" * 3000, "not a YAML file"),
+                                                 (b"extents: {m: 2020-99-99}\neinsums: []", "not a YAML file"),
+                                                 (b"extents: !!python/name:os.system", "not a YAML")])
 def test_what_is_no_workload_file(tmp_path: Path, content: bytes, fault: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)

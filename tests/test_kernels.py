@@ -38,7 +38,7 @@ def test_twin_equals_scalar_path(seed: int) -> None:
     options = random_options(rng, e, nest)
     choices = np.array([[rng.randrange(len(options[rank])) for rank, _ in e.extents] for _ in range(6)])
     compiled = tables(nest, e, arch, options)
-    total, busiest, held = count_many(compiled, choices)
+    total, busiest, held, moving = count_many(compiled, choices)
     costs = cost_many(compiled, e, arch, choices)
     bits = bits_of(e, arch)
     sparse = any(p.density != 1 for p in e.inputs)
@@ -50,7 +50,11 @@ def test_twin_equals_scalar_path(seed: int) -> None:
             want, got = scalar.get(row, (0, busiest[c, k])), (total[c, k], busiest[c, k])
             assert np.allclose(want, got, rtol=1e-12) if sparse else want == got
         assert [f.elems for f in footprints(mapping, e)] == held[c].tolist()
+        assert [f.moving for f in footprints(mapping, e)] == moving[c].tolist()
         p = price(rows, e, arch)
         assert np.isclose(costs.energy_pj[c], p.energy_pj, rtol=1e-12) and np.isclose(costs.latency_cycles[c], p.latency_cycles, rtol=1e-12)
-        in_level = {level.name: sum(f.elems * bits[f.tensor] for f in footprints(mapping, e) if f.level == level.name) for level in arch.levels}
+        in_level = {level.name: 0 for level in arch.levels}
+        for f in footprints(mapping, e):
+            twice = next(level.double_buffer for level in arch.levels if level.name == f.level) and f.moving
+            in_level[f.level] += f.elems * bits[f.tensor] * (1 + twice)
         assert costs.held_bits[c].tolist() == list(in_level.values())

@@ -53,7 +53,7 @@ def test_a_level_too_small_for_one_element_of_each_tensor_is_named(name: str) ->
     rng = Random(3)
     e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
     e = replace(e, extents=tuple((rank, min(n, 2)) for rank, n in e.extents))
-    tight = replace(arch, levels=(arch.levels[0], *(replace(level, capacity_bits=8, bypass=False) for level in arch.levels[1:])))
+    tight = replace(arch, levels=(arch.levels[0], *(replace(level, capacity_bits=8, bypass=False, double_buffer=False) for level in arch.levels[1:])))
     found = MAPPERS[name](Problem(tight, e, "energy"), Random(1))
     assert isinstance(found, Infeasible)
     assert found.have_bytes == 1 and found.need_bytes == len(e.tensors()) and str(found).startswith(e.name)

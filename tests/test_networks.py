@@ -6,15 +6,16 @@ import inspect
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests import numeric
 from workloads import catalog, cnn, recurrent, transformer
-from workloads.einsum import Dim, WorkloadError, canonical_key, einsum, show
+from workloads.einsum import WorkloadError, canonical_key, einsum, show
 from workloads.graph import Workload, activations, counts, layer_table, ride, unique
 from workloads.layers import cascade, network
 from workloads.transformer import Run, Sizes
@@ -144,36 +145,12 @@ def test_diffusion_blocks_make_a_whole_network() -> None:
 # Values: a network, einsum by einsum, against the same thing written directly
 
 Arrays = dict[str, NDArray[np.float64]]
-FUNCTIONS: dict[str, Callable[..., NDArray[np.float64]]] = {
-    "exp": lambda x, m=0: np.exp(x - m), "div": np.divide, "sub": np.subtract, "square": np.square, "rsqrt": lambda x: x ** -0.5, "bias": np.add,
-    "add": lambda *x: sum(x[1:], x[0]),
-    "normalize": lambda d, r, g, b: d * r * g + b, "gelu": lambda x: x / (1 + np.exp(-1.702 * x)), "silu": lambda x: x / (1 + np.exp(-x)),
-    "rope": np.multiply, "mul": lambda *x: np.prod(np.broadcast_arrays(*x), axis=0), "mac": lambda *x: np.prod(np.broadcast_arrays(*x), axis=0),
-    "max": lambda x: x, "tanh": np.tanh, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "lstm_output": lambda z, c: np.tanh(c) / (1 + np.exp(-z)),
-    "relu": lambda x: np.maximum(x, 0)}
+numeric.POINTS.update({"rope": np.multiply, "lstm_output": lambda z, c: np.tanh(c) / (1 + np.exp(-z)), "topk": lambda x: x})
 
 
 def run(w: Workload, values: Mapping[str, NDArray[np.float64]]) -> Arrays:
-    """All tensors of a workload, flat. Gathers by token stand in for themselves: they are given as values."""
-    found: Arrays = {t: v.ravel() for t, v in values.items()}
-    for e in w.einsums:
-        if e.output.tensor not in found:
-            at = np.meshgrid(*(np.arange(n) for _, n in e.extents), indexing="ij", sparse=True) if e.extents else []
-            where = dict(zip((rank for rank, _ in e.extents), at, strict=True))
-            reads = [found[p.tensor][flat(p.dims, where)] for p in e.inputs]
-            out, shape = np.broadcast_to(flat(e.output.dims, where), [n for _, n in e.extents]), [n for _, n in e.extents]
-            result = np.broadcast_to(FUNCTIONS.get(e.kind, lambda *x: x[0])(*reads), shape).ravel()
-            target = np.full(e.output.stored_elems(), -np.inf if e.kind == "max" else 0.0)
-            (np.maximum if e.kind == "max" else np.add).at(target, out.ravel(), result)
-            found[e.output.tensor] = target
-    return found
-
-
-def flat(dims: tuple[Dim, ...], where: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-    index: NDArray[np.int64] = np.zeros((), np.int64)
-    for d in dims:
-        index = index * d.size + d.offset + sum((c * where[rank] for rank, c in d.terms), np.zeros((), np.int64))
-    return index
+    """All tensors; those that are given stand in for the einsums that would make them (gathers by token, routes)."""
+    return numeric.run([e for e in w.einsums if e.output.tensor not in values], values)
 
 
 def filled(w: Workload, rng: np.random.Generator, names: set[str]) -> Arrays:
@@ -203,7 +180,7 @@ def test_llama_in_numpy_and_decode_after_prefill() -> None:
 
 
 def rms(x: NDArray[np.float64], g: NDArray[np.float64]) -> NDArray[np.float64]:
-    return x / np.sqrt((x * x).sum(-1, keepdims=True)) * g
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-5) * g
 
 
 def layer(x: NDArray[np.float64], w: Arrays, angles: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -114,11 +114,11 @@ def run(t: Tiling, arrays: dict[str, np.ndarray], accelerators: int = 1) -> np.n
 
 
 def _padded(t: Tiling, x: np.ndarray, number: int) -> np.ndarray:
-    """An input tile with the padding that its call is told: above only for the first row of tiles, below only for the last."""
-    grid = t.tensors["inputs"].grid()
-    at = np.unravel_index(number, grid)
+    """An input tile with the padding that its call is told: above only for the first row of tiles, below only for the one that ends the tensor."""
+    tiled = t.tensors["inputs"]
+    origin, shape = tiled.at(number)
     rows, columns = t.operator.windows()
-    ends = [(w.lead if at[d] == 0 else 0, w.trail if at[d] == grid[d] - 1 else 0) for d, w in ((1, rows), (2, columns))]
+    ends = [(w.lead if origin[d] == 0 else 0, w.trail if origin[d] + shape[d] == tiled.shape[d] else 0) for d, w in ((1, rows), (2, columns))]
     return np.pad(x, ((0, 0), *ends, (0, 0)), constant_values=-np.inf if t.operator.kind == "pooling" else 0)
 
 
@@ -182,8 +182,20 @@ def _softmax_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: 
     pad[...] = e / e.sum(axis=1, keepdims=True)
 
 
-KERNELS = {"convolution": _conv_call, "inner_product": _fc_call, "pooling": _pool_call, "depthwise": _depthwise_call, "batch_norm": _norm_call,
-           "unary": _add_call, "elementwise": _add_call, "softmax": _softmax_call}
+def _attention_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls) -> None:
+    """One pass over the context: sums are rescaled when a larger score comes."""
+    q, k, v = (held[a, name][1][0] for name in ("inputs", "keys", "values"))
+    scores = q @ k.T
+    top, total, sums = STATE[a] if accumulate else (np.full(len(q), -np.inf), np.zeros(len(q)), np.zeros(q.shape))
+    higher = np.maximum(top, scores.max(axis=1))
+    e, shrink = np.exp(scores - higher[:, None]), np.exp(top - higher)
+    STATE[a] = higher, total * shrink + e.sum(axis=1), sums * shrink[:, None] + e @ v
+    pad[0] = STATE[a][2] / STATE[a][1][:, None]
+
+
+STATE: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # running maximum, sum of exponentials, weighted values per accelerator
+KERNELS = {"attention": _attention_call, "convolution": _conv_call, "inner_product": _fc_call, "pooling": _pool_call, "depthwise": _depthwise_call,
+           "batch_norm": _norm_call, "unary": _add_call, "elementwise": _add_call, "softmax": _softmax_call}
 
 
 def arrays(t: Tiling, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -214,6 +226,9 @@ def whole(op: Operator, arrays: dict[str, np.ndarray]) -> np.ndarray:
         return x @ arrays["weights"].T
     if op.kind == "batch_norm":
         return _normal(x, arrays["weights"])
+    if op.kind == "attention":
+        e = np.exp(x @ arrays["keys"].transpose(0, 2, 1))
+        return e / e.sum(axis=2, keepdims=True) @ arrays["values"]
     if op.kind == "softmax":
         return np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
     return sum(a for name, a in arrays.items() if name != "outputs")

@@ -33,7 +33,7 @@ NETWORKS: dict[str, Callable[..., Workload]] = {f.__name__: f for f in (
     cnn.alexnet, cnn.vgg16, cnn.vgg19, cnn.googlenet, cnn.resnet18, cnn.resnet50, cnn.resnet152, cnn.squeezenet, cnn.mobilenet_v1, cnn.mobilenet_v2,
     cnn.resnet3d18, cnn.unet, diffusion.diffusion_block, mlp.mlp_s, mlp.mlp_m, mlp.mlp_l, recurrent.lstm, recurrent.lstm_phoneme, recurrent.lstm_gnmt,
     recurrent.lstm_showtell, recurrent.mamba_block, transformer.bert_base, transformer.bert_tiny, transformer.gpt2, transformer.llama7b,
-    transformer.llama70b, transformer.moe_block, transformer.vit_b, gnn.gcn, gnn.graphsage, *hpc.SOLVERS.values())}
+    transformer.llama70b, transformer.moe_block, transformer.vit_b, gnn.gcn, gnn.graphsage)} | hpc.SOLVERS
 FILES = {**{plain: light for plain, light in MODELS.items() if plain not in NETWORKS}, **{light: light for light in MODELS.values()}}
 
 
@@ -48,9 +48,7 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     if stem in OPERATORS:
         return _operator(stem, source, given)
     if stem == "train":
-        own = {k: v for k, v in given.items() if k in ("optimizer", "inputs")}
-        own |= {"net": _label(given["net"], {k: v for k, v in given.items() if k not in (*own, "net")})} if "net" in given else {}
-        return replace(train(**_arguments("train", source, train, own), bind=bind, fuse_elementwise=fuse_elementwise), name=source)  # type: ignore[arg-type]
+        return _step(source, given, bind, fuse_elementwise)
     if stem in NETWORKS:
         return replace(ride(_network(stem, source, given), fuse_elementwise), name=_label(stem, given))
     model = FILES.get(stem)
@@ -117,11 +115,20 @@ def train(net: str, optimizer: training.Method = "sgd", inputs: Literal["no", "y
           fuse_elementwise: bool = True) -> Workload:
     """One training step of any other workload, whose parameters follow: forward, gradients of all its operators, updates of its weights.
 
-    net: as in `load`. inputs: gradients of the data too. Differentiated before anything rides: what the backward pass reads is stored.
+    net: as in `load`. inputs: gradients of the data too. Differentiated before anything rides, so that what the
+    backward pass reads is stored; but what an ONNX import folds (constant biases, normalisations) is not trained.
     """
     stem, _, tail = net.partition(":")
-    forward = NETWORKS[stem](**_arguments(stem, net, NETWORKS[stem], _parameters(net, tail))) if stem in NETWORKS else load(net, bind, False)
+    forward = _network(stem, net, _parameters(net, tail)) if stem in NETWORKS else load(net, bind, False)
     return ride(training.training(forward, optimizer, inputs == "yes"), fuse_elementwise)
+
+
+def _step(source: str, given: Mapping[str, str], bind: Mapping[str, int] | None, fuse_elementwise: bool) -> Workload:
+    """Parameters that are not those of `train` are the network's."""
+    own = {k: v for k, v in given.items() if k in ("optimizer", "inputs")}
+    rest = {k: v for k, v in given.items() if k not in (*own, "net")}
+    found = _arguments("train", source, train, own | ({"net": _label(given["net"], rest)} if "net" in given else {}))
+    return replace(train(**found, bind=bind, fuse_elementwise=fuse_elementwise), name=source)  # type: ignore[arg-type]
 
 
 def _solved(path: str, source: str, given: Mapping[str, str]) -> Workload:

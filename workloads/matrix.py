@@ -36,9 +36,9 @@ MATRICES = {m.name: m for m in (  # GOGETA (arXiv 2303.11499), table 2, from Sui
     Matrix("nasa4704", 4704, 4704, 104756))}
 
 
-def five_point(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+def five_point(side: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
     """Laplacian of a side x side grid: rows, columns, values of its 5 * side**2 - 4 * side nonzeros. side = 1000 is the pattern of ecology1."""
-    at = np.arange(side * side).reshape(side, side)
+    at = np.arange(side * side, dtype=np.int32).reshape(side, side)
     low = np.concatenate((at[:, :-1].ravel(), at[:-1].ravel()))
     high = np.concatenate((at[:, 1:].ravel(), at[1:].ravel()))
     rows, columns = np.concatenate((at.ravel(), low, high)), np.concatenate((at.ravel(), high, low))
@@ -75,7 +75,7 @@ def _header(path: str, file: BinaryIO) -> tuple[list[str], tuple[int, int, int],
         lines, line = lines + 1, file.readline()
     words = line.decode("ascii", "replace").split()
     if len(words) != 3 or not all(re.fullmatch("[0-9]{1,18}", w) for w in words) or min(int(w) for w in words) < 1:
-        raise WorkloadError(f"{path}: line {lines}: {_shown(line)} must be rows, columns and entries, each at least 1")
+        raise WorkloadError(f"{path}: line {lines}: size line {_shown(line)} must be rows, columns and entries, each at least 1")
     rows, columns, entries = (int(w) for w in words)
     if entries > rows * columns:
         raise WorkloadError(f"{path}: line {lines}: {entries} entries do not fit into {rows} x {columns}")

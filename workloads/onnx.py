@@ -41,6 +41,7 @@ ON_SHAPES = {
     "Equal", "Less", "Greater", "Not", "And", "Or", "Where", "Expand", "Reshape", "Identity", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin",
     "Transpose", "Flatten", "Split"}
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
+UNTRAINED = {"BatchNormalization": (3, 4), "Attention": (3,), "RotaryEmbedding": (1, 2)}  # running statistics, masks, angles
 SMALL_INTS, SMALL_FLOATS = 4096, 16
 
 
@@ -149,6 +150,9 @@ def _title(node: NodeProto) -> str:
 
 def _ordered(where: str, graph: GraphProto) -> list[NodeProto]:
     """Nodes, producers first. Raises for tensors made twice or never, and for cycles."""
+    broken = [i for i, n in enumerate(graph.node) if any(isinstance(t, bytes) for t in (n.op_type, n.domain, n.name, *n.input, *n.output))]
+    if broken:
+        raise WorkloadError(f"{where}: operator number {broken[0]} has a name that is no text; the file is damaged, export it again")
     given = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
     makers: dict[str, int] = {}
     faults = []
@@ -227,7 +231,7 @@ def _facts(where: str, model: ModelProto, nodes: Sequence[NodeProto], feeds: Map
     for t in model.graph.initializer:
         facts.types[t.name] = helper.make_tensor_type_proto(t.data_type, t.dims)
         if t.data_location != TensorProto.EXTERNAL and _small(t.data_type, prod(t.dims)):
-            facts.values[t.name] = numpy_helper.to_array(t)
+            facts.values[t.name] = _array(where, t)
         facts.constants.add(t.name)
     for s in model.graph.sparse_initializer:
         facts.types[s.values.name] = helper.make_tensor_type_proto(s.values.data_type, s.dims)
@@ -237,6 +241,13 @@ def _facts(where: str, model: ModelProto, nodes: Sequence[NodeProto], feeds: Map
         _infer(where, mended, facts, model, opsets, declared)
         _fold(node, facts, opsets)
     return facts
+
+
+def _array(where: str, t: TensorProto) -> Array:
+    try:
+        return numpy_helper.to_array(t)
+    except (KeyError, TypeError, ValueError):
+        raise WorkloadError(f"{where}: constant {t.name} is damaged: its values do not fit its type and shape {list(t.dims)}; export the file again") from None
 
 
 def _small(elem_type: int, elems: int) -> bool:
@@ -280,6 +291,8 @@ def _infer(where: str, node: NodeProto, facts: Facts, model: ModelProto, opsets:
         try:
             facts.types.update(shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=list(model.opset_import), ir_version=model.ir_version))
+        except onnx.checker.ValidationError as fault:
+            raise WorkloadError(f"{where}: {_title(node)}: {' '.join(str(fault).split())[:200]}") from None
         except (shape_inference.InferenceError, KeyError, ValueError) as fault:
             if not all(o in declared for o in node.output if o):
                 raise WorkloadError(f"{where}: {_title(node)}: {str(fault).strip().splitlines()[0]}") from None
@@ -367,10 +380,12 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
             draft.names[result] = draft.name(source)
             draft.sole[result] = draft.sole[source] and readers.get(result) == 1
             draft.folded.append(f"{_title(node)} -> {draft.makers[draft.names[result]]}")
-        elif node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
-            _add_attention(node, facts, draft, readers)
         else:
-            _add_einsums(node, facts, draft, readers)
+            attends = node.op_type == "Attention" and node.domain in ("", "ai.onnx")
+            try:
+                (_add_attention if attends else _add_einsums)(node, facts, draft, readers)
+            except (IndexError, KeyError, TypeError, ValueError) as fault:  # what the operator's own shape rule lets pass
+                raise WorkloadError(f"{where}: {_title(node)}: its attributes and shapes do not fit: {fault}") from None
     weights = {draft.names[t] for t in facts.constants if t in draft.names}
     read = {p.tensor for e in draft.einsums for p in e.inputs}
     ordered = in_order(where, draft.einsums)
@@ -487,12 +502,12 @@ def _distinct(op: Op, make: Callable[[Op], Einsum] | None, constants: set[str], 
 
 
 def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
-    """Trained numbers: constants that operators compute with. Not the running statistics of BatchNormalization, scalars, indices."""
+    """Trained numbers: constants that operators compute with. Not running statistics, masks, angles, scalars, indices."""
     found: dict[str, int] = {}
     for node in nodes:
         operands = OPERANDS.get(node.op_type, range(len(node.input)))
         for at, tensor in enumerate(node.input):
-            if tensor not in facts.constants or (node.op_type == "BatchNormalization" and at > 2):
+            if tensor not in facts.constants or at in UNTRAINED.get(node.op_type, ()):
                 continue
             size = prod(facts.shape(tensor) or ())
             if size > 1 and (facts.is_float(tensor) or (node.op_type in PRODUCTS and at in operands)):

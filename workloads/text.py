@@ -7,6 +7,8 @@ einsums:
   - {text: "A[b,m,f] = gelu(H[b,m,f])", name: act, repeat: 1}
   - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", bits: {W2: 4}, density: {W2: 0.5}, sizes: {A: [8, 1024, 16384]}, extents: {d: 4096}}
 weights: [W1, W2]
+
+A function may bear any name: it is then an operator of your own, which costs what it reads, writes and iterates over.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from workloads.einsum import Einsum, WorkloadError, einsum
 from workloads.graph import Workload, counts, in_order
 
-Count = Annotated[int, Strict(), Field(ge=1)]
+Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
 
 
@@ -69,10 +71,10 @@ def load(path: str | Path) -> Workload:
     Raises WorkloadError: one line per fault with file and key, all faults of the file.
     """
     try:
-        raw = yaml.safe_load(Path(path).read_text())
+        raw = yaml.load(Path(path).read_text(), _Loader)
     except OSError as fault:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as fault:
+    except (yaml.YAMLError, ValueError, RecursionError) as fault:  # no text, no date that exists, brackets without end
         raise WorkloadError(f"{path}: not a YAML file: {' '.join(str(fault).split())}") from None
     if not isinstance(raw, dict):
         raise WorkloadError(f"{path}: must hold keys, among them extents and einsums")
@@ -87,12 +89,25 @@ def load(path: str | Path) -> Workload:
     return _build(str(path), file.name or Path(path).stem, file.extents, file.einsums, file.weights)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice; drop one", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) -> str:
     at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "unexpected_keyword_argument":
         known = [f.name for f in fields(Entry if loc[0] == "einsums" else File)]
         near = difflib.get_close_matches(str(loc[-1]), known, 1)
         return f"{at} is no key here; {f'do you mean {near[0]}?' if near else 'keys are ' + ', '.join(known)}"
+    if loc[-1] == "[key]":
+        return f"key {given!r} of {loc[0]} must be a name, not a number; give the rank a letter"
     if kind in ("missing", "missing_argument"):
         return f"{at} is missing; add it"
     if kind == "dataclass_type":
@@ -104,7 +119,7 @@ def _text_faults(where: str, raw: dict[str, Any], bad: set[tuple[int | str, ...]
     """Faults of the einsums that are whole, beside faults of other keys; a faulty extent stands in as 1."""
     if not isinstance(raw.get("extents"), dict) or not isinstance(raw.get("einsums"), list):
         return
-    extents = {rank: 1 if ("extents", rank) in bad else n for rank, n in raw["extents"].items()}
+    extents = {str(rank): 1 if ("extents", rank) in bad or not isinstance(rank, str) else n for rank, n in raw["extents"].items()}
     for i, entry in enumerate(raw["einsums"]):
         if ("einsums", i) not in bad:
             try:

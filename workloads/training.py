@@ -28,6 +28,7 @@ UPDATES = {
     "sgd": ("W_new[n] = sgd(W[n], G[n])",),
     "momentum": ("U_new[n] = momentum(U[n], G[n])", "W_new[n] = sgd(W[n], U_new[n])"),
     "adam": ("M_new[n] = moment(M[n], G[n])", "V_new[n] = moment_of_square(V[n], G[n])", "W_new[n] = adam(W[n], M_new[n], V_new[n])")}
+IN_PLACE = {"sgd", "momentum", "moment", "moment_of_square", "adam"}
 # Per operand. Products, sums, maxima and copies: `_rule`. A function that is not here reads the arriving gradient and all its operands.
 DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
     "sub": (("copy", (G,)), ("neg", (G,))), "div": (("div", (G, 1)), ("div_grad", (G, 1, Y))), "neg": (("neg", (G,)),),
@@ -344,10 +345,11 @@ def lifetimes(w: Workload, forward: int | None = None) -> tuple[Life, ...]:
 
 
 def peak_elems(w: Workload, forward: int | None = None) -> int:
-    """Elements alive at once where they are most, weights and their state left out."""
+    """Elements alive at once where they are most; weights and their state, which an update writes in place, left out."""
     change = [0] * (len(w.einsums) + 2)
+    lasting = w.weights | {e.output.tensor for e in w.einsums if e.kind in IN_PLACE}
     for x in lifetimes(w, forward):
-        if x.tensor not in w.weights:
+        if x.tensor not in lasting:
             change[x.born + 1] += x.elems
             change[min(x.dies, len(w.einsums) - 1) + 2] -= x.elems
     peak = alive = 0

@@ -32,7 +32,7 @@ def network(layers: int, folder: str) -> str:
     """The path of ResNet-18, or of its first convolutions and matrix products."""
     if not layers:
         return str(NETWORK)
-    model = onnx.load(NETWORK)
+    model = onnx.load(NETWORK, load_external_data=False)
     at = [i for i, node in enumerate(model.graph.node) if node.op_type in ("Conv", "Gemm", "MatMul")]
     for node in list(model.graph.node)[at[min(layers, len(at)) - 1] + 1 :]:
         model.graph.node.remove(node)
@@ -60,7 +60,7 @@ def main(machine: str, mapping: str, folder: str, layers: int) -> None:
             "energy_pj": float(cost.energy_total), "latency_cycles": float(cost.latency_total2),
             "temporal": {str(op): loops(levels) for op, levels in cost.temporal_mapping.mapping_dic_stationary.items()},
             "spatial": loops([cost.spatial_mapping.spatial_loop_dim_size])[0]})
-    print(json.dumps({"network": path, "cpu_s": time.process_time() - began, "energy_pj": energy, "latency_cycles": latency, "layers": rows}))
+    print(json.dumps({"network": str(NETWORK), "cpu_s": time.process_time() - began, "energy_pj": energy, "latency_cycles": latency, "layers": rows}))
 
 
 if __name__ == "__main__":

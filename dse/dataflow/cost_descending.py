@@ -121,7 +121,7 @@ def _stack(e: Einsum, arch: Arch, border: int, tile: Tile, kept: Projection) -> 
                 if rank is None:
                     break
                 wider = _spread(extents, grown, ((name, rank, p),))
-                if _overflow(e, arch, border - 1, wider):
+                if any(_overflow(e, arch, v, wider) for v in range(border)):
                     continue
                 factors[name, rank] = factors.get((name, rank), 1) * min(p, -(-extents[rank] // grown[rank]))
                 grown = wider
@@ -172,7 +172,7 @@ def _divisors(n: int) -> tuple[int, ...]:
 
 
 def _cache(e: Einsum, arch: Arch, v: int, tile: Tile, spatial: Lanes, kept: Projection) -> Tile:
-    """Grow the tile of level v: all products of divisors that fit here and, spread over the lanes, in the level outside;
+    """Grow the tile of level v: all products of divisors that fit here and, spread over the lanes, in the levels outside;
     least traffic first; then the stationary tensor's free ranks until full."""
     extents = e.sizes()
     lanes = _spread(extents, dict.fromkeys(extents, 1), spatial)
@@ -183,7 +183,7 @@ def _cache(e: Einsum, arch: Arch, v: int, tile: Tile, spatial: Lanes, kept: Proj
     held = _held_bits(e, arch, v, tiles)
     trips = {rank: -(-extents[rank] // t) for rank, t in spread.items()}
     traffic = np.sum([_traffic(t, e, spread, trips, t is kept) for t in e.tensors()], axis=0)
-    fits = (held <= _capacity(arch, v)) & (_held_bits(e, arch, v - 1, spread) <= _capacity(arch, v - 1))
+    fits = np.logical_and.reduce([held <= _capacity(arch, v), *(_held_bits(e, arch, u, spread) <= _capacity(arch, u) for u in range(v))])
     best = int(np.lexsort((held, traffic, ~fits))[0])
     grown = {rank: int(t[best]) for rank, t in tiles.items()}
     return _topped_up(e, arch, v, grown, {rank: int(t[best]) for rank, t in trips.items()}, spatial, kept)
@@ -230,7 +230,8 @@ def _topped_up(e: Einsum, arch: Arch, v: int, tile: Tile, left: Tile, spatial: L
     for rank in (r for r in e.sizes() if r not in kept.ranks()):
         for p in _primes(left[rank]):
             grown = {**tile, rank: min(tile[rank] * p, e.sizes()[rank])}
-            if _overflow(e, arch, v, grown) or _overflow(e, arch, v - 1, _spread(e.sizes(), grown, spatial)):
+            wider = _spread(e.sizes(), grown, spatial)
+            if _overflow(e, arch, v, grown) or any(_overflow(e, arch, u, wider) for u in range(v)):
                 break
             tile = grown
     return tile

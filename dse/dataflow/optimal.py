@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf
+from math import inf, prod
 from random import Random
 
 import numpy as np
@@ -99,6 +99,7 @@ class Space:
         self.spans: list[list[tuple[int, int]]] = []
         self.products: list[tuple[int, ...]] = []
         self.weights: list[list[float]] = []
+        self.floors: list[float] = []
         self.links: list[tuple[int, int]] = []
         self.numbers: dict[tuple[int, int, int], int] = {}
         for x in range(len(self.tensors)):
@@ -137,9 +138,15 @@ class Space:
                     weight[0] += sign * per * (level.read_pj if action == "read" else level.write_pj)
             if any(weight):
                 weight[-1] = sign
+                spread = prod(dim[1] for d, dim in enumerate(self.dims) if any(rank not in seen and lanes(rank, d) for rank in self.ranks))
                 for scale, factors in self._terms(p, lanes, inner, skip):
-                    self.products.append(factors)
-                    self.weights.append([w * scale for w in weight[:-1]] + [sign])
+                    at = next((i for i in range(first, len(self.products)) if self.products[i] == factors and self.weights[i][-1] == sign), None)
+                    if at is None:
+                        self.products.append(factors)
+                        self.weights.append([w * scale for w in weight[:-1]] + [sign])
+                        self.floors.append(self.e.points() / spread if not inner and not busiest and not skip else 0.0)
+                    else:
+                        self.weights[at] = [old + w * scale for old, w in zip(self.weights[at][:-1], weight[:-1], strict=True)] + [sign]
 
         for busiest in (False, True):
             def served(rank: str, d: int, busiest: bool = busiest) -> bool:
@@ -185,7 +192,11 @@ class Space:
         low, high = exact, exact
         for axis, (rank, _) in enumerate(ranks):
             low, high = (_reached(self.walks[rank], table, axis, pick, inner) for table, pick in ((low, np.minimum), (high, np.maximum)))
-        self.factors[key] = number = len(self.values)
+        content = (tuple(rank for rank, _ in ranks), inner, exact.tobytes())
+        if content in self.factors:
+            self.factors[key] = self.factors[content]
+            return self.factors[content]
+        self.factors[key] = self.factors[content] = number = len(self.values)
         self.values.append((exact.ravel(), low.ravel(), high.ravel()))
         steps, stride = [], 1
         for rank, own in reversed(list(zip((rank for rank, _ in ranks), tables, strict=True))):
@@ -208,6 +219,7 @@ class Space:
         if unit:
             self.products.append(tuple(self._factor(None, ((rank, all_first),), False, False) for rank, _ in e.extents))
             self.weights.append([0.0, unit] + [0.0] * (self.part_count - 2) + [1.0])
+            self.floors.append(e.points() / arch.instances(len(arch.levels)))
         self.numbers[-1, -1, -1] = len(self.links)
         self.links.append((first, len(self.products)))
         self.ramps = []
@@ -218,6 +230,7 @@ class Space:
                 self.ramps.append((f.outside, len(self.products), at, at + len(f.dims), (rows if f.ramp == "os" else 2 * rows) + columns - 2))
                 self.products.append(tuple(self._factor(None, ((rank, all_first),), False, False) for rank, _ in e.extents))
                 self.weights.append([0.0] * (self.part_count + 1))
+                self.floors.append(0.0)
             at += len(f.dims)
 
     def _pack(self) -> None:
@@ -278,7 +291,11 @@ class Space:
         named = {name for name, _ in self.rules.spatial}
         inside = [self.rules.inside is None or rank in self.rules.inside for rank in self.ranks]
         still = [p.tensor for p in self.tensors].index(self.rules.stationary) if self.rules.stationary else -1
-        self.rule_row = np.array([still, self.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in self.dims)], np.int64)
+        rule_row = np.array([still, self.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in self.dims)], np.int64)
+        self.packed = (self.room, self.doubled, self.bits, self.succ_start, self.succ, self.trips, self.lane_size, self.tile, self.full, self.seen, self.dim_start,
+                       self.dim_rank, self.dim_coef, self.csr, self.link_rows, self.weight_rows, self.product_rows, self.factor_start, self.factor_rank,
+                       self.factor_stride, self.table, self.low, self.high, np.array(self.floors), np.array([r[4] for r in self.ramps], np.float64), self.port,
+                       self.machine, self.objective, rule_row)
 
 
 def _reached(w: Walks, table: Floats, axis: int, pick: np.ufunc, inner: bool) -> Floats:
@@ -349,34 +366,53 @@ def steps_of(space: Space, placement: Placement) -> list[Step]:
     return [*found, Step(MAC, every)]
 
 
-def _searched(space: Space, steps: list[Step], best: Floats, budget: int) -> tuple[Ints | None, int]:
-    """States after every step of the best mapping of a placement that is better than `best`, which it replaces; nodes visited."""
-    depth = len(space.arch.levels)
-    last = {x: max((s.level for s in steps if s.kind == NODE and s.tensor == x)) for x in range(len(space.tensors))}
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Steps as arrays for the kernel: rows [n, 5] of kind, level, tensor, link, group of successors; links in the order that they are settled."""
+
+    steps: tuple[Step, ...]
+    rows: Ints
+    order: Ints
+    rest: Ints
+    allowed: NDArray[np.bool_]
+    border_dims: NDArray[np.bool_]
+    ramp: Ints
+
+
+def program(space: Space, steps: Sequence[Step], last: dict[int, int]) -> Program:
+    """last: per tensor the level of its innermost node."""
+    depth, ranks = len(space.arch.levels), space.ranks
     order = [space.numbers[s.tensor, s.parent, s.level] for s in steps if s.kind == NODE and s.parent >= 0]
     nodes = len(order)
-    order += [space.numbers[x, last[x], depth] for x in range(len(space.tensors))] + [space.numbers[-1, -1, -1]]
-    link, rest, done = [], [(0, len(order))], 0
-    for s in steps:
-        link.append(order[done] if s.kind == NODE and s.parent >= 0 else nodes if s.kind == MAC else -1)
-        done += s.kind == NODE and s.parent >= 0
+    if steps[-1].kind == MAC:
+        order += [space.numbers[x, v, depth] for x, v in sorted(last.items())] + [space.numbers[-1, -1, -1]]
+    narrow = {border for border in space.borders if space.tiles != "ragged" and not any(f.ramp and f.outside == border for f in space.arch.fanouts)}
+    rows, rest, done = [], [(0, len(order))], 0
+    for i, s in enumerate(steps):
+        settles = s.kind == NODE and s.parent >= 0
+        above = steps[i - 1] if i else s
+        after = above.kind == LANES and above.level in narrow and s.kind != LANES and above.level > 0
+        group = 4 + space.borders.index(s.level) if s.kind == LANES else 2 * after + (s.kind == MAC)
+        rows.append((s.kind, s.level, s.tensor, order[done] if settles else nodes if s.kind == MAC else -1, group))
+        done += settles
         rest.append((len(order) if s.kind == MAC else done, len(order)))
-    n, ranks = len(steps), len(space.ranks)
-    border_of = {border: i for i, border in enumerate(space.borders)}
-    narrow = {s.level for s in steps if s.kind == LANES and not any(f.ramp and f.outside == s.level for f in space.arch.fanouts)}
-    after = [s.kind == LANES and s.level in narrow and space.tiles != "ragged" and i > 0 for i, s in enumerate(steps)]
-    group = [4 + border_of[s.level] if s.kind == LANES else 2 * (i > 0 and after[i - 1]) + (s.kind == MAC) for i, s in enumerate(steps)]
-    allowed = np.array([[rank in s.allowed for rank in space.ranks] for s in steps], np.bool_).reshape(n, ranks)
-    border_dims = np.array([[s.kind == LANES and dim[2] == s.level for dim in space.dims] for s in steps], np.bool_).reshape(n, len(space.dims))
     at = {s.level: i for i, s in enumerate(steps) if s.kind == LANES}
-    ramps = np.array([(at[outside], prod_number, low, high) for outside, prod_number, low, high, _ in space.ramps], np.int64).reshape(-1, 4)
+    ramp = [(at.get(outside, -1), number, low, high) for outside, number, low, high, _ in space.ramps]
+    allowed = [[rank in s.allowed for rank in ranks] for s in steps]
+    border_dims = [[s.kind == LANES and dim[2] == s.level for dim in space.dims] for s in steps]
+    return Program(tuple(steps), np.array(rows, np.int64), np.array(order, np.int64), np.array(rest, np.int64), np.array(allowed, np.bool_),
+                   np.array(border_dims, np.bool_).reshape(len(steps), len(space.dims)), np.array(ramp, np.int64).reshape(-1, 4))
+
+
+def _searched(space: Space, steps: list[Step], best: Floats, budget: int) -> tuple[Ints | None, int]:
+    """States after every step of the best mapping of a placement that is better than `best`, which it replaces; nodes visited."""
+    p = program(space, steps, {s.tensor: s.level for s in steps if s.kind == NODE})
+    n, ranks = len(steps), len(space.ranks)
     chosen, before = np.zeros((n, ranks), np.int64), best.copy()
-    visited = kernels.search(
-        np.array([s.kind for s in steps]), np.array([s.level for s in steps]), np.array([s.tensor for s in steps]), np.array(link), allowed, np.array(group),
-        np.array(rest), space.room, space.doubled, space.bits, space.succ_start, space.succ, space.trips, space.lane_size, border_dims, space.tile, space.full,
-        space.seen, space.dim_start, space.dim_rank, space.dim_coef, space.csr, space.link_rows, space.weight_rows, space.product_rows, space.factor_start,
-        space.factor_rank, space.factor_stride, space.table, space.low, space.high, np.array(order), np.array([r[4] for r in space.ramps], np.float64), ramps,
-        np.array(space.start), space.port, space.machine, space.objective, space.rule_row, best, chosen, budget)
+    none = np.full(ranks, -1, np.int64)
+    visited, _ = kernels.search(p.rows, n, p.order, p.rest, p.allowed, p.border_dims, p.ramp, none, np.zeros(ranks, np.int64), np.array(space.start),
+                                np.zeros(space.part_count), *space.packed, best, chosen, np.zeros((0, space.part_count)),
+                                np.zeros((0, n + 1, ranks), np.int64), 0, budget)
     return (None if np.array_equal(before, best) else chosen), int(visited)
 
 

@@ -56,7 +56,7 @@ def product_at(t: int, states: Ints, products: Ints, factor_start: Ints, factor_
 
 @njit(cache=True, nogil=True)
 def add_link(link: int, states: Ints, links: Ints, weights: Floats, products: Ints, factor_start: Ints, factor_rank: Ints, factor_stride: Ints,
-             table: Floats, low: Floats, high: Floats, bound: bool, parts: Floats) -> None:
+             table: Floats, low: Floats, high: Floats, floor: Floats, bound: bool, parts: Floats) -> None:
     """Add a link's cost to parts; bound: at most what it costs in any descendant of the states. links [K, 2]: products from, to; weights [T, P]."""
     n = parts.shape[0]
     extra = np.zeros(n)
@@ -64,6 +64,8 @@ def add_link(link: int, states: Ints, links: Ints, weights: Floats, products: In
         minus = weights[t, 0] < 0 or weights[t, n] < 0
         values = table if not bound else high if minus else low
         value = product_at(t, states, products, factor_start, factor_rank, factor_stride, values)
+        if bound and not minus:
+            value = max(value, floor[t])
         for i in range(n):
             extra[i] += weights[t, i] * value
     for i in range(n):
@@ -97,28 +99,32 @@ def sunk(x: int, s: Ints, s2: Ints, full: Bools, seen: Bools, tile: Ints, dim_st
 
 
 @njit(cache=True, nogil=True)
-def search(kind: Ints, level: Ints, tensor: Ints, link: Ints, allowed: Bools, group: Ints, rest: Ints, room: Floats, doubled: Bools, bits: Floats,
-           succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, border_dims: Ints, tile: Ints, full: Bools, seen: Bools,
-           dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
-           factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, order: Ints, folds: Floats, fold_product: Ints,
-           start_parts: Floats, port: Ints, machine: Floats, objective: int, rules: Ints, best: Floats, chosen: Ints, budget: int) -> int:
-    """Improve best [3] and chosen [steps, R] (states after every step); returns nodes visited, above budget if it stopped early."""
-    n, ranks, parts_n = kind.shape[0], tile.shape[0], start_parts.shape[0]
+def search(steps: Ints, n: int, order: Ints, rest: Ints, allowed: Bools, border_dims: Bools, ramp: Ints, target: Ints, start: Ints, start_parts: Floats,
+           tail: Floats, room: Floats, doubled: Bools, bits: Floats, succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, tile: Ints, full: Bools,
+           seen: Bools, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
+           factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, floor: Floats, folds: Floats, port: Ints, machine: Floats,
+           objective: int, rules: Ints, best: Floats, chosen: Ints, found: Floats, found_states: Ints, filled: int, budget: int) -> tuple[int, int]:
+    """Depth first over the states of one list of steps, cut by bounds; returns (nodes visited, above budget if it stopped early; entries of found).
+
+    steps [n, 5]: kind, level, tensor, link, group of successors. target [R]: states to end in, then the Pareto list `found` of parts and states
+    (filled: its length) is extended; target[0] = -1: improve best [3] and chosen [n, R]. tail: at least what comes after the target.
+    """
+    ranks, parts_n, listing = tile.shape[0], start_parts.shape[0], target[0] >= 0
     state = np.zeros((n + 1, ranks), np.int64)
+    state[0] = start
     at = np.zeros((n, ranks), np.int64)
     parts = np.zeros((n + 1, parts_n))
     parts[0] = start_parts
     need = np.zeros((n + 1, room.shape[0]))
     moved = np.zeros(n + 1, np.bool_)
+    moved[0] = np.any(start > 0)
     used = np.ones((n * ranks + 1, lane_size.shape[0]), np.int64)
     guess, figure = np.zeros(parts_n), np.zeros(3)
     visited, e, r = 0, 0, 0
     at[0, 0] = -1
     while True:
-        # next option of rank r at step e
         s = state[e, r]
-        g = group[e]
-        first, last = succ_start[g, r, s], succ_start[g, r, s + 1]
+        first, last = succ_start[steps[e, 4], r, s], succ_start[steps[e, 4], r, s + 1]
         at[e, r] += 1
         o = first + at[e, r]
         if o >= last or (at[e, r] > 0 and not allowed[e, r]):
@@ -126,18 +132,19 @@ def search(kind: Ints, level: Ints, tensor: Ints, link: Ints, allowed: Bools, gr
             if r < 0:
                 e, r = e - 1, ranks - 1
                 if e < 0:
-                    return visited
+                    return visited, filled
+            continue
+        if listing and (tile[r, succ[o]] % tile[r, target[r]] != 0 or (e == n - 1 and succ[o] != target[r])):
             continue
         row = e * ranks + r
-        if kind[e] == LANES:
+        used[row + 1] = used[row]
+        if steps[e, 0] == LANES:
             ok = True
             for d in range(lane_size.shape[0]):
-                used[row + 1, d] = used[row, d] * succ_trips[o, d]
+                used[row + 1, d] *= succ_trips[o, d]
                 ok = ok and used[row + 1, d] <= lane_size[d]
             if not ok:
                 continue
-        else:
-            used[row + 1] = used[row]
         state[e + 1, r] = succ[o]
         if r < ranks - 1:
             r += 1
@@ -145,22 +152,25 @@ def search(kind: Ints, level: Ints, tensor: Ints, link: Ints, allowed: Bools, gr
             continue
         visited += 1
         if visited > budget:
-            return visited
-        if not account(e, kind, level, tensor, link, room, doubled, bits, tile, full, seen, dim_start, dim_rank, dim_coef, csr, links, weights, products,
-                       factor_start, factor_rank, factor_stride, table, low, high, order, folds, fold_product, state, parts, need, moved, used[row + 1],
-                       border_dims):
+            return visited, filled
+        if not account(e, steps, order, border_dims, ramp, room, doubled, bits, tile, full, seen, dim_start, dim_rank, dim_coef, csr, links, weights, products,
+                       factor_start, factor_rank, factor_stride, table, low, high, floor, folds, state, parts, need, moved, used[row + 1]):
             continue
         guess[:] = parts[e + 1]
+        if listing:
+            guess += tail
         for k in range(rest[e + 1, 0], rest[e + 1, 1]):
-            add_link(order[k], state[e + 1], links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, True, guess)
+            add_link(order[k], state[e + 1], links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, True, guess)
         guess[1] = max(guess[1], machine[1])
         rank_cost(guess, port, machine, objective, figure)
         if not below(figure, best):
             continue
         if e == n - 1:
-            if keeps(kind, tensor, state, used[row + 1], lane_size, border_dims, rules):
+            if listing:
+                filled = listed(parts[n], state, n, found, found_states, filled)
+            elif keeps(steps, n, state, used[row + 1], lane_size, border_dims, rules):
                 best[:] = figure
-                chosen[:, :] = state[1:]
+                chosen[:n] = state[1:n + 1]
             continue
         e, r = e + 1, 0
         at[e, 0] = -1
@@ -168,46 +178,65 @@ def search(kind: Ints, level: Ints, tensor: Ints, link: Ints, allowed: Bools, gr
 
 
 @njit(cache=True, nogil=True)
-def account(e: int, kind: Ints, level: Ints, tensor: Ints, link: Ints, room: Floats, doubled: Bools, bits: Floats, tile: Ints, full: Bools, seen: Bools,
-            dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
-            factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, order: Ints, folds: Floats, fold_product: Ints,
-            state: Ints, parts: Floats, need: Floats, moved: Bools, used: Ints, border_dims: Ints) -> bool:
+def listed(parts: Floats, state: Ints, n: int, found: Floats, found_states: Ints, filled: int) -> int:
+    """Keep the list of parts free of those that another is not above in any part; a full list keeps all that it has room for."""
+    keep = 0
+    for i in range(filled):
+        if np.all(found[i] <= parts):
+            return filled
+    for i in range(filled):
+        if not np.all(parts <= found[i]):
+            found[keep] = found[i]
+            found_states[keep] = found_states[i]
+            keep += 1
+    assert keep < found.shape[0]
+    found[keep] = parts
+    found_states[keep, 0, :] = n
+    found_states[keep, 1:n + 1] = state[1:n + 1]
+    return keep + 1
+
+
+@njit(cache=True, nogil=True)
+def account(e: int, steps: Ints, order: Ints, border_dims: Bools, ramp: Ints, room: Floats, doubled: Bools, bits: Floats, tile: Ints, full: Bools,
+            seen: Bools, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
+            factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, floor: Floats, folds: Floats, state: Ints, parts: Floats,
+            need: Floats, moved: Bools, used: Ints) -> bool:
     """Costs and footprints that step e settles; False if a level overflows."""
     s, s2 = state[e], state[e + 1]
     parts[e + 1] = parts[e]
     need[e + 1] = need[e]
     moved[e + 1] = moved[e]
-    if kind[e] == LANES:
+    if steps[e, 0] == LANES:
         for f in range(folds.shape[0]):
-            if fold_product[f, 0] == e:
-                entered = product_at(fold_product[f, 1], s2, products, factor_start, factor_rank, factor_stride, table)
+            if ramp[f, 0] == e:
+                entered = product_at(ramp[f, 1], s2, products, factor_start, factor_rank, factor_stride, table)
                 some = False
                 for d in range(used.shape[0]):
-                    some = some or (fold_product[f, 2] <= d < fold_product[f, 3] and used[d] > 1)
+                    some = some or (ramp[f, 2] <= d < ramp[f, 3] and used[d] > 1)
                 parts[e + 1, 1] += max((entered if some else 1.0) * folds[f] - 1, 0.0)
     else:
         for r in range(s.shape[0]):
             moved[e + 1] = moved[e + 1] or s[r] != s2[r]
-    if e > 0 and kind[e - 1] == NODE:  # the node above comes to rest
-        x, v = tensor[e - 1], level[e - 1]
+    if e > 0 and steps[e - 1, 0] == NODE:  # the node above comes to rest
+        x, v = steps[e - 1, 2], steps[e - 1, 1]
         if room[v] < np.inf:
-            if kind[e] == LANES or link[e - 1] < 0:
+            if steps[e, 0] == LANES or steps[e - 1, 3] < 0:
                 words = hull_of(x, s, s, -1, full, tile, dim_start, dim_rank, dim_coef, csr)
             else:
                 words = sunk(x, s, s2, full, seen, tile, dim_start, dim_rank, dim_coef, csr)
             need[e + 1, v] += words * bits[x] * (2.0 if doubled[v] and moved[e] else 1.0)
             if need[e + 1, v] > room[v]:
                 return False
-    if kind[e] == NODE and link[e] >= 0:
-        add_link(link[e], s2, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, False, parts[e + 1])
-    elif kind[e] == MAC:
-        for k in range(link[e], order.shape[0]):
-            add_link(order[k], s2, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, False, parts[e + 1])
+    if steps[e, 0] == NODE and steps[e, 3] >= 0:
+        add_link(steps[e, 3], s2, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, False, parts[e + 1])
+    elif steps[e, 0] == MAC:
+        for k in range(steps[e, 3], order.shape[0]):
+            add_link(order[k], s2, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, False, parts[e + 1])
     return True
 
 
 @njit(cache=True, nogil=True)
-def keeps(kind: Ints, tensor: Ints, state: Ints, used: Ints, lane_size: Ints, border_dims: Ints, rules: Ints) -> bool:
+def keeps(steps: Ints, n: int, state: Ints, used: Ints, lane_size: Ints, border_dims: Ints, rules: Ints) -> bool:
     """Whether a full choice keeps what stands inside the fan-outs. rules: [stationary tensor or -1, least lanes, inside allowed per rank..., named per dim...]."""
     ranks, dims = state.shape[1], lane_size.shape[0]
     lanes = 1
@@ -216,22 +245,22 @@ def keeps(kind: Ints, tensor: Ints, state: Ints, used: Ints, lane_size: Ints, bo
     if lanes < rules[1]:
         return False
     border = -1
-    for e in range(kind.shape[0]):
-        if kind[e] == LANES:
+    for e in range(n):
+        if steps[e, 0] == LANES:
             for d in range(dims):
                 if border_dims[e, d] and rules[2 + ranks + d] and used[d] > 1:
                     border = e
     if border < 0:
         return True
-    innermost, first = -1, kind.shape[0]
-    for e in range(border + 1, kind.shape[0]):
-        if kind[e] == NODE and tensor[e] == rules[0]:
+    innermost, first = -1, n
+    for e in range(border + 1, n):
+        if steps[e, 0] == NODE and steps[e, 2] == rules[0]:
             innermost = e
-        if kind[e] != LANES:
+        if steps[e, 0] != LANES:
             for r in range(ranks):
                 if state[e, r] != state[e + 1, r]:
                     first = min(first, e)
                     if not rules[2 + r]:
                         return False
     # a step's loops stand above its node
-    return bool(rules[0] < 0 or first == kind.shape[0] or (innermost >= 0 and innermost < first))
+    return bool(rules[0] < 0 or first == n or (innermost >= 0 and innermost < first))

@@ -35,7 +35,8 @@ class Tables:
 
     table [N]: values of all factors, end to end; start [F]: where a factor's begin; ranks [F + 1], rank, stride [...]: its
     ranks and the step per option of each. parts [P + 1], factors [...]: the different products of factors. Counts, two per
-    row (total, busiest), then footprints: terms [K + 1], scale, product [...]: the sum of scaled products that each is.
+    row (total, busiest), then per node its footprint and how often it is refilled: terms [K + 1], scale, product [...]: the
+    sum of scaled products that each is.
     """
 
     rows: tuple[tuple[str, str, str], ...]
@@ -89,26 +90,27 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: Options) -> Tables:
         np.array([products.index(term.factors) for term in terms], np.int64))
 
 
-def count_many(compiled: Tables, choices: Ints) -> tuple[Floats, Floats, Floats]:
+def count_many(compiled: Tables, choices: Ints) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
     """Counts of C mappings. choices [C, R]: number of the option per rank, ranks in the order of the einsum's extents.
 
-    Returns total [C, K], busiest [C, K] in the order of compiled.rows, held [C, H] in the order of compiled.held; whole
-    numbers below 2^53, equal to what `counts.count` and `counts.footprints` give.
+    Returns total [C, K], busiest [C, K] in the order of compiled.rows, held [C, H] and moving [C, H] in the order of
+    compiled.held; whole numbers below 2^53, equal to what `counts.count` and `counts.footprints` give.
     """
     t = compiled
     found = _gather(choices, t.table, t.start, t.ranks, t.rank, t.stride, t.parts, t.factors, t.terms, t.scale, t.product)
     k = 2 * len(compiled.rows)
-    return found[:, 0:k:2], found[:, 1:k:2], np.ceil(np.round(found[:, k:], 6))  # expected sizes of compressed tiles, rounded up
+    held = np.ceil(np.round(found[:, k::2], 6))  # expected sizes of compressed tiles, rounded up
+    return found[:, 0:k:2], found[:, 1:k:2], held, found[:, k + 1 :: 2] > 1
 
 
 def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
-    """Energy, latency and held bits of C mappings, as `cost.price` and `cost.overflow` have them (double buffering aside)."""
+    """Energy, latency and held bits of C mappings, as `cost.price` and `cost.overflow` have them."""
     parts = [_cost_block(compiled, e, arch, choices[at : at + BLOCK]) for at in range(0, max(len(choices), 1), BLOCK)]
     return Costs(*(np.concatenate(columns) for columns in zip(*((p.energy_pj, p.latency_cycles, p.held_bits) for p in parts), strict=True)))
 
 
 def _cost_block(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
-    total, busiest, held = count_many(compiled, choices)
+    total, busiest, held, moving = count_many(compiled, choices)
     bits = bits_of(e, arch)
     energy = total @ np.array([_action_pj(row, e, arch, bits) for row in compiled.rows])
     names = [level.name for level in arch.levels]
@@ -118,8 +120,9 @@ def _cost_block(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs
         reads, writes = (busiest @ _port_weights(compiled, level.name, action, bits, level.width_bits) for action in ("read", "write"))
         busy = (np.maximum(reads, writes) if level.ports == "separate" else reads + writes) / level.bandwidth
         cycles = np.maximum(cycles, busy) if level.transfer == "next" else cycles + busy
+    doubled = np.array([next(v.double_buffer for v in arch.levels if v.name == level) for level, _ in compiled.held])
     holders = np.array([[bits[tensor] if level == name else 0 for name in names] for level, tensor in compiled.held], np.float64)
-    return Costs(energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, held @ holders)
+    return Costs(energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, (held * np.where(doubled & moving, 2, 1)) @ holders)
 
 
 def _action_pj(row: tuple[str, str, str], e: Einsum, arch: Arch, bits: Dict[str, int]) -> float:
@@ -179,7 +182,7 @@ def _footprints(nest: Mapping, e: Einsum, factors: list[Factor]) -> tuple[tuple[
             rest = sink(p, nest.nodes, i) if node.tensor in seen else i
             seen.add(node.tensor)
             names.append((node.level, node.tensor))
-            terms.append(_held_terms(p, e, nest, rest, factors))
+            terms += [_held_terms(p, e, nest, rest, factors), (Term(1, _refills(e, nest, i, factors)),)]
     return tuple(names), terms
 
 
@@ -194,6 +197,16 @@ def _held_terms(p: Projection, e: Einsum, nest: Mapping, rest: int, factors: lis
         factors.append(Factor(dim, cuts))
     whole = tuple(numbers)
     return (Term(1, whole),) if p.format == "dense" else (Term(2 * p.density, whole), Term(1, whole[:-1]))
+
+
+def _refills(e: Einsum, nest: Mapping, at: int, factors: list[Factor]) -> tuple[int, ...]:
+    """Iterations in time of the loops above a node."""
+    loops = [node for node in nest.nodes[:at] if isinstance(node, Loop)]
+    numbers = []
+    for rank, n in e.extents:
+        numbers.append(len(factors))
+        factors.append(Factor(None, ((n, tuple((i, bool(loop.over)) for i, loop in enumerate(loops) if loop.rank == rank)),)))
+    return tuple(numbers)
 
 
 def _offsets(lengths: Sequence[int]) -> Ints:

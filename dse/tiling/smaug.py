@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from dse.nest import Infeasible
-from dse.tiling.factor import Ints, Shape, Unit, cuts_dim, enumerate_tiles, multiples, smallest, stored, stored_each, strategy
+from dse.tiling.factor import Ints, Shape, Unit, cuts_dim, enumerate_tiles, layout_of, multiples, smallest, stored, stored_each, strategy
 from dse.tiling.halo import Cut, Tiled, Window, cut, cut_outputs, cut_windows
 from dse.tiling.schedule import Nest, nest
 
@@ -91,6 +91,16 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
     return found
 
 
+def _inputs(op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = "") -> Ints | Infeasible:
+    """Tiles of the input that fit, in the order that decides ties."""
+    minimum = smallest(u, f"{kind or op.kind}.inputs", shape, op.kernel)
+    found = enumerate_tiles(shape, label, minimum, step, u)
+    if len(found):
+        return found
+    layout = layout_of(shape)
+    return _lacks(op, u, 0, stored([m if cuts_dim(label, dim) else n for dim, m, n in zip(layout, minimum, shape, strict=True)], u))
+
+
 def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
     """Output extents of input tiles: the largest of first, middle and last tile. Upstream looks at the leading padding only."""
     padding = w.lead if faithful else max(w.lead, w.trail)
@@ -136,9 +146,7 @@ def _choose(op: Operator, u: Unit, xs: Ints, area: Ints, weights: Shape, labels:
     score = stored_each(xs, u, kept[0])[:, None, None] + w_all + o_all
     fits = (w_all <= u.most()) & (o_all <= u.most())
     if not fits.any():
-        lacking = (0, stored(smallest(u, f"{op.kind}.inputs", op.shape, op.kernel), u)) if not len(xs) else (
-            (1, int(w_elems.min())) if (w_elems > u.most()).all() else (2, int(o_elems.min())))
-        return _lacks(op, u, *lacking)
+        return _lacks(op, u, 1, int(w_elems.min())) if w_elems.min() > u.most() else _lacks(op, u, 2, int(o_elems.min()))
     i, j, k = (int(at) for at in np.unravel_index(int(np.where(fits, score, -1).argmax()), score.shape))
     x = tuple(int(n) for n in xs[i])
     return _Choice(x, int(ns[j]), int(cs[j]) if free else x[-1], int(os[k if own else j]))
@@ -156,7 +164,9 @@ def convolution(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         labels["outputs"] = "DimNC"
     if high := cuts_dim(labels["inputs"], "H"):
         labels["outputs"] = "DimNCH" if cuts_dim(labels["outputs"], "C") else "DimNH"
-    xs = enumerate_tiles(image, labels["inputs"], smallest(u, "convolution.inputs", image, op.kernel), (1, rows.step, 1, u.macs), u)
+    xs = _inputs(op, u, image, labels["inputs"], (1, rows.step, 1, u.macs))
+    if isinstance(xs, Infeasible):
+        return xs
     area = xs[:, 0] * (_out(xs[:, 1], h, rows, faithful) if high else ho) * wo
     kept = (None, u.slack(c), u.slack(m)) if faithful else (None, None, None)
     best = _choose(op, u, xs, area, weights, labels, kept, own=not high and labels["weights"] == "None")
@@ -194,7 +204,9 @@ def inner_product(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         return labels
     if labels["weights"] != "None" and labels["outputs"] != "None":
         labels["outputs"] = "DimNC"
-    xs = enumerate_tiles((n, a), labels["inputs"], smallest(u, "inner_product.inputs", (n, a)), (1, u.macs), u)
+    xs = _inputs(op, u, (n, a), labels["inputs"], (1, u.macs))
+    if isinstance(xs, Infeasible):
+        return xs
     kept = (None, None if labels["weights"] == "DimN" else u.slack(a), u.slack(q)) if faithful else (None, None, None)
     own = labels["weights"] == "None" or labels["outputs"] == "None"
     best = _choose(op, u, xs, xs[:, 0], (q, a), labels, kept, own)
@@ -216,7 +228,9 @@ def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
         return labels
     labels["outputs"] = _pooled_label(labels["inputs"], labels["outputs"], faithful)
     high, wide, deep = (cuts_dim(labels["outputs"], dim) for dim in "HWC")
-    xs = enumerate_tiles(op.shape, labels["inputs"], smallest(u, "pooling.inputs", op.shape, op.kernel), (1, rows.step, columns.step, u.vector), u)
+    xs = _inputs(op, u, op.shape, labels["inputs"], (1, rows.step, columns.step, u.vector))
+    if isinstance(xs, Infeasible):
+        return xs
     outs = np.broadcast_to(np.array(full), xs.shape).copy()
     outs[:, 0] = xs[:, 0]
     outs[:, 1] = _out(xs[:, 1], h, rows, faithful) if high else full[1]
@@ -225,13 +239,14 @@ def pooling(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     sizes = stored_each(outs, u, u.slack(c) if faithful else None)
     fits = sizes <= u.most()
     if not fits.any():
-        return _lacks(op, u, 2, int(sizes.min())) if len(xs) else _lacks(op, u, 0, stored(smallest(u, "pooling.inputs", op.shape, op.kernel), u))
+        return _lacks(op, u, 2, int(sizes.min()))
     best = int(np.where(fits, stored_each(xs, u) + sizes, -1).argmax())
     x, out = (tuple(int(i) for i in shapes[best]) for shapes in (xs, outs))
     high_cuts, wide_cuts = cut_windows(h, x[1], rows, not faithful), cut_windows(w, x[2], columns, not faithful)
     made = _plain(full, labels["outputs"], out)
     if not faithful:
         made = Tiled(full, made.label, out, (made.cuts[0], cut_outputs(high_cuts, rows), cut_outputs(wide_cuts, columns), made.cuts[3]))
+        high_cuts, wide_cuts = high_cuts[:len(made.cuts[1])], wide_cuts[:len(made.cuts[2])]
     tensors = {"inputs": Tiled(op.shape, labels["inputs"], x, (cut(n, x[0]), high_cuts, wide_cuts, cut(c, x[3]))), "outputs": made}
     loops = {dim: min(ours, theirs) for dim, ours, theirs in zip("nhw", made.grid(), tensors["inputs"].grid(), strict=False)}
     loops["c"] = tensors["inputs"].grid()[3]
@@ -254,8 +269,7 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, h, w, c] or [n, activations]; weights: mean, variance, gamma, beta, stacked."""
     weights = (4, op.shape[-1])
     kind = "batch_norm" if len(op.shape) == 4 else "batch_norm_2d"
-    inputs, minimum = _labels(op, u, {"inputs": op.shape}, kind), smallest(u, f"{kind}.inputs", op.shape)
-    stacked = _labels(op, u, {"weights": weights})
+    inputs, stacked = _labels(op, u, {"inputs": op.shape}, kind), _labels(op, u, {"weights": weights})
     for found in (inputs, stacked):
         if isinstance(found, Infeasible):
             return found
@@ -263,7 +277,9 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     label, stacked_label = inputs["inputs"], stacked["weights"]
     if kind == "batch_norm" and stacked_label != "None":
         return _lacks(op, u, 1, stored(weights, u))
-    xs = enumerate_tiles(op.shape, label, minimum, (1, *[u.vector] * (len(minimum) - 1)), u)
+    xs = _inputs(op, u, op.shape, label, (1, *[u.vector] * (len(op.shape) - 1)), kind)
+    if isinstance(xs, Infeasible):
+        return xs
     ws = np.stack([np.full(len(xs), 4), np.full(len(xs), op.shape[-1])], axis=1)
     if stacked_label != "None" and cuts_dim(label, "C"):
         ws[:, 1] = xs[:, 1]
@@ -275,7 +291,7 @@ def batch_norm(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     if faithful and stacked_label != "None" and cuts_dim(label, "C"):
         fits = np.logical_and.accumulate(fits)  # upstream stops at the first that does not fit, so larger batch tiles are never seen
     if not fits.any():
-        return _lacks(op, u, 1, int(sizes.min(initial=stored(weights, u))))
+        return _lacks(op, u, 1, int(sizes.min()))
     best = int(np.where(fits, 2 * stored_each(xs, u) + sizes, -1).argmax())
     x = tuple(int(i) for i in xs[best])
     tensors = {"inputs": _plain(op.shape, label, x), "weights": _plain(weights, stacked_label, (4, int(ws[best, 1]))), "outputs": _plain(op.shape, label, x)}
@@ -312,12 +328,14 @@ def depthwise(op: Operator, u: Unit, faithful: bool) -> Tiling | Infeasible:
     if isinstance(labels, Infeasible):
         return labels
     label = labels["inputs"]
-    xs = enumerate_tiles(image, label, smallest(u, "depthwise.inputs", image, op.kernel), (1, rows.step, 1, u.vector), u)
+    xs = _inputs(op, u, image, label, (1, rows.step, 1, u.vector))
+    if isinstance(xs, Infeasible):
+        return xs
     high = _out(xs[:, 1], h, rows, faithful=False)
     ws, outs = (stored_each(np.stack([size, xs[:, 3]], axis=1), u) for size in (np.full(len(xs), prod(op.kernel)), high * wo))
     fits = (ws <= u.most()) & (outs <= u.most())
     if not fits.any():
-        return _lacks(op, u, 2, int(outs.min(initial=stored((1, wo, c), u))))
+        return _lacks(op, u, 1, int(ws.min())) if ws.min() > u.most() else _lacks(op, u, 2, int(outs.min()))
     best = int(np.where(fits, stored_each(xs, u) + ws + outs, -1).argmax())
     x, cuts = tuple(int(i) for i in xs[best]), cut_windows(h, int(xs[best, 1]), rows)
     label = "DimN" if n > 1 and label == "None" else label
