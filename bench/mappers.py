@@ -28,7 +28,6 @@ from dse.dataflow.optimal import optimal, solved
 from dse.dataflow.random import random
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem, figure
-from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_optimal import OBJECTIVES, arch_of, einsums
 from workloads import catalog
@@ -76,7 +75,8 @@ def speed(networks: Sequence[str]) -> Iterator[str]:
             one, seconds = timed(_optimal, Problem(TPU_LIKE, group.einsum, "energy"))
             rough, slower = timed(partial(solved, tiles="ragged"), Problem(TPU_LIKE, group.einsum, "energy"))
             spent.append(1000 * seconds)
-            yield f"{source} {group.names[0]} x{group.count} {_shape(group.einsum)}: {spent[-1]:.1f} ms, divisor {_pj(one)}, ragged {_pj(rough)} ({1000 * slower:.1f} ms)"
+            yield (f"{source} {group.names[0]} x{group.count} {_shape(group.einsum)}: {spent[-1]:.1f} ms, divisor {_pj(one)}, "
+                   f"ragged {_pj(rough)} ({1000 * slower:.1f} ms)")
         yield f"{source}: {len(spent)} unique einsums, CPU ms median {median(spent):.1f}, worst {max(spent):.1f}, sum {sum(spent):.1f}"
 
 
@@ -116,8 +116,8 @@ def against_zigzag(layers: int, folder: Path) -> Iterator[str]:
         yield (f"{e.name} {_shape(e)}: ZigZag {layer['cpu_s']:.2f} s, {other.energy_pj:.6g} pJ ({how}; {layer['energy_pj']:.6g} by its own model); "
                f"optimal {1000 * seconds:.1f} ms, {one.energy_pj:.6g} pJ, ratio {other.energy_pj / one.energy_pj:.3f}")
     seconds, once = sum(s for _, s, _ in done.values()), sum(s for _, _, s in done.values())
-    yield (f"ResNet-18, {len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s ({once:.1f} for one of each of the {len(done)} unique), optimal {seconds:.2f}: "
-           f"{found['cpu_s'] / seconds:.0f} times faster ({once / seconds:.0f} on unique layers); energy of ZigZag's mappings over ours {theirs / ours:.3f}")
+    yield (f"ResNet-18, {len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s ({once:.1f} for one of each of the {len(done)} unique), "
+           f"optimal {seconds:.2f}: {found['cpu_s'] / seconds:.0f} times faster ({once / seconds:.0f} on unique layers); energy of ZigZag's mappings over ours {theirs / ours:.3f}")
 
 
 def _solved(e: Einsum) -> tuple[EinsumCost, float]:
@@ -134,8 +134,8 @@ def beside_nn_dataflow(layers: int, folder: Path) -> Iterator[str]:
     warm_up(TPU_LIKE)
     groups = unique_macs("resnet50")
     ours = sum(timed(_optimal, Problem(TPU_LIKE, group.einsum, "energy"))[1] for group in groups)
-    yield (f"ResNet-50, {found['layers']} layers of 72: nn_dataflow {found['cpu_s']:.1f} CPU s; optimal {ours:.2f} for all {len(groups)} unique einsums. Energies do not "
-           "compare: its row-stationary units and fractional folds have no nest of ours")
+    yield (f"ResNet-50, {found['layers']} layers of 72: nn_dataflow {found['cpu_s']:.1f} CPU s; optimal {ours:.2f} for all {len(groups)} unique einsums. "
+           "Energies do not compare: its row-stationary units and fractional folds have no nest of ours")
 
 
 def accelforge() -> Iterator[str]:
@@ -149,8 +149,8 @@ def accelforge() -> Iterator[str]:
         warm_up(arch)
         one, seconds = timed(partial(solved, tiles="perfect"), Problem(arch, e, objective))
         (listed,), listed_s = case["optimum"][objective], sum(case["cpu_s"].values())
-        yield f"{case['id']} {case['arch']} {_shape(e)} {objective}: AccelForge {listed:.9g} in {listed_s:.2f} s (listed); optimal {_value(one, objective):.9g} in " \
-              f"{1000 * seconds:.1f} ms, {listed_s / seconds:.0f} times faster"
+        yield (f"{case['id']} {case['arch']} {_shape(e)} {objective}: AccelForge {listed:.9g} in {listed_s:.2f} s (listed); "
+               f"optimal {_value(one, objective):.9g} in {1000 * seconds:.1f} ms, {listed_s / seconds:.0f} times faster")
 
 
 def _value(found: EinsumCost | Infeasible, objective: str) -> float:
@@ -160,7 +160,8 @@ def _value(found: EinsumCost | Infeasible, objective: str) -> float:
 def kapla() -> Iterator[str]:
     """As measured before on its own hardware and model; nothing is run."""
     for row in json.loads((DATA / "kapla_reference.json").read_text())["kapla"]:
-        yield f"KAPLA (listed) {row['net']} batch {row['batch']} on {row['hardware']}, {row['mapping']}: {row['cpu_s']} CPU s, {row['energy_J'] * 1e12:.6g} pJ by its own model"
+        yield (f"KAPLA (listed) {row['net']} batch {row['batch']} on {row['hardware']}, {row['mapping']}: {row['cpu_s']} CPU s, "
+               f"{row['energy_J'] * 1e12:.6g} pJ by its own model")
 
 
 def baselines(networks: Sequence[str]) -> Iterator[str]:

@@ -7,8 +7,7 @@ import json
 import sys
 import time
 
-from nn_dataflow.core import (Cost, DataLayout, FmapPosition, FmapRange, InputLayer, MapStrategyEyeriss, MemHierEnum, NNDataflow, NodeRegion,  # noqa: F401
-                              Network, Option, PhyDim2, Resource)
+from nn_dataflow.core import Cost, MapStrategyEyeriss, Network, NNDataflow, NodeRegion, Option, PhyDim2, Resource
 from nn_dataflow.nns import import_network
 
 
@@ -27,7 +26,7 @@ def main(name: str, layers: int) -> None:
     began = time.process_time()
     tops, _ = NNDataflow(small, 1, resource, cost, MapStrategyEyeriss).schedule_search(options)
     seconds = time.process_time() - began
-    print(json.dumps({"network": name, "layers": len(small), "cpu_s": seconds, "energy": tops[0].total_cost if tops else None, "time": tops[0].total_time if tops else None}))
+    print(json.dumps({"network": name, "layers": len(small), "cpu_s": seconds, "energy": tops[0].total_cost, "time": tops[0].total_time}))
 
 
 if __name__ == "__main__":

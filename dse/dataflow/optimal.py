@@ -54,20 +54,76 @@ def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints 
     """The optimum of one einsum; ties by energy, then latency, within a relative 1e-10. budget: nodes visited at most."""
     e, arch = problem.einsum, problem.arch
     space = Space(problem, tiles, constraints)
-    best, visited = np.full(3, inf), 0
-    found: tuple[list[Step], Ints] | None = None
-    for placement in placements(e, arch, constraints):
-        steps = steps_of(space, placement)
-        chosen, n = _searched(space, steps, best, budget - visited)
-        visited += n
-        if chosen is not None:
-            found = steps, chosen
+    if space.borders and space.borders[0] > 0 and tiles != "ragged":
+        found, visited = _split(space, budget)
+    else:
+        found, visited = _every_placement(space, budget)
     if found is None:
         return _blocked(e, arch)
     mapping = nest(space, *found)
     answer = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
     proven = visited <= budget
     return [replace(answer, gap=0.0 if proven else answer.gap, certificate=f"optimal({tiles})" if proven else "", visited=visited)]
+
+
+def _every_placement(space: Space, budget: int) -> tuple[tuple[Sequence[Step], Ints] | None, int]:
+    """(steps and states of the best, nodes visited) without a split: machines without fan-outs, or tiles that do not divide."""
+    best, visited = np.full(3, inf), 0
+    found = None
+    for placement in placements(space.e, space.arch, space.rules):
+        steps = steps_of(space, placement)
+        chosen, n = _searched(space, steps, best, budget - visited)
+        visited += n
+        if chosen is not None:
+            found = steps, chosen
+    return found, visited
+
+
+def _split(space: Space, budget: int) -> tuple[tuple[Sequence[Step], Ints] | None, int]:
+    """(steps and states of the best, nodes visited), outer and inner steps apart: see kernels.split."""
+    border = space.borders[0]
+    outer: dict[tuple[Step, ...], tuple[int, ...]] = {}
+    inner: dict[tuple[Step, ...], tuple[tuple[int, ...], dict[int, int]]] = {}
+    for placement in placements(space.e, space.arch, space.rules):
+        steps = steps_of(space, placement)
+        at = next(i for i, s in enumerate(steps) if s.kind == LANES)
+        parents = tuple(max((v for v in range(border) if x in placement[v]), default=-1) for x in range(len(space.tensors)))
+        outer[tuple(steps[:at])] = parents
+        inner[tuple(steps[at:])] = parents, {x: max(v for v, own in enumerate(placement) if x in own) for x in range(len(space.tensors))}
+    sigs = {parents: i for i, parents in enumerate(dict.fromkeys(outer.values()))}
+    outs = [program(space, steps, {}) for steps in outer]
+    ins = [program(space, steps, last) for steps, (_, last) in inner.items()]
+    pairs: dict[tuple[int, tuple[int, ...]], int] = {}
+    in_pair = [pairs.setdefault((sigs[parents], tuple(sorted(p.order))), len(pairs)) for p, (parents, _) in zip(ins, inner.values(), strict=True)]
+    pair_links = _padded([np.array(order, np.int64) for _, order in pairs])
+    states = [[s for s, cuts in enumerate(space.walks[rank].cuts) if all(d < 0 for _, d in cuts)] for rank in space.ranks]
+    units = np.array([space.walks[rank].unit[0] for rank in space.ranks], np.int64)
+    a, b = _stacked(outs), _stacked(ins)
+    best, choice = np.full(3, inf), np.full(2, -1, np.int64)
+    width = a[0].shape[1]
+    chosen = np.zeros((width + b[0].shape[1], len(space.ranks)), np.int64)
+    visited = kernels.split(*a, np.array([sigs[parents] for parents in outer.values()], np.int64), *b, np.array(in_pair, np.int64),
+                            np.array([sig for sig, _ in pairs], np.int64), pair_links, np.array([len(order) for _, order in pairs], np.int64), units,
+                            _padded([np.array(own, np.int64) for own in states]), np.array([len(own) for own in states], np.int64), np.array(space.start),
+                            *space.packed, best, chosen, choice, budget)
+    if choice[0] < 0:
+        return None, int(visited)
+    first, second = outs[choice[0]].steps, ins[choice[1]].steps
+    return ((*first, *second), np.concatenate((chosen[: len(first)], chosen[width : width + len(second)]))), int(visited)
+
+
+def _padded(rows: Sequence[NDArray[np.int64]]) -> Ints:
+    shape = np.max([row.shape for row in rows], axis=0)
+    found = np.zeros((len(rows), *shape), rows[0].dtype)
+    for own, row in zip(found, rows, strict=True):
+        own[tuple(slice(n) for n in row.shape)] = row
+    return found
+
+
+def _stacked(programs: Sequence[Program]) -> tuple[NDArray[np.int64], ...]:
+    return (_padded([p.rows for p in programs]), np.array([len(p.rows) for p in programs], np.int64), _padded([p.order for p in programs]),
+            _padded([p.rest for p in programs]), _padded([p.allowed for p in programs]), _padded([p.border_dims for p in programs]),
+            _padded([p.ramp for p in programs]))
 
 
 def _blocked(e: Einsum, arch: Arch) -> Infeasible:

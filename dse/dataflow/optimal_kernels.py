@@ -120,6 +120,7 @@ def search(steps: Ints, n: int, order: Ints, rest: Ints, allowed: Bools, border_
     moved[0] = np.any(start > 0)
     used = np.ones((n * ranks + 1, lane_size.shape[0]), np.int64)
     guess, figure = np.zeros(parts_n), np.zeros(3)
+    settled = order[: rest[0, 1]]
     visited, e, r = 0, 0, 0
     at[0, 0] = -1
     while True:
@@ -153,7 +154,7 @@ def search(steps: Ints, n: int, order: Ints, rest: Ints, allowed: Bools, border_
         visited += 1
         if visited > budget:
             return visited, filled
-        if not account(e, steps, order, border_dims, ramp, room, doubled, bits, tile, full, seen, dim_start, dim_rank, dim_coef, csr, links, weights, products,
+        if not account(e, steps, settled, border_dims, ramp, room, doubled, bits, tile, full, seen, dim_start, dim_rank, dim_coef, csr, links, weights, products,
                        factor_start, factor_rank, factor_stride, table, low, high, floor, folds, state, parts, need, moved, used[row + 1]):
             continue
         guess[:] = parts[e + 1]
@@ -264,3 +265,130 @@ def keeps(steps: Ints, n: int, state: Ints, used: Ints, lane_size: Ints, border_
                         return False
     # a step's loops stand above its node
     return bool(rules[0] < 0 or first == n or (innermost >= 0 and innermost < first))
+
+
+@njit(cache=True, nogil=True)
+def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_allowed: Bools, out_dims: Bools, out_ramp: Ints, out_sig: Ints,
+          in_steps: Ints, in_n: Ints, in_order: Ints, in_rest: Ints, in_allowed: Bools, in_dims: Bools, in_ramp: Ints, in_pair: Ints, pair_sig: Ints,
+          pair_links: Ints, pair_count: Ints, units: Ints, tiles: Ints, tile_count: Ints, start_parts: Floats,
+          room: Floats, doubled: Bools, bits: Floats, succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, tile: Ints, full: Bools,
+          seen: Bools, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
+          factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, floor: Floats, folds: Floats, port: Ints, machine: Floats,
+          objective: int, rules: Ints, best: Floats, chosen: Ints, choice: Ints, budget: int) -> int:
+    """Best first over (kept sets, U): U is the tile that enters the outermost fan-out, in view of which outer and inner steps are independent.
+
+    Outer programs share a signature if the same levels fill the inside; a pair is a signature and a set of inner nodes. choice [2]: the programs of the
+    best, chosen: the outer states, then the inner ones. Returns nodes visited.
+    """
+    ranks, parts_n = tile.shape[0], start_parts.shape[0]
+    sigs, pairs = np.max(out_sig) + 1, pair_sig.shape[0]
+    size = 1
+    for r in range(ranks):
+        size *= tile_count[r]
+    lattice = np.zeros((size, ranks), np.int64)
+    for i in range(size):
+        rest = i
+        for r in range(ranks - 1, -1, -1):
+            lattice[i, r] = tiles[r, rest % tile_count[r]]
+            rest //= tile_count[r]
+    # what every link costs at least inside each U
+    lowest = np.zeros((links.shape[0], size, parts_n))
+    needed = np.zeros(links.shape[0], np.bool_)
+    for g in range(pairs):
+        for k in range(pair_count[g]):
+            needed[pair_links[g, k]] = True
+    for link in range(links.shape[0]):
+        if needed[link]:
+            for i in range(size):
+                add_link(link, lattice[i], links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, True, lowest[link, i])
+    width = out_steps.shape[1]
+    found = np.zeros((4096, parts_n))
+    found_states = np.zeros((4096, width + 1, ranks), np.int64)
+    root, zero = np.zeros(ranks, np.int64), np.zeros(parts_n)
+    visited = 0
+    outer_floor = np.full((sigs, parts_n), np.inf)
+    for sig in range(sigs):
+        filled = 0
+        for o in range(out_sig.shape[0]):
+            if out_sig[o] == sig:
+                n, filled = search(out_steps[o], out_n[o], out_order[o], out_rest[o], out_allowed[o], out_dims[o], out_ramp[o], units, root, start_parts,
+                                   zero, room, doubled, bits, succ_start, succ, succ_trips, lane_size, tile, full, seen, dim_start, dim_rank, dim_coef, csr,
+                                   links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, folds, port, machine,
+                                   objective, rules, best, chosen, found, found_states, filled, budget)
+                visited += n
+        for i in range(filled):
+            for j in range(parts_n):
+                outer_floor[sig, j] = min(outer_floor[sig, j], found[i, j])
+    tails = np.full((sigs, size, parts_n), np.inf)
+    bounds = np.full((pairs * size, 3), np.inf)
+    guess = np.zeros(parts_n)
+    for g in range(pairs):
+        sig = pair_sig[g]
+        if outer_floor[sig, 0] == np.inf:
+            continue
+        for i in range(size):
+            guess[:] = 0.0
+            for k in range(pair_count[g]):
+                guess += lowest[pair_links[g, k], i]
+            tails[sig, i] = np.minimum(tails[sig, i], guess)
+            guess += outer_floor[sig]
+            guess[1] = max(guess[1], machine[1])
+            rank_cost(guess, port, machine, objective, bounds[g * size + i])
+    later = np.argsort(bounds[:, 1], kind="mergesort")
+    later = later[np.argsort(bounds[later, 0], kind="mergesort")]
+    pool = np.zeros((1024, parts_n))
+    pool_states = np.zeros((1024, width + 1, ranks), np.int64)
+    pool_program = np.zeros(1024, np.int64)
+    pool_from, pool_to, pool_size = np.full((sigs, size), -1, np.int64), np.zeros((sigs, size), np.int64), 0
+    figure = np.zeros(3)
+    for c in later:
+        if bounds[c, 0] > best[0] * (1 + CLOSE) or bounds[c, 0] == np.inf or visited > budget:
+            break
+        if not below(bounds[c], best):
+            continue
+        g, i = c // size, c % size
+        sig = pair_sig[g]
+        if pool_from[sig, i] < 0:
+            filled = 0
+            for o in range(out_sig.shape[0]):
+                if out_sig[o] == sig:
+                    n, filled = search(out_steps[o], out_n[o], out_order[o], out_rest[o], out_allowed[o], out_dims[o], out_ramp[o], lattice[i], root,
+                                       start_parts, tails[sig, i], room, doubled, bits, succ_start, succ, succ_trips, lane_size, tile, full, seen, dim_start,
+                                       dim_rank, dim_coef, csr, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor,
+                                       folds, port, machine, objective, rules, best, chosen, found, found_states, filled, budget - visited)
+                    visited += n
+                    for j in range(filled):
+                        if found_states[j, 0, 0] >= 0:
+                            found_states[j, 0, 0] = -1 - o
+            while pool_size + filled > pool.shape[0]:
+                pool = np.concatenate((pool, np.zeros_like(pool)))
+                pool_states = np.concatenate((pool_states, np.zeros_like(pool_states)))
+                pool_program = np.concatenate((pool_program, np.zeros_like(pool_program)))
+            pool_from[sig, i] = pool_size
+            for j in range(filled):
+                pool[pool_size] = found[j]
+                pool_states[pool_size] = found_states[j]
+                pool_program[pool_size] = -1 - found_states[j, 0, 0]
+                pool_size += 1
+            pool_to[sig, i] = pool_size
+        for j in range(pool_from[sig, i], pool_to[sig, i]):
+            guess[:] = pool[j]
+            for k in range(pair_count[g]):
+                guess += lowest[pair_links[g, k], i]
+            guess[1] = max(guess[1], machine[1])
+            rank_cost(guess, port, machine, objective, figure)
+            if not below(figure, best):
+                continue
+            for p in range(in_pair.shape[0]):
+                if in_pair[p] != g:
+                    continue
+                was = best.copy()
+                n, _ = search(in_steps[p], in_n[p], in_order[p], in_rest[p], in_allowed[p], in_dims[p], in_ramp[p], np.full(ranks, -1, np.int64), lattice[i],
+                              pool[j], zero, room, doubled, bits, succ_start, succ, succ_trips, lane_size, tile, full, seen, dim_start, dim_rank, dim_coef,
+                              csr, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, folds, port, machine,
+                              objective, rules, best, chosen[width:], found, found_states, 0, budget - visited)
+                visited += n
+                if np.any(was != best):
+                    chosen[:width] = pool_states[j, 1:]
+                    choice[0], choice[1] = pool_program[j], p
+    return visited
