@@ -81,7 +81,8 @@ def test_file(tmp_path: Path) -> None:
     ("extents: {m: 4}\neinsums: ['B[m] = Abc[m]']\nweights: [Abd, B]",
      ["weights: Abd is read by no einsum; do you mean Abc?", "weights: B is made by an einsum, so it is no weight; drop it"]),
     ("extents: {1: 4, m: 99999999999999999999}\neinsums: ['B[m] = f(A[m])']",
-     ["key 1 of extents must be a name, not a number; give the rank a letter", "extents.m = 99999999999999999999: input should be less than or equal to 9007199254740992"]),
+     ["key 1 of extents must be a name, not a number; give the rank a letter",
+      "extents.m = 99999999999999999999: input should be less than or equal to 9007199254740992"]),
     ("extents: {m: 4}\neinsums: []", ["einsums is empty; give at least one"]), ("einsums: ['B[m] = A[m]']", ["extents is missing; add it"])])
 def test_faults_of_the_file_all_at_once(tmp_path: Path, text: str, lines: list[str]) -> None:
     path = tmp_path / "bad.yaml"

@@ -83,18 +83,19 @@ def _split(space: Space, budget: int) -> tuple[tuple[Sequence[Step], Ints] | Non
     """(steps and states of the best, nodes visited), outer and inner steps apart: see kernels.split."""
     border = space.borders[0]
     outer: dict[tuple[Step, ...], tuple[int, ...]] = {}
-    inner: dict[tuple[Step, ...], tuple[tuple[int, ...], dict[int, int]]] = {}
+    inner: dict[tuple[tuple[Step, ...], tuple[int, ...]], tuple[int, ...]] = {}
     for placement in placements(space.e, space.arch, space.rules):
         steps = steps_of(space, placement)
         at = next(i for i, s in enumerate(steps) if s.kind == LANES)
         parents = tuple(max((v for v in range(border) if x in placement[v]), default=-1) for x in range(len(space.tensors)))
         outer[tuple(steps[:at])] = parents
-        inner[tuple(steps[at:])] = parents, {x: max(v for v, own in enumerate(placement) if x in own) for x in range(len(space.tensors))}
+        last = tuple(max(v for v, own in enumerate(placement) if x in own) for x in range(len(space.tensors)))
+        inner[tuple(steps[at:]), last] = parents
     sigs = {parents: i for i, parents in enumerate(dict.fromkeys(outer.values()))}
     outs = [program(space, steps, {}) for steps in outer]
-    ins = [program(space, steps, last) for steps, (_, last) in inner.items()]
+    ins = [program(space, steps, dict(enumerate(last))) for steps, last in inner]
     pairs: dict[tuple[int, tuple[int, ...]], int] = {}
-    in_pair = [pairs.setdefault((sigs[parents], tuple(sorted(p.order))), len(pairs)) for p, (parents, _) in zip(ins, inner.values(), strict=True)]
+    in_pair = [pairs.setdefault((sigs[parents], tuple(sorted(p.order))), len(pairs)) for p, parents in zip(ins, inner.values(), strict=True)]
     pair_links = _padded([np.array(order, np.int64) for _, order in pairs])
     states = [[s for s, cuts in enumerate(space.walks[rank].cuts) if all(d < 0 for _, d in cuts)] for rank in space.ranks]
     units = np.array([space.walks[rank].unit[0] for rank in space.ranks], np.int64)

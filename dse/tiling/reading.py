@@ -29,7 +29,7 @@ def read(e: Einsum) -> Reading | Infeasible:
         return _product(e)
     if e.kind.startswith("batchnorm") and len(e.inputs) == 5:
         return _normalised(e)
-    if e.kind in ("max", "add") and len(e.inputs) == 1 and set(e.sizes()) - e.output.ranks():
+    if e.kind in ("max", "add") and len(e.inputs) == 1 and (e.inputs[0].partial() or set(e.sizes()) - e.output.ranks()):
         return _pooled(e)
     return _flat(e)
 
@@ -78,9 +78,8 @@ def _product(e: Einsum) -> Reading | Infeasible:
     if len(slides) == 0 and len(images) < 2 and len(deep) < 2:
         kind, spatial = "inner_product", None
     else:
-        slides = slides + (images[-(2 - len(slides)):] if len(slides) < 2 and images else [])
-        slides += [d for d in alone if d.ranks() and d.ranks()[0] in deep[1:]][:2 - len(slides)]
-        slides.sort(key=x.dims.index)
+        flat = [*images, *(d for d in alone if d.ranks() and d.ranks()[0] in deep[1:])]  # one channel rank; a window of one output, images of one tap
+        slides = sorted([*slides, *flat[max(len(flat) - 2 + len(slides), 0):]], key=x.dims.index)
         kind, spatial = "convolution", _spatial(e, slides)
         if spatial is None:
             return unsupported(e.name, "optimizers of convolutions that are dilated, cropped or of three dimensions")
@@ -104,6 +103,8 @@ def _pooled(e: Einsum) -> Reading | Infeasible:
     x, out = e.inputs[0], e.output.ranks()
     slides = [d for d in x.dims if len(d.terms) > 1 or d.offset or any(c > 1 or rank not in out for rank, c in d.terms)]
     rest = [d for d in x.dims if d not in slides and d.terms]
+    while len(rest) > 2 > len(slides):
+        slides = sorted([*slides, rest.pop()], key=x.dims.index)
     spatial = _spatial(e, slides)
     if spatial is None or len(rest) > 2:
         return unsupported(e.name, "optimizers of reductions over such windows")
