@@ -25,6 +25,7 @@ Values = NDArray[np.float64]
 TRIES = 5  # compaction may replace a part between reading the manifest and reading the part
 ONCE = ("mappings", "counts")  # keyed by content: equal rows may stand in several parts
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
 
 
@@ -107,16 +108,31 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     refresh(con)
     points, machines = (_columns(con, table) for table in ("points", "machines"))
     names = [re.sub(r"^-|:(min|max)$", "", objective) for objective in objectives]
+    numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in ("machine", "schedule")]
+    known = ", ".join(numeric)
     for name in names:
         if name not in points:
-            near = get_close_matches(name, points, 1)
-            raise QueryError(f'objective "{name}": no such column of points{f"; did you mean {near[0]}?" if near else ""}')
+            near = get_close_matches(name, numeric, 1)
+            raise QueryError(f'objective "{name}": no such column of points; {f"did you mean {near[0]}?" if near else f"there are {known}"}')
+        if name not in numeric:
+            raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known}')
     own = [f"m.{_quoted(c)}" for c in machines if c not in points]
     rows = f"(SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine) WHERE feasible{_and(where)})"
+    if where.strip():
+        _condition(con, where, rows)
     order = ", ".join([f"{_quoted(n)}{' DESC' if o.startswith('-') != o.endswith(':max') else ''}" for n, o in zip(names, objectives, strict=True)])
     listed = ", ".join(_literal(o) for o in objectives)
     first = ", ".join(dict.fromkeys(["machine", "schedule", *(_quoted(n) for n in names)]))
     return query(con, f"SELECT {first}, * EXCLUDE ({first}) FROM pareto({_literal(rows)}, [{listed}]) ORDER BY {order}, machine, schedule")
+
+
+def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
+    """Raises QueryError unless `where` is one expression over the rows: alone (no bracket of it closes ours), and inside of them."""
+    try:
+        con.extract_statements(f"SELECT 1 WHERE {where}")
+        con.execute(f"EXPLAIN {rows[1:-1]}")
+    except duckdb.Error as error:
+        raise QueryError(f"--where {' '.join(where.split())}: {_line(error)}; give a condition over points and machines, e.g. area_mm2 < 2") from None
 
 
 def non_dominated(values: Values) -> Values:
@@ -185,6 +201,8 @@ def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
     if len(statements) != 1:
         raise QueryError(f"{len(statements)} statements; give exactly one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
     kind = statements[0].type
+    if statements[0].query not in text:  # DuckDB writes a PRAGMA as a SELECT of its own
+        raise QueryError("PRAGMA is refused: give one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
     if kind not in KINDS:
         raise QueryError(f"{kind.name} is refused: the tables are read-only; give one SELECT, WITH, EXPLAIN, DESCRIBE or SUMMARIZE")
     if kind == duckdb.StatementType.EXPLAIN:  # EXPLAIN ANALYZE runs what it explains
@@ -194,8 +212,9 @@ def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
         _gate(con, explained)
 
 
-def _columns(con: duckdb.DuckDBPyConnection, table: str) -> list[str]:
-    return [row[0] for row in con.execute(f"DESCRIBE {_quoted(table)}").fetchall()]
+def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
+    """Name -> type."""
+    return {row[0]: row[1] for row in con.execute(f"DESCRIBE {_quoted(table)}").fetchall()}
 
 
 def _line(error: duckdb.Error) -> str:
@@ -205,7 +224,7 @@ def _line(error: duckdb.Error) -> str:
 
 
 def _and(where: str) -> str:
-    return f" AND ({where})" if where.strip() else ""
+    return f" AND ({where}\n)" if where.strip() else ""
 
 
 def _sql(name: str) -> str:

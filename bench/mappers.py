@@ -117,7 +117,8 @@ def against_zigzag(layers: int, folder: Path) -> Iterator[str]:
                f"optimal {1000 * seconds:.1f} ms, {one.energy_pj:.6g} pJ, ratio {other.energy_pj / one.energy_pj:.3f}")
     seconds, once = sum(s for _, s, _ in done.values()), sum(s for _, _, s in done.values())
     yield (f"ResNet-18, {len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s ({once:.1f} for one of each of the {len(done)} unique), "
-           f"optimal {seconds:.2f}: {found['cpu_s'] / seconds:.0f} times faster ({once / seconds:.0f} on unique layers); energy of ZigZag's mappings over ours {theirs / ours:.3f}")
+           f"optimal {seconds:.2f}: {found['cpu_s'] / seconds:.0f} times faster ({once / seconds:.0f} on unique layers); "
+           f"energy of ZigZag's mappings over ours {theirs / ours:.3f}")
 
 
 def _solved(e: Einsum) -> tuple[EinsumCost, float]:

@@ -11,7 +11,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from random import Random
 from statistics import median
@@ -49,8 +49,8 @@ def line(network: str, e: Einsum, arch: Arch, budget: int) -> Line:
     found, priced = plan(e, arch), smaug(problem, Random(0))
     if isinstance(found, Infeasible) or isinstance(priced, Infeasible):
         return Line(network, show(e), 0.0, 0.0, "-", str(found if isinstance(found, Infeasible) else priced))
-    floors = [_floor(Problem(arch, e, objective), bound(e, arch), budget) for objective, bound in (("energy", bounds.energy_pj), ("latency", bounds.latency_cycles))]
-    (energy, proven), (cycles, also) = floors
+    energy, proven = _floor(problem, bounds.energy_pj(e, arch), budget)
+    cycles, also = _floor(replace(problem, objective="latency"), bounds.latency_cycles(e, arch), budget)
     ratios = priced[0].energy_pj / energy, priced[0].latency_cycles / cycles
     if not found.outside and min(ratios) < 1 - 1e-9:
         raise ValueError(f"{network} {e.name}: SMAUG is below the floor: {ratios}\n{found.mapping}")
@@ -78,8 +78,8 @@ def table(lines: list[Line]) -> list[str]:
         inside, outside = [ln for ln in tiled if not ln.note], [ln for ln in tiled if ln.note]
         shown = [_mean(inside, lambda ln: ln.energy), _mean(inside, lambda ln: ln.latency), _mean(outside, lambda ln: ln.energy),
                  _mean(outside, lambda ln: ln.latency)]
-        rows.append(f"| {network} | {len(mine)} | {len(inside)} | {shown[0]} | {shown[1]} | {len(outside)} | {shown[2]}; {shown[3]} | {len(mine) - len(tiled)} | "
-                    f"{sum(ln.copies for ln in tiled)} |")
+        rows.append(f"| {network} | {len(mine)} | {len(inside)} | {shown[0]} | {shown[1]} | {len(outside)} | {shown[2]}; {shown[3]} | "
+                    f"{len(mine) - len(tiled)} | {sum(ln.copies for ln in tiled)} |")
     return rows
 
 

@@ -104,6 +104,7 @@ class Run:
     trials: dict[int, list[pareto.Trial]] = field(default_factory=dict)
     settled: list[pareto.Trial] = field(default_factory=list)
     feasible: list[tuple[float, ...]] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)  # why machines have no schedule
     batches: list[dict[str, pa.Table]] = field(default_factory=list)
     rows: int = 0
     events: list[Row] = field(default_factory=list)
@@ -173,9 +174,14 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     slots = workers or study.workers or os.cpu_count() or 1
     return {"machines in the space": size, "machines to solve (about)": machines, "unique einsums": len({g.key for groups in job.uniques for g in groups}),
             "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(asks) - feasible} infeasible or failed",
-            "seconds per machine": round(each_s, 4), "core-hours": round(machines * each_s / 3600, 3),
-            f"hours with {slots} workers": round(machines * each_s / 3600 / slots, 3), "disk in MB (about)": round(machines * rows * ROW_BYTES / 1e6, 1),
+            "seconds per machine": _short(each_s), "core-hours": _short(machines * each_s / 3600),
+            f"hours with {slots} workers": _short(machines * each_s / 3600 / slots), "disk in MB (about)": _short(machines * rows * ROW_BYTES / 1e6),
             "memory per process in MB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+
+
+def _short(value: float) -> float:
+    """Three digits, however small."""
+    return float(f"{value:.3g}")
 
 
 def _same_study(study: Study, out: Path) -> None:
@@ -183,7 +189,7 @@ def _same_study(study: Study, out: Path) -> None:
     known = stores.unseal(out / "env.json")
     lines = studies.changed(known["identity"], studies.identity(study)) if known else []
     if lines:
-        raise ValueError("\n".join(f"{out}: {line}" for line in lines))
+        raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
 
 
 def _opened(study: Study, store: Store, lines: list[str]) -> Run:
@@ -248,6 +254,7 @@ def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
     statuses = machines["status"].to_pylist()
     run.done.update(zip(machines["machine"].to_pylist(), statuses, strict=True))
     run.errors += statuses.count("error")
+    run.reasons.update(reason for reason in machines["reason"].to_pylist() if reason)
     if broken := [reason for reason in machines["reason"].to_pylist() if reason and reason.startswith(VIOLATED)]:
         run.halt = broken[0]
     for trial in studies.trials(run.job.study, machines.to_pylist(), points.to_pylist() if points is not None else []):
@@ -407,11 +414,19 @@ def _commit(run: Run) -> None:
 
 
 def _ended(run: Run, report: Callable[..., Status]) -> Outcome:
-    reason = run.halt or run.end
+    reason = run.halt or run.end + ("" if run.feasible else f"; the front is empty: {_why_empty(run)}")
     state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
     run.events.append(event("stop", reason))
     _commit(run)
     return Outcome(report(state, reason), run.solved)
+
+
+def _why_empty(run: Run) -> str:
+    """Commonest reason of the machines without a schedule; where some have one, the constraints that none meets."""
+    if "ok" in run.done.values():
+        return f"no schedule meets {' and '.join(c.text for c in run.job.study.constraints.modelled)}"
+    counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(run.done.values()).items()))
+    return counts + "".join(f", most often {reason}" for reason, _ in run.reasons.most_common(1))
 
 
 def _note(run: Run, kind: str, *lines: str) -> None:

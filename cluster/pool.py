@@ -13,6 +13,7 @@ import os
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # these are read when ray is imported
 os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # what fails behind a failed lease is dropped on purpose
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side repeats on the screen what the exception says
 
 import shutil
 import socket
@@ -149,7 +150,7 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
                          log_to_driver=False, logging_level=logging.ERROR)
             yield int(ray.cluster_resources().get("CPU", 0))
         except ConnectionError as fault:
-            raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head`, or leave --address out") from fault
+            raise PoolFault(_refused(address or "")) from fault
         finally:
             ray.shutdown()
             if temporary:
@@ -180,6 +181,14 @@ def loopback() -> Iterator[None]:
             yield
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = enabled
+
+
+def _refused(address: str) -> str:
+    """Ray says the same of a wrong token and of a server that is none of its own."""
+    if address == "auto":
+        return f"--address {address}: no Ray cluster is found here; start one with `ray start --head`, or leave --address out"
+    return (f"--address {address}: a server listens there, but does not let this process join; if the cluster has a token, set RAY_AUTH_MODE=token"
+            " and RAY_AUTH_TOKEN to it, if it has none, RAY_AUTH_MODE=disabled")
 
 
 def _own_folder() -> str:

@@ -86,10 +86,15 @@ def plain(path: Path) -> Iterator[None]:
         yield
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StoreFault(f"{path}: disk full; all that was committed is safe: free space, then `dse resume {path}`") from fault
+            raise StoreFault(f"{path}: disk full; free space, then {_way_on(path)}") from fault
         if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreFault(f"{path}: read-only ({fault.strerror}); make it writable, or choose another folder with --out") from fault
-        raise StoreFault(f"{path}: {fault.strerror or fault}; all that was committed is safe: `dse resume {path}`") from fault
+        raise StoreFault(f"{path}: {fault.strerror or fault}; {_way_on(path)}") from fault
+
+
+def _way_on(path: Path) -> str:
+    """What to do after the system refused to write."""
+    return f"`dse resume {path}`: all that was committed is safe" if os.path.exists(path / MANIFEST) else "start again, or choose another folder with --out"
 
 
 def _sync_folder(folder: Path) -> None:

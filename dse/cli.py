@@ -63,9 +63,7 @@ def _drive(study: Study, out: Path, given: argparse.Namespace) -> int:
     with screen.Progress(study.name) as progress:
         outcome = driver.run(study, out, given.workers, given.address, progress.show)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    print(f"{out}: {outcome.status.state}, {outcome.status.reason}; {outcome.solved} machines solved now, {outcome.status.done} in all"
-          f" ({outcome.status.infeasible} infeasible, {outcome.status.pruned} pruned, {outcome.status.error} errors), front {outcome.status.front}")
-    print(f"next: dse pareto {out}   dse show {out} best   dse sql {out} \"SELECT ...\"")
+    screen.print_end(str(out), outcome.status, outcome.solved)
     return int(outcome.exit_code)
 
 

@@ -146,7 +146,10 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
         text = path.read_text(encoding="utf-8")
         data = text if text.lstrip().startswith(("store", "for", "spatial")) else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
-        raise ValueError(f"{path}: cannot be read as a mapping ({str(fault).splitlines()[0]}); see dse map --format yaml") from None
+        why = getattr(fault, "strerror", None) or str(fault).splitlines()[0]
+        raise ValueError(f"{path}: cannot be read as a mapping ({why}); see dse map --format yaml") from None
+    if data is None:
+        raise ValueError(f"{path}: holds no mapping, the file is empty; see dse map --format yaml")
     if isinstance(data, str | list):
         data = {names[0]: data} if len(names) == 1 else {"": data}
     if not isinstance(data, dict) or not set(data) <= set(names):
@@ -170,20 +173,24 @@ def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
 
 def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     left = e.sizes()
+    wrong: set[str] = set()
     dims = [name for f in arch.fanouts for name, _ in f.dims]
     for node in mapping.nodes:
         if not isinstance(node, Loop):
             continue
         if node.rank not in left:
             yield f"loop over unknown rank {node.rank}; the einsum has {', '.join(left)}"
+        elif node.rank in wrong:
+            continue
         elif not 1 <= node.tile <= left[node.rank]:
+            wrong.add(node.rank)
             yield f"loop {node.rank} in tiles of {node.tile}: the tile outside is {left[node.rank]}; take 1 to {left[node.rank]}"
         else:
             left[node.rank] = node.tile
         if node.over and node.over not in dims:
             yield f"spatial {node.rank} over {node.over}: the machine's fan-out dimensions are {', '.join(dims) or 'none'}"
     for rank, tile in left.items():
-        if tile != 1:
+        if tile != 1 and rank not in wrong:
             yield f"rank {rank} ends in tiles of {tile}; add a loop over it in tiles of 1"
 
 

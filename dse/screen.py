@@ -91,6 +91,20 @@ class Progress:
                 print(f"{self.name}: {status.done} of {status.planned} machines, {facts}", file=sys.stderr, flush=True)
 
 
+def print_end(out: str, status: Any, solved: int) -> None:
+    """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
+    state = "nothing is left to do" if status.state == "finished" and not solved else status.state
+    reason, _, empty = status.reason.partition("; the front is empty: ")
+    print(f"{out}: {state}: {reason}; {solved} machines solved now, {status.done} in all"
+          f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}")
+    if status.front:
+        print(f'next: dse pareto {out}   dse show {out} best   dse sql {out} "SELECT ..."')
+    else:
+        print(f'next: dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"')
+    if empty:
+        print(f"the front is empty: {empty}")
+
+
 def print_rows(header: Sequence[str], rows: list[Sequence[Any]], form: str) -> None:
     """Rows as a table, CSV, or a JSON list of objects (numbers in full; NaN and infinities as null)."""
     if form == "table":

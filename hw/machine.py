@@ -109,6 +109,8 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
         return STAND_IN, ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]
     head, faults = _head({"name": name, **data})
     listed = data.get("nodes")
+    if "nodes" not in data and any(line.endswith("did you mean nodes?") for line in faults):
+        return head, faults
     if not isinstance(listed, list) or not listed:
         return head, [*faults, "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, ..., {compute: mac, ...}]"]
     parsed = [_node(entry, i) for i, entry in enumerate(listed)]
@@ -164,8 +166,9 @@ def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:
 
 
 def _lines(error: ValidationError, prefix: str, known: tuple[str, ...] | list[str]) -> list[str]:
-    lines = []
-    for detail in error.errors():
+    lines: list[str] = []
+    for detail in sorted(error.errors(), key=lambda detail: detail["type"] == "missing"):
         loc = [str(part) for part in detail["loc"] if str(part) not in ("bool", "tuple[str, ...]", "[key]")]
-        lines.append(component.explain(prefix + ".".join(loc), detail["type"], detail["input"], detail["msg"], known))
+        if detail["type"] != "missing" or not any(line.endswith(f"did you mean {loc[-1]}?") for line in lines):
+            lines.append(component.explain(prefix + ".".join(loc), detail["type"], detail["input"], detail["msg"], known))
     return list(dict.fromkeys(lines))

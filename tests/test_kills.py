@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,10 @@ import pytest
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray.cluster_utils import Cluster
 
-from cluster import driver
+from cluster import driver, pool
 from tests.test_driver import HEAVY, Rows, rows, study
 from tests.test_pool import wait_for
 
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: Ray does not take 127.0.0.1 for this machine's outer address
 ROOT = Path(__file__).resolve().parent.parent
 START = """
 import sys
@@ -46,6 +46,7 @@ class Bed:
 
     cluster: Cluster
     folder: str
+    inner: ExitStack
 
     def raylets(self) -> list[object]:
         """Nodes; the first is the head."""
@@ -56,7 +57,9 @@ def bed() -> Bed:
     folder = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="dse-bed-", dir="/tmp")
     head = {"num_cpus": 1, "include_dashboard": False, "node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20,
             "_system_config": {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}}
-    made = Bed(Cluster(initialize_head=True, head_node_args=head), folder)
+    inner = ExitStack()
+    inner.enter_context(pool.loopback())
+    made = Bed(Cluster(initialize_head=True, head_node_args=head), folder, inner)
     for _ in range(2):
         add(made)
     return made
@@ -68,6 +71,7 @@ def add(made: Bed) -> None:
 
 def close(made: Bed) -> None:
     made.cluster.shutdown()
+    made.inner.close()
     del os.environ["RAY_TMPDIR"]
     shutil.rmtree(made.folder, ignore_errors=True)
 
@@ -77,7 +81,7 @@ def start(path: Path, out: Path, address: str) -> subprocess.Popen[str]:
     (out / "log").mkdir(parents=True, exist_ok=True)
     with open(out / "log" / "driver.txt", "a") as said:
         return subprocess.Popen([sys.executable, "-c", START, str(path), str(out), address], stdout=said, stderr=said, text=True,
-                                env={**os.environ, "PYTHONPATH": str(ROOT), LOOPBACK: "0"})
+                                env={**os.environ, "PYTHONPATH": str(ROOT), pool.INNER: "0"})
 
 
 def actors(out: Path) -> list[int]:

@@ -141,7 +141,7 @@ def expected_products(w: Workload) -> Counter[tuple[str, str, tuple[int, ...], i
     return found
 
 
-NETS = ["light_resnet50", "light_squeezenet", "densenet121", "shufflenet", "light_bvlc_alexnet", "inception_v2", "mlp_m:batch=64", "vgg16",
+NETS = ["vit_b", "light_resnet50", "light_squeezenet", "densenet121", "shufflenet", "light_bvlc_alexnet", "inception_v2", "mlp_m:batch=64", "vgg16",
         "bert_tiny", "lstm:sequence=3", "unet", "mobilenet_v2", "resnet3d18", "gpt2:context=32,layers=2", "googlenet",
         "llama7b:context=64,layers=2", "mamba_block:sequence=16"]
 

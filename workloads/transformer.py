@@ -253,7 +253,7 @@ def vit_b(batch: int = 1, image: int = 224, patch: int = 16, classes: int = 1000
     head: Net = []
     x = conv(head, "patches", Map("image", (batch, 3, image, image)), s.model, patch, patch)
     extents = {"b": batch, "p": t - 1, "t": t, "m": s.model}
-    net = tuple(head) + cascade(extents, f"turned[b,p,m] = {x.name}[b,m,p]", "joined[b,t,m] = copy(token_W[0,m], turned[b,t-1,m])",
+    net = tuple(head) + cascade(extents, f"turned[b,p,m] = {x.name}[b,m,p]", "joined[b,t,m] = copy(token_W[t,m], turned[b,t-1,m])",
                                 "embedded[b,t,m] = add(joined[b,t,m], positions_W[t,m])", sizes={"turned": (batch, t - 1, s.model), "token_W": (1, s.model)})
     net += stacked(block(s, Run(batch, t, t)), 12, "embedded", "encoded")
     net += cascade(extents, "ended[b,m] = encoded[b,0,m]", sizes={"encoded": (batch, t, s.model)}) + norm(s, batch, "ended", "normed")

@@ -103,7 +103,7 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
         if trips.get((there, rank, ""), 1) % p == 0:
             trips[there, rank, ""] = trips.get((there, rank, ""), 1) // p
         return replace(choices, trips=trips)
-    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch, item)]
+    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch.fanouts, item)]
     if kind < 0.75 and loops:
         item, loop = rng.choice(loops)
         trips[item, loop.rank, loop.over] = rng.randint(1, dict(pair for f in arch.fanouts for pair in f.dims)[loop.over])
@@ -161,7 +161,7 @@ def _learned(costed: Costed) -> Model:
     """Trees fitted to the newest costs."""
     from sklearn.ensemble import GradientBoostingRegressor  # here: it takes a second to load, and only this mapper needs it
 
-    trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=5, learning_rate=0.2, random_state=0)
+    trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=5, learning_rate=0.2, random_state=0)  # type: ignore[no-untyped-call]
     trees.fit(np.array(costed.rows[-SAMPLES:]), np.array(costed.logs[-SAMPLES:]))
     predict: Model = trees.predict
     return predict

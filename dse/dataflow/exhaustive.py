@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from dse.dataflow.space import Constraints, broken
 from dse.nest import Infeasible, Loop, Mapping, Store
-from dse.sim.cost import bits_of, overflow
+from dse.sim.cost import overflow
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced
-from dse.sim.kernels import Costs, Tables, cost_many, count_many, mapping_at, tables
-from hw.arch import Arch
+from dse.sim.kernels import Costs, cost_many, mapping_at, tables
+from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
 Tiles = Literal["divisor", "perfect", "ragged"]
@@ -93,11 +93,16 @@ def least(e: Einsum, arch: Arch) -> Mapping:
 
 
 def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
-    """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding windows."""
-    items = layers(arch, placement)
-    for orders in product(*gaps(e, arch, placement)):
-        blocks: list[list[Loop | Store]] = [[item] if isinstance(item, Store) else [*lanes(e, arch, item)] for item in items]
-        yield Mapping(tuple(chain.from_iterable((*block, *(Loop(rank, 0) for rank in order)) for block, order in zip(blocks, orders, strict=True))))
+    """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding windows, and of systolic arrays left idle.
+
+    An idle systolic array has no loops, for one that is entered takes time to fill (`cost.ramp`), also for one lane.
+    """
+    items, systolic = layers(arch, placement), [f.name for f in arch.fanouts if f.ramp]
+    for idle in chain.from_iterable(combinations(systolic, n) for n in range(len(systolic) + 1)):
+        used = [f for f in arch.fanouts if f.name not in idle]
+        for orders in product(*gaps(e, arch, placement)):
+            blocks: list[list[Loop | Store]] = [[item] if isinstance(item, Store) else [*lanes(e, used, item)] for item in items]
+            yield Mapping(tuple(chain.from_iterable((*block, *(Loop(rank, 0) for rank in order)) for block, order in zip(blocks, orders, strict=True))))
 
 
 def layers(arch: Arch, placement: Placement) -> list[Store | int]:
@@ -110,10 +115,10 @@ def layers(arch: Arch, placement: Placement) -> list[Store | int]:
     return found
 
 
-def lanes(e: Einsum, arch: Arch, border: int) -> list[Loop]:
+def lanes(e: Einsum, fanouts: Sequence[Fanout], border: int) -> list[Loop]:
     """Spatial loops at a border; lanes may not share output elements through a window."""
     ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial()]
-    return [Loop(rank, 0, dim) for f in arch.fanouts if f.outside == border for dim, size in f.dims if size > 1 for rank in ranks]
+    return [Loop(rank, 0, dim) for f in fanouts if f.outside == border for dim, size in f.dims if size > 1 for rank in ranks]
 
 
 def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
@@ -140,9 +145,8 @@ def size(e: Einsum, arch: Arch, tiles: Tiles) -> int:
     """Mappings of the whole space, those that overfill levels or fan-outs included."""
     total, sizes = 0, e.sizes()
     for placement in placements(e, arch):
-        orders = gaps(e, arch, placement)
-        nest = next(nests(e, arch, placement))
-        total += prod(map(len, orders)) * prod(len(chains(sizes[rank], own, tiles)) for rank, own in pattern(e, arch, nest).items())
+        for nest in nests(e, arch, placement):
+            total += prod(len(chains(sizes[rank], own, tiles)) for rank, own in pattern(e, arch, nest).items())
     return total
 
 
@@ -177,9 +181,7 @@ def _cheapest(problem: Problem, nest: Mapping, tiles: Tiles, constraints: Constr
     for start in range(0, prod(shape), BLOCK):
         choices = np.stack(np.unravel_index(np.arange(start, min(start + BLOCK, prod(shape))), shape), axis=1)
         choices = choices[_lanes_fit(nest, arch, trips, choices)]
-        costs = cost_many(compiled, e, arch, choices)
-        fits = _levels_fit(nest, compiled, problem, costs, trips, choices)
-        yield from _first(problem, nest, options, constraints, costs, choices, fits, best)
+        yield from _first(problem, nest, options, constraints, cost_many(compiled, e, arch, choices), choices, best)
 
 
 def _trips(nest: Mapping, rank: str, extent: int, tiles: Sequence[Sequence[int]]) -> Ints:
@@ -205,36 +207,12 @@ def _lanes_fit(nest: Mapping, arch: Arch, trips: Sequence[Ints], choices: Ints) 
     return fits
 
 
-def _levels_fit(nest: Mapping, compiled: Tables, problem: Problem, costs: Costs, trips: Sequence[Ints], choices: Ints) -> Bools:
-    """[C] whether the tiles fit every level, twice those that move where a level double-buffers (`cost.overflow` over mappings)."""
-    arch, bits = problem.arch, bits_of(problem.einsum, problem.arch)
-    room = np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels])
-    need = costs.held_bits
-    if any(level.double_buffer for level in arch.levels):
-        held = count_many(compiled, choices)[2]
-        stores = [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Store)]
-        names = [level.name for level in arch.levels]
-        for k, (at, store) in enumerate(stores):
-            v = names.index(store.level)
-            if arch.levels[v].double_buffer:
-                need[:, v] += held[:, k] * bits[store.tensor] * _moving(nest.nodes[:at], trips, choices)
-    fits: Bools = np.all(need <= room, axis=1)
-    return fits
-
-
-def _moving(above: Sequence[Loop | Store], trips: Sequence[Ints], choices: Ints) -> Bools:
-    """[C] whether a temporal loop above has more than one trip."""
-    loops = [node for node in above if isinstance(node, Loop)]
-    at = [i for i, loop in enumerate(loops) if not loop.over]
-    moving: Bools = np.any([(own[:, at].prod(axis=1) > 1)[choices[:, r]] for r, own in enumerate(trips)], axis=0)
-    return moving
-
-
 def _first(problem: Problem, nest: Mapping, options: dict[str, tuple[tuple[int, ...], ...]], constraints: Constraints, costs: Costs, choices: Ints,
-           fits: Bools, best: Rank3) -> Iterator[tuple[Rank3, Mapping]]:
+           best: Rank3) -> Iterator[tuple[Rank3, Mapping]]:
     """The cheapest of these mappings that fit and keep the constraints, by cost, then text; none if `best` is cheaper."""
     by = {"energy": costs.energy_pj, "latency": costs.latency_cycles, "edp": costs.energy_pj * costs.latency_cycles}[problem.objective]
     table = np.column_stack([by, costs.energy_pj, costs.latency_cycles])
+    fits = np.all(costs.held_bits <= [inf if level.capacity_bits is None else level.capacity_bits for level in problem.arch.levels], axis=1)
     left: Ints = np.flatnonzero(fits & (by <= best[0] * (1 + CLOSE)))
 
     def mapping(c: int) -> Mapping:

@@ -401,7 +401,7 @@ def steps_of(space: Space, placement: Placement) -> list[Step]:
 
     for v, own in enumerate((*placement, ())):
         if v in space.borders:
-            if found:
+            if v > 0:
                 found.append(Step(GAP, gap(None)))
             found.append(Step(LANES, every, v))
             above = None

@@ -58,18 +58,23 @@ def product_at(t: int, states: Ints, products: Ints, factor_start: Ints, factor_
 def add_link(link: int, states: Ints, links: Ints, weights: Floats, products: Ints, factor_start: Ints, factor_rank: Ints, factor_stride: Ints,
              table: Floats, low: Floats, high: Floats, floor: Floats, bound: bool, parts: Floats) -> None:
     """Add a link's cost to parts; bound: at most what it costs in any descendant of the states. links [K, 2]: products from, to; weights [T, P]."""
-    n = parts.shape[0]
-    extra = np.zeros(n)
-    for t in range(links[link, 0], links[link, 1]):
-        minus = weights[t, 0] < 0 or weights[t, n] < 0
-        values = table if not bound else high if minus else low
-        value = product_at(t, states, products, factor_start, factor_rank, factor_stride, values)
+    n, first, last = parts.shape[0], links[link, 0], links[link, 1]
+    if bound and last > first and weights[first:last, n].min() < 0:
+        extra = np.zeros(n)
+        for t in range(first, last):
+            value = product_at(t, states, products, factor_start, factor_rank, factor_stride, high if weights[t, n] < 0 else low)
+            for i in range(n):
+                extra[i] += weights[t, i] * value
+        for i in range(n):
+            parts[i] += max(extra[i], 0.0)
+        return
+    for t in range(first, last):
+        minus = weights[t, n] < 0
+        value = product_at(t, states, products, factor_start, factor_rank, factor_stride, table if not bound else high if minus else low)
         if bound and not minus:
             value = max(value, floor[t])
         for i in range(n):
-            extra[i] += weights[t, i] * value
-    for i in range(n):
-        parts[i] += max(extra[i], 0.0)
+            parts[i] += weights[t, i] * value
 
 
 @njit(cache=True, nogil=True)
@@ -148,6 +153,15 @@ def search(steps: Ints, n: int, order: Ints, rest: Ints, allowed: Bools, border_
                 continue
         state[e + 1, r] = succ[o]
         if r < ranks - 1:
+            if steps[e, 0] == LANES:  # the other ranks may still go anywhere
+                state[e + 1, r + 1:] = state[e, r + 1:]
+                guess[:] = parts[e]
+                for k in range(rest[e + 1, 0], rest[e + 1, 1]):
+                    add_link(order[k], state[e + 1], links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, True, guess)
+                guess[1] = max(guess[1], machine[1])
+                rank_cost(guess, port, machine, objective, figure)
+                if not below(figure, best):
+                    continue
             r += 1
             at[e, r] = -1
             continue
@@ -306,6 +320,7 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
     found_states = np.zeros((4096, width + 1, ranks), np.int64)
     root, zero = np.zeros(ranks, np.int64), np.zeros(parts_n)
     visited = 0
+    phase = np.zeros(4, np.int64)
     outer_floor = np.full((sigs, parts_n), np.inf)
     for sig in range(sigs):
         filled = 0

@@ -68,7 +68,7 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
         for p in primes(n):
             key = rng.choice(open_gaps), rank, ""
             trips[key] = trips.get(key, 1) * p
-    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch, item)]
+    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch.fanouts, item)]
     free = {dim: n for f in arch.fanouts for dim, n in f.dims}
     for item, loop in rng.sample(loops, len(loops)):
         trips[item, loop.rank, loop.over] = rng.randint(1, free[loop.over])
@@ -91,7 +91,7 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
     nodes: list[Loop | Store] = []
     for item, own in zip(items, orders, strict=True):
-        for loop in lanes(e, arch, item) if isinstance(item, int) else ():
+        for loop in lanes(e, arch.fanouts, item) if isinstance(item, int) else ():
             outer, n = tile[loop.rank], min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over])
             tile[loop.rank] = -(-outer // n)
             free[loop.over] //= -(-outer // tile[loop.rank])

@@ -50,6 +50,12 @@ def static_violations(space: Space, machine: int, constraints: Constraints) -> t
     return tuple(violation(c, fields) for c in constraints.static)
 
 
+def meets(space: Space, machine: int, constraints: Constraints) -> bool | None:
+    """Whether a machine meets all static constraints; None for one that cannot be built."""
+    fields = known(space, machine, constraints.static)
+    return None if fields is None else all(violation(c, fields) <= 0 for c in constraints.static)
+
+
 def reason(constraints: Constraints, violations: Sequence[float]) -> str:
     """Which static constraints a machine breaks, in one line."""
     return "breaks " + " and ".join(c.text for c, v in zip(constraints.static, violations, strict=True) if v > 0)

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dse.stack import DATAFLOW, Picks
 from dse.study.pareto import MAXIMISED, METRICS, OVER, Objective
-from dse.study.prune import Constraints, metric_of, static_violations
+from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import LARGEST
 from hw import machine
 from hw.component import explain, near, show
@@ -31,6 +31,7 @@ KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "s
 NEEDED = ("workloads", "machine", "space", "objectives")
 WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name")
 SUFFIXES = (".onnx", ".yaml", ".yml", ".mtx")
+PARAMETER = re.compile(r"\w+=[^\s:=]+")  # of a catalog name
 TRIED = 2000  # machines looked at for one that meets the static constraints
 
 
@@ -74,11 +75,10 @@ def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] 
     raw = {"name": path.stem, **raw}
     for text in sets:
         _set(raw, text, faults)
-    for key in raw:
-        if key not in KEYS:
-            faults.add(explain(str(key), "extra_forbidden", raw[key], "", KEYS))
+    misspelt = [explain(str(key), "extra_forbidden", raw[key], "", KEYS) for key in raw if key not in KEYS]
+    faults.lines.extend(misspelt)
     for key in NEEDED:
-        if key not in raw:
+        if key not in raw and not any(line.endswith(f"did you mean {key}?") for line in misspelt):
             faults.add(explain(key, "missing", None, ""))
     return raw
 
@@ -154,6 +154,9 @@ def workloads(raw: object, folder: Path, fuse: bool, faults: Faults) -> list[tup
         return []
     if not isinstance(raw, list) or not raw:
         faults.add(f"workloads = {show(raw)} is no list; write e.g. [resnet50:batch=1]")
+        return []
+    if line := _unquoted(raw):
+        faults.add(line)
         return []
     read = [_workload(f"workloads[{i}]", item, folder, fuse, faults) for i, item in enumerate(raw)]
     found = [one for one in read if one is not None]
@@ -242,6 +245,19 @@ def _is_path(text: str) -> bool:
     return Path(text.partition(":")[0]).suffix.lower() in SUFFIXES
 
 
+def _unquoted(raw: list[Any]) -> str:
+    """The fault of a list whose commas tore a name apart: [gemm:m=64,n=32,k=48] has three items, [{workload: gemm:m=64,n=32}] two keys."""
+    for i, item in enumerate(raw):
+        keyed = isinstance(item, Mapping)
+        rest = [key for key in item if item[key] is None] if keyed else raw[i + 1:]
+        torn = list(takewhile(lambda part: isinstance(part, str) and PARAMETER.fullmatch(part), rest))
+        whole = str(item.get("workload")) if keyed else str(item)
+        if torn:
+            name = f'"{",".join([whole, *torn])}"'
+            return f"workloads[{i}] = {whole} ends at a comma; quote it as a whole: {f'{{workload: {name}}}' if keyed else f'[{name}]'}"
+    return ""
+
+
 def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults) -> tuple[WorkloadRef, Workload] | None:
     given = {"workload": item} if isinstance(item, str) else item
     if not isinstance(given, Mapping) or ("workload" in given) == ("file" in given):
@@ -311,10 +327,21 @@ def _met(over: Space, found: Constraints, faults: Faults) -> bool:
     sides = [(Constraints((c,)), _slice(over, c)) for c in found.static]
     for asked, tried in (*sides, (found, range(0, over.size, max(1, over.size // TRIED)))):
         everything = asked is not found or len(tried) == over.size
-        if tried and everything and not any(all(v <= 0 for v in static_violations(over, m, asked)) for m in tried):
+        if everything and _none_meets(over, asked, tried):
             faults.add(f"constraints: no machine of the space meets {' and '.join(c.text for c in asked.static)}; relax it, or widen the space")
             return False
     return True
+
+
+def _none_meets(over: Space, asked: Constraints, tried: Sequence[int]) -> bool:
+    """Some machine misses them, none meets them; those that cannot be built say so in their own rows."""
+    missed = False
+    for number in tried:
+        met = meets(over, number, asked)
+        if met:
+            return False
+        missed |= met is False
+    return missed
 
 
 def _slice(over: Space, one: Constraint) -> Sequence[int]:

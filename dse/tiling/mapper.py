@@ -41,7 +41,7 @@ class Plan:
 
 
 def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """One solution; rng is not used. Its mapping is OUTSIDE where the schedule is outside the nest space (`plan` says why)."""
+    """One solution; rng is not used. Where the schedule is outside the nest space its mapping is OUTSIDE, and its certificate says why."""
     found = plan(problem.einsum, problem.arch)
     if isinstance(found, Infeasible):
         return found
@@ -51,17 +51,21 @@ def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 
 def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     """Reading, tiling and nest of one einsum on one machine."""
-    bits = bits_of(e, arch)[e.inputs[0].tensor] if e.inputs else arch.word_bits
-    u = unit(arch, bits)
-    if u is None or any(not level.bypass and level.name not in u.names for level in arch.levels[1:_inner(arch)]) or len(set(bits_of(e, arch).values())) > 1:
-        return unsupported(e.name, "machine with scratchpads of its kind" if u is None else "tensor size or level order that it knows")
+    bits = set(bits_of(e, arch).values())
+    if len(bits) > 1:
+        return unsupported(e.name, "optimizers of tensors with elements of several sizes")
+    u = unit(arch, bits.pop())
+    if u is None:
+        return unsupported(e.name, f"level between {arch.levels[0].name} and the array")
+    if kept := [level.name for level in arch.levels[1:_inner(arch)] if not level.bypass and level.name not in u.names]:
+        return unsupported(e.name, f"way past level {kept[0]}, which no tensor may bypass")
     reading = read(e)
     if isinstance(reading, Infeasible):
         return reading
     tiling = tile(reading.operator, u)
     if isinstance(tiling, Infeasible):
         return tiling
-    why = outside(reading, tiling, u)
+    why = outside(tiling, u, tiling.operator.kind == "unary" and len(e.inputs) > 1)
     mapping = OUTSIDE if why else export(e, arch, reading, tiling, u)
     if not why and isinstance(full := einsum_cost(Problem(arch, e, "energy"), mapping), Infeasible):
         mapping, why = OUTSIDE, f"{full.level} would need {full.need_bytes} bytes with the padding, which SMAUG does not store"
@@ -83,15 +87,15 @@ def _inner(arch: Arch) -> int:
     return arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
 
 
-def outside(reading: Reading, t: Tiling, u: Unit) -> str:
-    """Why a schedule is no nest with storage nodes; "" if it is one."""
+def outside(t: Tiling, u: Unit, moves: bool) -> str:
+    """Why a schedule is no nest with storage nodes; "" if it is one. moves: its one input is several tensors."""
     trips, op, tensors = dict(t.nest.loops), t.operator, t.tensors
     if u.accelerators > 1:
         return "several accelerators in turn"
     if t.nest.last_only:
         return "results are sent at the last call only"
     if "t" in trips:
-        return _flat_outside(reading, t)
+        return "several inputs are moved into one output" if moves else _flat_outside(t)
     if trips.get("o", 1) > 1 and (trips.get("c", 1) > 1 or "weights" in t.nest.always):
         return "a weight tile of more kernels than the output tile is loaded again"
     for dim, w in zip((1, 2), op.windows(), strict=True):
@@ -104,7 +108,7 @@ def outside(reading: Reading, t: Tiling, u: Unit) -> str:
     return ""
 
 
-def _flat_outside(reading: Reading, t: Tiling) -> str:
+def _flat_outside(t: Tiling) -> str:
     whole, cut = prod(t.operator.shape), t.tensors["inputs"].tile[1]
     if t.tensors["inputs"].shape[1] != whole:
         return "tiles hold the padding of the innermost dimension"
@@ -122,6 +126,8 @@ def _flat_loop(t: Tiling) -> tuple[int, int] | None:
 def holders(e: Einsum, t: Tiling) -> dict[str, tuple[str, ...]]:
     """Tensor of the tiling -> tensors of the einsum."""
     names = [p.tensor for p in e.inputs]
+    if t.operator.kind == "unary":
+        return {"inputs": tuple(names), "outputs": (e.output.tensor,)}
     if t.operator.kind == "batch_norm":
         return {"inputs": (names[0],), "weights": tuple(names[1:]), "outputs": (e.output.tensor,)}
     return {name: (tensor,) for name, tensor in zip(t.tensors, [*names, e.output.tensor], strict=True)}
@@ -198,7 +204,7 @@ def _replayed(problem: Problem, found: Plan) -> EinsumCost:
     key = canonical_key(e)
     cost = priced(problem, OUTSIDE, replayed_counts(e, problem.arch, found), footprint)
     text = ";".join(f"{name}{tiled.shape}{tiled.cuts}" for name, tiled in t.tensors.items()) + f"{t.nest}{u.accelerators}"
-    return replace(cost, mapping_key=mapping_key(f"{key}\n{text}", OUTSIDE))
+    return replace(cost, mapping_key=mapping_key(f"{key}\n{text}", OUTSIDE), certificate=f"outside the nest space: {found.outside}")
 
 
 def replayed_counts(e: Einsum, arch: Arch, found: Plan) -> tuple[Count, ...]:
@@ -216,11 +222,11 @@ def replayed_counts(e: Einsum, arch: Arch, found: Plan) -> tuple[Count, ...]:
         for row in _call_counts(e, arch, found, call):
             add(call[0], (row.level, row.tensor, row.action), row.elems * n, row.busiest_elems * n)
     outer, output = arch.levels[0].name, list(t.tensors)[-1]
-    held = holders(e, t)
+    held, sizes = holders(e, t), {p.tensor: p.stored_elems() for p in e.tensors()}
     for a in range(u.accelerators):
         for name, words in _own_traffic(t, c, a).items():
             for tensor in held[name]:
-                elems, home = words / len(held[name]), _home(name, u)
+                elems, home = words * sizes[tensor] / sum(sizes[other] for other in held[name]), _home(name, u)
                 add(a, (outer, tensor, "write" if name == output else "read"), elems, elems)
                 add(a, (home, tensor, "read" if name == output else "write"), elems, elems)
     return tuple(Count(*key, n, n if key[0] == outer else max(part.get(key, 0) for part in own)) for key, n in total.items() if n)

@@ -1,0 +1,79 @@
+"""The runner of kind optimal_mapping: what it compares, what it refuses by name, and that a wrong answer fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dse.nest import parse
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from tests.cases import run
+from tests.cases_optimal import arch_of, einsums, unconfirmed
+
+FILE = Path(__file__).parent / "data" / "optimal_mapping_cases.json"
+
+
+def changed(tmp_path: Path, keep: list[str], change: Callable[[dict[str, Any]], None]) -> tuple[int, int, list[str]]:
+    """Outcome of the cases `keep`, each changed."""
+    file = json.loads(FILE.read_text())
+    file["cases"] = [case for case in file["cases"] if case["id"] in keep]
+    for case in file["cases"]:
+        change(case)
+    (tmp_path / "changed.json").write_text(json.dumps(file))
+    return run(tmp_path / "changed.json")
+
+
+def test_our_optimum_is_at_most_the_listed_one() -> None:
+    passed, failed, lines = run(FILE)
+    assert (passed, failed) == (5, 0), lines
+    assert len(lines) == 1 and "O14: not run: fused einsums" in lines[0]
+
+
+def test_an_optimum_above_the_listed_one_fails(tmp_path: Path) -> None:
+    def lower(case: dict[str, Any]) -> None:
+        case["optimum"]["energy"] = [case["optimum"]["energy"][0] - 1000]
+
+    passed, failed, lines = changed(tmp_path, ["O01"], lower)
+    assert (passed, failed) == (0, 1) and "not the optimum" in lines[0]
+
+
+def test_an_optimum_below_the_listed_one_is_walked(tmp_path: Path) -> None:
+    def higher(case: dict[str, Any]) -> None:
+        case["optimum"]["energy"] = [case["optimum"]["energy"][0] + 1000]
+
+    assert changed(tmp_path, ["O01"], higher)[:2] == (1, 0)
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    ({"options": {"imperfect": True}}, "averaged imperfect tiles"), ({"options": {"odd": 3}}, "option odd has no counterpart"),
+    ({"arch": "tpu_v4i"}, "arch tpu_v4i has rules that a machine cannot state"), ({"objective": "AREA"}, "objective AREA")])
+def test_what_cannot_be_compared_is_named(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    passed, failed, lines = changed(tmp_path, ["O01"], lambda case: case.update(change))
+    assert (passed, failed) == (0, 0) and f"O01: not run: {why}" in lines[0]
+
+
+def test_einsums_in_turn_add_up_and_n_i_bounds_all(tmp_path: Path) -> None:
+    def in_turn(case: dict[str, Any]) -> None:
+        case["workload"]["bounds"] = {"m": 8, "n_i": 4}
+        case["chosen_mapping"] = ["[T0,W0,T1,W1,T2 in DRAM]"]
+        case["optimum"]["energy"] = [1.0]
+
+    file = json.loads(FILE.read_text())
+    chain = next(case for case in file["cases"] if case["id"] == "O14")
+    assert [e.sizes() for e in einsums(chain["workload"])] == [{"m": 128, "n0": 64, "n1": 64}, {"m": 128, "n1": 64, "n2": 64}]
+    passed, failed, lines = changed(tmp_path, ["O14"], in_turn)
+    assert (passed, failed) == (0, 1) and "listed 1.0, ours" in lines[0]
+
+
+def test_the_oracle_confirms_counts_and_tells_wrong_ones() -> None:
+    file = json.loads(FILE.read_text())
+    arch = arch_of(file["arches"]["A3nb"], "A3nb", 8)
+    assert [level.bypass for level in arch.levels] == [False, False, False] and arch.fanouts[0].outside == 2
+    (e,) = einsums({"name": "g", "einsum": "C[m,n] += A[m,k]*B[k,n]", "bounds": {"m": 3, "n": 2, "k": 2}})
+    nest = "\n".join([*(f"store {level} A B C" for level in ("DRAM", "GLB", "RF")), *(f"for {rank} in tiles of 1" for rank in "mnk")])
+    one = einsum_cost(Problem(arch, e, "energy"), parse(nest))
+    assert isinstance(one, EinsumCost) and unconfirmed(one, e, arch) == []
