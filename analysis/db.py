@@ -108,7 +108,7 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     refresh(con)
     points, machines = (_columns(con, table) for table in ("points", "machines"))
     names = [re.sub(r"^-|:(min|max)$", "", objective) for objective in objectives]
-    numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in ("machine", "schedule")]
+    numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")]
     known = ", ".join(numeric)
     for name in names:
         if name not in points:
@@ -117,8 +117,9 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
         if name not in numeric:
             raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known}')
     own = [f"m.{_quoted(c)}" for c in machines if c not in points]
-    rows = f"(SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine) WHERE feasible{_and(where)})"
+    rows = f"(SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine) WHERE feasible)"
     if where.strip():
+        rows = f"(FROM {rows} WHERE ({where}\n))"
         _condition(con, where, rows)
     order = ", ".join([f"{_quoted(n)}{' DESC' if o.startswith('-') != o.endswith(':max') else ''}" for n, o in zip(names, objectives, strict=True)])
     listed = ", ".join(_literal(o) for o in objectives)
@@ -221,10 +222,6 @@ def _line(error: duckdb.Error) -> str:
     """DuckDB's message without the excerpt of the statement."""
     lines = [line.strip() for line in str(error).split("LINE ")[0].splitlines()]
     return " ".join(line for line in lines if line)
-
-
-def _and(where: str) -> str:
-    return f" AND ({where}\n)" if where.strip() else ""
 
 
 def _sql(name: str) -> str:

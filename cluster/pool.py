@@ -13,7 +13,6 @@ import os
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # these are read when ray is imported
 os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # what fails behind a failed lease is dropped on purpose
-os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side repeats on the screen what the exception says
 
 import shutil
 import socket
@@ -143,7 +142,8 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
     with restored(LEAKS), nullcontext() if address else loopback():
         try:
             if address:
-                ray.init(address=address, namespace=space, log_to_driver=False, logging_level=logging.ERROR)
+                with _silent():
+                    ray.init(address=address, namespace=space, log_to_driver=False, logging_level=logging.ERROR)
             else:
                 ray.init(num_cpus=workers or os.cpu_count(), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
                          _node_ip_address="127.0.0.1", _temp_dir=temporary, namespace=space,
@@ -155,6 +155,20 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
             ray.shutdown()
             if temporary:
                 shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what Ray's C++ side writes past Python, a line per second of a vain attempt; the exception says it."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextmanager

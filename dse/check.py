@@ -13,23 +13,35 @@ from dse.study import read
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog
+from workloads.graph import Layer, layer_table
 
 KINDS = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": {"name", "extents", "einsums", "weights"}}
 
 
-def file(path: Path) -> str:
-    """What a valid file is, in a line. Raises ValueError with one line per fault."""
+def file(text: str) -> tuple[str, list[Layer]]:
+    """What a valid file, or a workload of the catalog, is: in a line, and the layer table of a workload.
+
+    Raises ValueError with one line per fault.
+    """
+    path = Path(text)
+    if not path.exists() and text.partition(":")[0] in catalog.names():
+        return _workload(text)
     kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
     if kind == "machine":
         arch = machine.arch(machine.load(str(path)))
-        return f"machine {arch.name}, {arch.instances(len(arch.levels))} lanes, {arch.area_mm2():.4g} mm2"
+        return f"machine {arch.name}, {arch.instances(len(arch.levels))} lanes, {arch.area_mm2():.4g} mm2", []
     if kind == "study":
         study = studies.load(path)
-        return f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}"
+        return f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}", []
     if path.suffix not in read.SUFFIXES or not path.is_file():
         raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload) or an .onnx file")
-    workload = catalog.load(str(path))
-    return f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters"
+    return _workload(str(path))
+
+
+def _workload(source: str) -> tuple[str, list[Layer]]:
+    workload = catalog.load(source)
+    line = f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters"
+    return line, layer_table(workload)
 
 
 def _kind(path: Path) -> str:
@@ -47,11 +59,12 @@ def _kind(path: Path) -> str:
 def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """(header, rows) of what exists: workloads, machines, solvers or columns."""
     if what == "workloads":
-        return ("workload", "parameters"), [(name, catalog.parameters(name)) for name in catalog.names()]
+        return catalog.Entry._fields, list(catalog.entries())
     if what == "machines":
         archs = [machine.arch(machine.load(name)) for name in machine.names()]
-        return ("machine", "levels", "lanes", "area_mm2"), [
-            (arch.name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2()) for arch in archs]
+        return ("machine", "levels", "lanes", "area_mm2", "slower than the clock"), [
+            (arch.name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2(), ", ".join(arch.slow_levels()))
+            for arch in archs]
     if what == "solvers":
         return ("key", "value", "does"), [
             ("solver.mapper", name, (mapper.__doc__ or "").split("\n")[0]) for name, mapper in stack.DATAFLOW.items()]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
 
     from dse.study.study import Study
 
+
 def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parser().parse_args(argv)
     if given.command not in ("run", "resume"):  # a run outlives its reader
@@ -222,9 +223,12 @@ def _check(given: argparse.Namespace) -> int:
     from dse import check
 
     faults = []
-    for path in map(Path, given.files):
+    for text in given.files:
         try:
-            print(f"{path}: {check.file(path)}")
+            line, layers = check.file(text)
+            print(f"{text}: {line}")
+            if layers:
+                screen.print_table(layers[0]._fields, layers)
         except ValueError as fault:
             faults.append(str(fault))
     if faults:

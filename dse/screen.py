@@ -93,9 +93,9 @@ class Progress:
 
 def print_end(out: str, status: Any, solved: int) -> None:
     """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
-    state = "nothing is left to do" if status.state == "finished" and not solved else status.state
+    state = "nothing is left to do:" if status.state == "finished" and not solved else f"{status.state},"
     reason, _, empty = status.reason.partition("; the front is empty: ")
-    print(f"{out}: {state}: {reason}; {solved} machines solved now, {status.done} in all"
+    print(f"{out}: {state} {reason}; {solved} machines solved now, {status.done} in all"
           f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}")
     if status.front:
         print(f'next: dse pareto {out}   dse show {out} best   dse sql {out} "SELECT ..."')

@@ -14,17 +14,16 @@ from dse.tiling.halo import Tiled
 from dse.tiling.smaug import Operator, Tiling, same, tile
 from tests.tiled import broken, wrong
 
-KINDS = {"convolution": "convolution", "inner_product": "inner_product", "batch_norm": "batch_norm", "softmax": "softmax"}
-PREFIXES = {"max_pool": "pooling", "avg_pool": "pooling", "pool": "pooling", "unary": "unary", "elt": "elementwise",
-            "depthwise": "depthwise", "attention": "attention"}
+KINDS = {"conv": "convolution", "inner": "inner_product", "fc": "inner_product", "max_pool": "pooling", "avg_pool": "pooling", "pool": "pooling",
+         "batch_norm": "batch_norm", "unary": "unary", "elt": "elementwise", "element": "elementwise", "softmax": "softmax", "depthwise": "depthwise",
+         "attention": "attention"}  # by the first letters of a case's operator
 
 
 def operator(case: dict[str, Any]) -> Operator:
     """The operator of a case. Raises ValueError for one that it does not know."""
-    given = case["operator"]
-    kind = KINDS.get(given) or next((kind for prefix, kind in PREFIXES.items() if given.startswith(prefix)), "")
+    kind = next((kind for prefix, kind in KINDS.items() if case["operator"].startswith(prefix)), "")
     if not kind:
-        raise ValueError(f"operator {given!r} has no optimizer")
+        raise ValueError(f"operator {case['operator']!r} has no optimizer")
     kernel = _pair(case.get("kernel", case.get("pool_size", (1, 1))))
     padding = case.get("padding", "valid")
     pads = same(kernel) if padding == "same" else (0, 0, 0, 0) if padding == "valid" else tuple(padding)

@@ -76,7 +76,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_second_run_and_a_resume_find_nothing_to_do(home: Path) -> None:
     before = good("pareto", "run", "--format", "csv", folder=home)
     for command in (["run", "small.yaml", "--out", "run"], ["resume", "run"]):
-        assert f"0 machines solved now, {SIZE} in all" in good(*command, "--workers", "0", folder=home)
+        said = good(*command, "--workers", "0", folder=home)
+        assert said.startswith("run: nothing is left to do: every machine of the space has been asked;") and f"; 0 machines solved now, {SIZE} in all" in said
     assert good("pareto", "run", "--format", "csv", folder=home) == before
 
 
@@ -91,6 +92,15 @@ def test_status(home: Path) -> None:
     assert (facts["state"], facts["done"], facts["ok"], facts["planned"], facts["error"]) == ("finished", SIZE, SIZE, SIZE, 0)
     assert facts["front"] == len(good("pareto", "run", "--format", "csv", folder=home).splitlines()) - 1
     assert "finished" in good("status", "run", folder=home)
+
+
+def test_an_empty_front_says_why_in_the_last_line(home: Path) -> None:
+    (home / "small_rf.yaml").write_text(TIGHT.replace("[1 B, 2 B, 3 B, 64 B]", "[1 B, 2 B]"))
+    (home / "slow.yaml").write_text(TIGHT.replace("objectives", 'constraints: ["latency_ns <= 1"]\nobjectives'))
+    for name, why in (("small_rf", "4 infeasible, most often gemm: GLB needs 3 bytes, has 2"), ("slow", "no schedule meets latency_ns <= 1")):
+        said = good("run", f"{name}.yaml", "--workers", "0", "--out", name, folder=home)
+        assert said.splitlines()[-1] == f"the front is empty: {why}"
+    assert "no schedule meets" in json.loads(good("status", "slow", "--json", folder=home))["reason"]
 
 
 def test_a_front_says_the_same_in_every_format(home: Path) -> None:
@@ -111,6 +121,8 @@ def test_objectives_and_conditions_of_a_front(home: Path) -> None:
     (best,) = json.loads(good("pareto", "run", "--objectives", "area_mm2", "--where", "array_x > 2", "--format", "json", folder=home))[:1]
     assert best["area_mm2"] == rows(home, "SELECT min(area_mm2) AS a FROM machines WHERE array_x > 2")[0]["a"]
     assert best["array_x"] == 4
+    small = json.loads(good("pareto", "run", "--where", f"area_mm2 <= {best['area_mm2']!r} -- no more", "--format", "json", folder=home))
+    assert small and all(row["area_mm2"] <= best["area_mm2"] for row in small)
 
 
 def test_sql(home: Path) -> None:

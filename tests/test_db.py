@@ -128,15 +128,16 @@ def test_views_follow_a_run_and_its_compaction(run: Path) -> None:
 def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
     at = {"machine": 0, "schedule": 0, "workload": "w"}
     einsums = [{**at, "einsum": e, "kind": kind, "count": 3, "mapping_key": e} for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))]
-    moved = [{"mapping_key": e, "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 8} for e in "abc" for action in ("read", "write")]
+    moved = [{"mapping_key": e, "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": None if e == "c" else 8}  # None: words
+             for e in "abc" for action in ("read", "write")]
     ops = [{"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8} for e in "abc"]
-    lane = {"machine": 0, "level": "MAC", "read_pj": None, "write_pj": None, "mac_pj": 7.0, "alu_pj": 2.0, "width_bits": None}
-    level = {"machine": 0, "level": "L", "read_pj": 4.0, "write_pj": 6.0, "mac_pj": None, "alu_pj": None, "width_bits": 16}
+    lane = {"machine": 0, "level": "MAC", "read_pj": None, "write_pj": None, "mac_pj": 7.0, "alu_pj": 2.0, "width_bits": None, "word_bits": None}
+    level = {"machine": 0, "level": "L", "read_pj": 4.0, "write_pj": 6.0, "mac_pj": None, "alu_pj": None, "width_bits": 16, "word_bits": 32}
     publish(run, einsums=[einsums], counts=[moved, [*moved[:1], *ops]], prices=[[level, lane]])
     found = db.query(db.connect(run), "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
     energy = {(row["einsum"], row["action"]): row["energy_pj"] for row in found}
     assert len(found) == 9
-    assert {row["bytes"] for row in found if row["action"] == "read"} == {30.0}
+    assert [row["bytes"] for row in found if row["action"] == "read"] == [30.0, 30.0, 120.0]
     assert [energy["a", action] for action in ("read", "write", "compute")] == [3 * 10 * 0.5 * 4, 3 * 10 * 0.5 * 6, 3 * 5 * 7]
     assert (energy["b", "compute"], energy["c", "compute"]) == (3 * 5 * 2, 0)
 
@@ -180,6 +181,9 @@ copy (select 1) to 'x.csv'
 attach 'x.db'
 set threads = 1
 pragma threads = 1
+pragma database_list
+/* a */ pragma version
+explain pragma show_tables
 install httpfs
 load httpfs
 delete from internal.run

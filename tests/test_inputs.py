@@ -34,6 +34,7 @@ MACHINES = {  # file -> (text of edge_array, what stands there instead)
     "key.yaml": ("multicast: true", "multicst: true"), "unit.yaml": ("128 KiB", "128 KB"), "plain.yaml": ("128 KiB", "131072"),
     "negative.yaml": ("128 KiB", "-128 KiB"), "twice.yaml": ("clock_mhz: 500", "clock_mhz: 500\nclock_mhz: 600"), "lanes.yaml": ("x: 16", "x: 0"),
     "dram.yaml": ("kind: lpddr4", "kind: ddr9"), "headless.yaml": ("- {compute: mac, kind: int8}\n", ""), "tiny.yaml": ("512 B", "2 B"),
+    "clock.yaml": ("clock_mhz", "clock_mz"), "nods.yaml": ("nodes:", "nods:"),
 }  # fmt: skip
 STUDIES = {
     "aimless.yaml": ("objectives: [energy_pj, latency_ns, area_mm2]\n", ""), "metric.yaml": ("energy_pj", "energie"),
@@ -42,24 +43,26 @@ STUDIES = {
     "term.yaml": ("objectives", 'constraints: ["aera_mm2 <= 1"]\nobjectives'), "word.yaml": ("objectives", "constraint: []\nobjectives"),
     "double.yaml": ("name: small", "name: small\nname: large"), "gem.yaml": ("gemm:", "gem:"), "folder.yaml": ("name: small", "name: a/b"),
     "swapped.yaml": ("[4, 8]", "{from: 8, to: 4, step: x2}"), "unquoted.yaml": ('["gemm:m=64,n=32,k=48"]', "[gemm:m=64,n=32,k=48]"),
+    "torn.yaml": ('["gemm:m=64,n=32,k=48"]', "[{workload: gemm:m=64,n=32,k=48}]"), "objectivs.yaml": ("objectives", "objectivs"),
+    "unbuilt.yaml": ("16 KiB]\n", '16 KiB]\n  node_nm: [32, 3]\nconstraints: ["area_mm2 <= 0.0001"]\n'),
 }  # fmt: skip
 NESTS = {
     "level.txt": ("GLB", "GLX"), "tensor.txt": ("GLB A B C", "GLB A B C D"), "rank.txt": ("mac", "for z in tiles of 1\n mac"),
     "tile.txt": ("for m in tiles of 1", "for m in tiles of 2"), "words.txt": ("for n in tiles", "for n in tile"), "dim.txt": ("for m", "spatial m over Q"),
-    "open.txt": ("mac", "mca"),
+    "open.txt": ("mac", "mca"), "wide.txt": ("for m in tiles of 1", "for m in tiles of 9"),
 }  # fmt: skip
 OTHERS = {
     "list.yaml": "- a\n- b\n", "broken.yaml": "a: [1\n", "empty.yaml": "", "ring.yaml": FFN.replace("A[m,k]", "D[m,k]"),
     "extent.yaml": FFN.replace("k: 3", "k: -3"), "rankless.yaml": FFN.replace(", k: 3", ""), "many.yaml": EDGE.replace("128 KiB", "128 KB")
     .replace("lpddr4", "ddr9").replace("multicast", "multicst").replace("clock_mhz: 500", "clock_mhz: -1"), "doubled.yaml": FFN + "extents: {m: 5}\n",
-    "notes.txt": "no nest at all\n",
+    "notes.txt": "no nest at all\n", "blank.txt": "",
 }  # fmt: skip
 
 BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line holds
     (["map", "resnet51", "edge_array"], [["resnet51", "resnet50"]]),
     (["map", "resnet50:bach=2", "edge_array"], [["bach", "batch?"]]),
     (["map", "resnet50:batch=0", "edge_array"], [["batch = 0", "at least 1"]]),
-    (["map", "resnet50:batch=two", "edge_array"], [["batch=two", "key=number"]]),
+    (["map", "resnet50:batch=two", "edge_array"], [["batch=two", "batch=number"]]),
     (["map", "gemm:m=64,n=32", "edge_array"], [["k is missing", "gemm:m=...,n=...,k=..."]]),
     (["map", "gemm:m=0,n=1,k=1", "edge_array"], [["m = 0", "at least 1"]]),
     (["map", "absent.onnx", "edge_array"], [["absent.onnx", "No such file"]]),
@@ -97,8 +100,10 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "words.txt"], [["words.txt", "line 4", "for n in tile of 1"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "dim.txt"], [["dim.txt", "over Q", "X, Y"]]),
     (["simulate", "gemm:m=4,n=4,k=4", "a3", "open.txt"], [["open.txt", "line 6", '"mca"', "mac stands last"]]),
-    (["simulate", "gemm:m=4,n=4,k=4", "a3", "absent.txt"], [["absent.txt", "cannot be read"]]),
-    (["simulate", "resnet50", "a3", "level.txt"], [["level.txt", "einsum of the workload", "Conv_n0"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "absent.txt"], [["absent.txt", "cannot be read as a mapping (No such file or directory)"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "blank.txt"], [["blank.txt", "empty"]]),
+    (["simulate", "gemm:m=4,n=4,k=4", "a3", "wide.txt"], [["wide.txt", "tiles of 9", "take 1 to 4"]]),
+    (["simulate", "resnet50", "a3", "level.txt"], [["level.txt", "einsum of the workload", "conv1"]]),
     (["run", "absent.yaml"], [["absent.yaml", "No such file"]]),
     (["run", "aimless.yaml"], [["aimless.yaml", "objectives is missing"]]),
     (["run", "metric.yaml"], [["metric.yaml", "objectives[0]", "energie", "energy_pj?"]]),
@@ -111,13 +116,20 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["run", "nobody.yaml"], [["nobody.yaml", "area_mm2 <= 0.0001", "no machine", "relax"]]),
     (["run", "term.yaml"], [["term.yaml", "constraints[0]", "aera_mm2", "area_mm2?"]]),
     (["run", "word.yaml"], [["word.yaml", "constraint", "constraints?"]]),
+    (["run", "unbuilt.yaml"], [["unbuilt.yaml", "area_mm2 <= 0.0001", "no machine", "relax"]]),
+    (["run", "unquoted.yaml"], [["workloads[0]", "quote", '["gemm:m=64,n=32,k=48"]']]),
+    (["run", "torn.yaml"], [["workloads[0]", "quote", '{workload: "gemm:m=64,n=32,k=48"}']]),
+    (["run", "objectivs.yaml"], [["objectivs", "did you mean objectives?"]]),
+    (["check", "clock.yaml"], [["clock_mz", "did you mean clock_mhz?"]]),
+    (["check", "nods.yaml"], [["nods", "did you mean nodes?"]]),
     (["run", "double.yaml"], [["double.yaml", "line 1", "name stands twice"]]),
     (["run", "gem.yaml"], [["gem.yaml", "workloads[0]", "gem", "gemm?"]]),
     (["run", "folder.yaml"], [["folder.yaml", "a/b", "use letters"]]),
     (["run", "ok.yaml", "--set", "stop.pionts=5"], [["ok.yaml", "stop.pionts", "points?"]]),
     (["run", "ok.yaml", "--set", "nonsense"], [["ok.yaml", "--set nonsense", "write e.g."]]),
     (["run", "ok.yaml", "--workers", "-1"], [["--workers", "-1", "0 or more"]]),
-    (["run", "ok.yaml", "--workers", "0", "--out", "run", "--set", "solver.objective=latency"], [["run", "solver.objective", "energy", "latency"]]),
+    (["run", "ok.yaml", "--workers", "0", "--out", "run", "--set", "solver.objective=latency"],
+     [["run", "solver.objective", "energy", "latency", "give another --out"]]),
     (["resume", "nowhere"], [["nowhere", "no run", "dse run"]]),
     (["status", "nowhere"], [["nowhere", "no run", "dse run"]]),
     (["pareto", "nowhere"], [["nowhere", "no run", "dse run"]]),
@@ -128,7 +140,13 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["show", "run", "0.9"], [["POINT = 0.9", "no schedule 9", "0.0"]]),
     (["show", "run", "0", "--einsum", "other"], [["--einsum other", "gemm"]]),
     (["pareto", "run", "--objectives", "energy"], [['"energy"', "energy_pj?"]]),
-    (["pareto", "run", "--where", "speed > 1"], [["speed", "not found"]]),
+    (["pareto", "run", "--objectives", "foo"], [['"foo"', "energy_pj, latency_cycles, latency_ns"]]),
+    (["pareto", "run", "--objectives", "certificate"], [['"certificate"', "no number", "energy_pj"]]),
+    (["pareto", "run", "--where", "speed > 1"], [["--where speed > 1", "speed", "not found"]]),
+    (["pareto", "run", "--where", "area_mm2 <"], [["--where area_mm2 <", "syntax error"]]),
+    (["pareto", "run", "--where", "1) or (1=1"], [["--where 1) or (1=1", "syntax error"]]),
+    (["pareto", "run", "--where", "1 group by 1"], [["--where 1 group by 1", "syntax error"]]),
+    (["sql", "run", "pragma database_list"], [["PRAGMA", "refused"]]),
     (["sql", "run", "DROP TABLE machines"], [["DROP", "refused", "SELECT"]]),
     (["sql", "run", "DELETE FROM machines"], [["DELETE", "refused"]]),
     (["sql", "run", "COPY machines TO 'x.csv'"], [["COPY", "refused"]]),
@@ -193,12 +211,13 @@ def test_each_fault_is_one_clear_line(inputs: Path, command: list[str], lines: l
     assert all(part in line for line, parts in zip(said, lines, strict=True) for part in parts), said
 
 
-def test_a_list_that_lost_its_quotes_is_told_so(inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("out", "why"), [("/proc/nowhere", "No such file"), ("ok.yaml", "Not a directory")])
+def test_a_folder_that_cannot_be_made_promises_nothing(inputs: Path, out: str, why: str, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(inputs)
-    assert cli.main(["run", "unquoted.yaml"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert all("unquoted.yaml: workloads[" in line for line in said)
-    assert any("quote" in line and '["gemm:m=64,n=32,k=48"]' in line for line in said), said
+    assert cli.main(["run", "ok.yaml", "--workers", "0", "--out", out]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert out in said and why in said and "--out" in said and "committed" not in said
 
 
 @pytest.mark.parametrize("command", [

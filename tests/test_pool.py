@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from ray.cluster_utils import Cluster
 
-from cluster import driver
+from cluster import driver, pool
 from cluster.store import RunFault
 from dse import stack
 from dse.dataflow.cost_descending import cost_descending
@@ -46,12 +50,25 @@ def under_curse(small: Study) -> Study:
     return replace(small, workloads=refs, solver=replace(small.solver, mapper="cursed"))
 
 
-def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def head() -> Iterator[str]:
+    """Address of a cluster of two cores on this machine."""
+    folder = tempfile.mkdtemp(prefix="dse-pool-", dir="/tmp")
+    with pool.restored(["RAY_TMPDIR"]), pool.loopback():
+        os.environ["RAY_TMPDIR"] = folder
+        one = {"num_cpus": 2, "include_dashboard": False, "node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
+        made = Cluster(initialize_head=True, head_node_args=one)
+        yield made.address
+        made.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path, head: str) -> None:
     for workers in (0, 1, 2):
-        assert driver.run(study(tmp_path), tmp_path / f"grid{workers}", workers=workers).exit_code == 0
+        assert driver.run(study(tmp_path), tmp_path / f"grid{workers}", workers=workers, address=head).exit_code == 0
     assert rows(tmp_path / "grid0") == rows(tmp_path / "grid1") == rows(tmp_path / "grid2")
     for workers in (0, 2):
-        driver.run(study(tmp_path, "tpe", 8, "points: 64"), tmp_path / f"tpe{workers}", workers=workers)
+        driver.run(study(tmp_path, "tpe", 8, "points: 64"), tmp_path / f"tpe{workers}", workers=workers, address=head)
     assert rows(tmp_path / "tpe0") == rows(tmp_path / "tpe2")
     assert list((tmp_path / "grid2" / "log").glob("actor-*.log"))
 

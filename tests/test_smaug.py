@@ -337,7 +337,7 @@ def test_machines_that_smaug_cannot_use() -> None:
     e = catalog.load("gemm:m=8,n=8,k=8").einsums[0]
     whole = machine.arch(machine.load("smv"))
     bare = replace(whole, levels=whole.levels[:1], fanouts=())
-    strict = replace(whole, levels=(whole.levels[0], replace(whole.levels[1], name="L2", bypass=False), *whole.levels[1:]),
+    strict = replace(whole, levels=(whole.levels[0], replace(whole.levels[1], name="L2", bypass=False, capacity_bits=8192), *whole.levels[1:]),
                      fanouts=(replace(whole.fanouts[0], outside=5),))
     mixed = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 8}, bits={"A": 8})
     for where, what, why in ((bare, e, "level between DRAM"), (strict, e, "past level L2"), (whole, mixed, "several sizes")):

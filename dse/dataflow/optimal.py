@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import inf, prod
 from random import Random
@@ -97,6 +98,11 @@ def _split(space: Space, budget: int) -> tuple[tuple[Sequence[Step], Ints] | Non
     pairs: dict[tuple[int, tuple[int, ...]], int] = {}
     in_pair = [pairs.setdefault((sigs[parents], tuple(sorted(p.order))), len(pairs)) for p, parents in zip(ins, inner.values(), strict=True)]
     pair_links = _padded([np.array(order, np.int64) for _, order in pairs])
+    joint = [[t for link in order for t in range(*space.links[link]) if t in space.accesses] for _, order in pairs]
+    joint = [own if sum(space.accesses[t].sum() for t in own) == len(np.flatnonzero(sum(space.accesses[t] for t in own))) else [] for own in joint]
+    unseen = np.zeros((len(space.products), len(space.ranks)), np.bool_)
+    for t, ranks in space.accesses.items():
+        unseen[t] = ranks
     states = [[s for s, cuts in enumerate(space.walks[rank].cuts) if all(d < 0 for _, d in cuts)] for rank in space.ranks]
     units = np.array([space.walks[rank].unit[0] for rank in space.ranks], np.int64)
     a, b = _stacked(outs), _stacked(ins)
@@ -104,7 +110,9 @@ def _split(space: Space, budget: int) -> tuple[tuple[Sequence[Step], Ints] | Non
     width = a[0].shape[1]
     chosen = np.zeros((width + b[0].shape[1], len(space.ranks)), np.int64)
     visited = kernels.split(*a, np.array([sigs[parents] for parents in outer.values()], np.int64), *b, np.array(in_pair, np.int64),
-                            np.array([sig for sig, _ in pairs], np.int64), pair_links, np.array([len(order) for _, order in pairs], np.int64), units,
+                            np.array([sig for sig, _ in pairs], np.int64), pair_links, np.array([len(order) for _, order in pairs], np.int64),
+                            np.array([(*own, *[-1] * (len(space.tensors) + 1 - len(own))) for own in joint], np.int64), unseen,
+                            float(prod(dim[1] for dim in space.dims)), float(space.e.points()), units,
                             _padded([np.array(own, np.int64) for own in states]), np.array([len(own) for own in states], np.int64), np.array(space.start),
                             *space.packed, best, chosen, choice, budget)
     if choice[0] < 0:
@@ -142,6 +150,8 @@ class Space:
         self.e, self.arch, self.tiles, self.rules = problem.einsum, problem.arch, tiles, constraints
         self.objective = OBJECTIVES[problem.objective]
         self.tensors = self.e.tensors()
+        self.full_ranks = [p.full() for p in self.tensors]
+        self.partial_ranks = [p.partial() for p in self.tensors]
         self.ranks = [rank for rank, n in self.e.extents if n > 1] or [rank for rank, _ in self.e.extents[:1]]
         self.dims = [(name, size, f.outside, multicast, reduce) for f in self.arch.fanouts
                      for (name, size), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)]
@@ -157,6 +167,7 @@ class Space:
         self.products: list[tuple[int, ...]] = []
         self.weights: list[list[float]] = []
         self.floors: list[float] = []
+        self.accesses: dict[int, NDArray[np.bool_]] = {}
         self.links: list[tuple[int, int]] = []
         self.numbers: dict[tuple[int, int, int], int] = {}
         for x in range(len(self.tensors)):
@@ -202,6 +213,8 @@ class Space:
                         self.products.append(factors)
                         self.weights.append([w * scale for w in weight[:-1]] + [sign])
                         self.floors.append(self.e.points() / spread if not inner and not busiest and not skip else 0.0)
+                        if not inner and not busiest and not skip and parent < self.borders[0] if self.borders else False:
+                            self.accesses[len(self.products) - 1] = np.array([rank not in seen for rank in self.ranks])
                     else:
                         self.weights[at] = [old + w * scale for old, w in zip(self.weights[at][:-1], weight[:-1], strict=True)] + [sign]
 
@@ -355,21 +368,24 @@ class Space:
                        self.machine, self.objective, rule_row)
 
 
+@lru_cache(maxsize=256)
+def _later(w: Walks) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """States that may follow every state, itself included, end to end, and where those of a state begin: all of them, and those of tiles of 1."""
+    n = len(w.cuts)
+    follows = np.eye(n, dtype=np.bool_)
+    for s in sorted(range(n), key=w.tile):
+        for after in {*w.time[s], *(state for border in w.lanes[s] for state, _ in border)} - {s}:
+            follows[s] |= follows[after]
+    single = follows & np.array([w.tile(s) == 1 for s in range(n)])
+    (_, every), (_, last) = np.nonzero(follows), np.nonzero(single)
+    starts = [np.concatenate(([0], np.cumsum(own.sum(axis=1))))[:-1] for own in (follows, single)]
+    return (every, starts[0]), (last, starts[1])
+
+
 def _reached(w: Walks, table: Floats, axis: int, pick: np.ufunc, inner: bool) -> Floats:
     """Least (or largest) value over all states that follow, of nodes (inner) or of compute, which is reached with tiles of 1 only."""
-    moved = np.moveaxis(table, axis, 0)
-    found = moved.copy()
-    for s in sorted(range(len(w.cuts)), key=w.tile):
-        later = {n for n in (*w.time[s], *(n for border in w.lanes[s] for n, _ in border)) if n != s}
-        for n in later:
-            found[s] = pick(found[s], found[n])
-    if not inner:
-        found = moved.copy()
-        for s in sorted(range(len(w.cuts)), key=w.tile):
-            later = {n for n in (*w.time[s], *(n for border in w.lanes[s] for n, _ in border)) if n != s}
-            if w.tile(s) > 1:
-                found[s] = pick.reduce([found[n] for n in later])
-    return np.moveaxis(found, 0, axis)
+    later, starts = _later(w)[not inner]
+    return np.moveaxis(pick.reduceat(np.moveaxis(table, axis, 0)[later], starts, axis=0), 0, axis)
 
 
 def _compute_floor(e: Einsum, arch: Arch) -> float:
@@ -380,29 +396,28 @@ def _compute_floor(e: Einsum, arch: Arch) -> float:
 
 def steps_of(space: Space, placement: Placement) -> list[Step]:
     """The steps of a placement with the ranks whose loops may gain something in each gap."""
-    arch, every = space.arch, frozenset(space.ranks)
+    arch, every, full, part = space.arch, frozenset(space.ranks), space.full_ranks, space.partial_ranks
     outermost = {x: min(v for v, own in enumerate(placement) if x in own) for own in placement for x in own}
     parent = dict.fromkeys(range(len(space.tensors)), -1)
     found: list[Step] = []
     above: Step | None = None
 
-    def gap(below: Projection | None) -> frozenset[str]:
+    def gap(below: int = -1) -> frozenset[str]:
         """Not the ranks below which the node above sinks for free, nor those above which the node below rises for free."""
         allowed = every
-        if above is not None and above.parent >= 0:
-            x, v = space.tensors[above.tensor], arch.levels[above.level]
-            if not v.double_buffer and x.tensor != space.rules.stationary:
-                allowed -= x.full() - (frozenset(x.dims[-1].ranks()) if x.format == "csr" else frozenset())
-        if below is not None and not below.partial():
-            slides = space.tensors[above.tensor].partial() if above is not None and above.parent >= 0 else frozenset()
-            kept = space.tensors[above.tensor].full() if above is not None and above.parent >= 0 else frozenset()
-            allowed &= below.ranks() | slides | kept
+        filled = above is not None and above.parent >= 0
+        if above is not None and filled:
+            x = space.tensors[above.tensor]
+            if not arch.levels[above.level].double_buffer and x.tensor != space.rules.stationary:
+                allowed -= full[above.tensor] - (frozenset(x.dims[-1].ranks()) if x.format == "csr" else frozenset())
+        if below >= 0 and not part[below]:
+            allowed &= full[below] | (full[above.tensor] | part[above.tensor] if above is not None and filled else frozenset())
         return allowed
 
     for v, own in enumerate((*placement, ())):
         if v in space.borders:
             if v > 0:
-                found.append(Step(GAP, gap(None)))
+                found.append(Step(GAP, gap()))
             found.append(Step(LANES, every, v))
             above = None
         tops = [x for x in own if outermost[x] == v]
@@ -413,10 +428,10 @@ def steps_of(space: Space, placement: Placement) -> list[Step]:
             parent[x] = v
         for x in own:
             if outermost[x] < v:
-                found.append(above := Step(NODE, gap(space.tensors[x]), v, x, parent[x]))
+                found.append(above := Step(NODE, gap(x), v, x, parent[x]))
                 parent[x] = v
         if not free and tops:
-            found.append(Step(GAP, gap(None)))
+            found.append(Step(GAP, gap()))
             for x in tops:
                 found.append(above := Step(NODE, frozenset(), v, x))
                 parent[x] = v

@@ -153,7 +153,7 @@ def search(steps: Ints, n: int, order: Ints, rest: Ints, allowed: Bools, border_
                 continue
         state[e + 1, r] = succ[o]
         if r < ranks - 1:
-            if steps[e, 0] == LANES:  # the other ranks may still go anywhere
+            if steps[e, 0] == LANES or (allowed[e, r] and last - first > 1 and not listing):  # the other ranks may still go anywhere
                 state[e + 1, r + 1:] = state[e, r + 1:]
                 guess[:] = parts[e]
                 for k in range(rest[e + 1, 0], rest[e + 1, 1]):
@@ -282,9 +282,34 @@ def keeps(steps: Ints, n: int, state: Ints, used: Ints, lane_size: Ints, border_
 
 
 @njit(cache=True, nogil=True)
+def joint_lanes(accesses: Ints, states: Ints, unseen: Bools, lanes: float, points: float, products: Ints, weights: Floats, factor_start: Ints,
+                factor_rank: Ints, factor_stride: Ints, low: Floats, floor: Floats, tile: Ints) -> float:
+    """Energy that accesses of compute to several tensors cost above their bounds apart, since they share the lanes.
+
+    A tensor is read c times per tile U, c the product over the ranks that it does not see (unseen [T, R], disjoint) of the steps that lanes leave;
+    the product of all c is at least that of these extents of U over the lanes, so the sum of n costs w c is at least n times the geometric mean.
+    """
+    n, ratio, apart, mean = 0, 1.0 / lanes, 0.0, 1.0
+    for t in accesses:
+        if t < 0:
+            break
+        once = weights[t, 0] * points
+        for r in range(tile.shape[0]):
+            if unseen[t, r]:
+                once /= tile[r, states[r]]
+                ratio *= tile[r, states[r]]
+        apart += weights[t, 0] * max(product_at(t, states, products, factor_start, factor_rank, factor_stride, low), floor[t])
+        mean *= once
+        n += 1
+    if n < 2 or ratio <= 1.0:
+        return 0.0
+    return max(n * (mean * ratio) ** (1.0 / n) - apart, 0.0)
+
+
+@njit(cache=True, nogil=True)
 def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_allowed: Bools, out_dims: Bools, out_ramp: Ints, out_sig: Ints,
           in_steps: Ints, in_n: Ints, in_order: Ints, in_rest: Ints, in_allowed: Bools, in_dims: Bools, in_ramp: Ints, in_pair: Ints, pair_sig: Ints,
-          pair_links: Ints, pair_count: Ints, units: Ints, tiles: Ints, tile_count: Ints, start_parts: Floats,
+          pair_links: Ints, pair_count: Ints, pair_joint: Ints, unseen: Bools, lanes: float, points: float, units: Ints, tiles: Ints, tile_count: Ints, start_parts: Floats,
           room: Floats, doubled: Bools, bits: Floats, succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, tile: Ints, full: Bools,
           seen: Bools, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
           factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, floor: Floats, folds: Floats, port: Ints, machine: Floats,
@@ -320,7 +345,6 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
     found_states = np.zeros((4096, width + 1, ranks), np.int64)
     root, zero = np.zeros(ranks, np.int64), np.zeros(parts_n)
     visited = 0
-    phase = np.zeros(4, np.int64)
     outer_floor = np.full((sigs, parts_n), np.inf)
     for sig in range(sigs):
         filled = 0
@@ -335,7 +359,7 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
             for j in range(parts_n):
                 outer_floor[sig, j] = min(outer_floor[sig, j], found[i, j])
     tails = np.full((sigs, size, parts_n), np.inf)
-    bounds = np.full((pairs * size, 3), np.inf)
+    bounds, extra = np.full((pairs * size, 3), np.inf), np.zeros((pairs, size))
     guess = np.zeros(parts_n)
     for g in range(pairs):
         sig = pair_sig[g]
@@ -345,6 +369,9 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
             guess[:] = 0.0
             for k in range(pair_count[g]):
                 guess += lowest[pair_links[g, k], i]
+            extra[g, i] = joint_lanes(pair_joint[g], lattice[i], unseen, lanes, points, products, weights, factor_start, factor_rank, factor_stride, low,
+                                      floor, tile)
+            guess[0] += extra[g, i]
             tails[sig, i] = np.minimum(tails[sig, i], guess)
             guess += outer_floor[sig]
             guess[1] = max(guess[1], machine[1])
@@ -388,6 +415,7 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
             pool_to[sig, i] = pool_size
         for j in range(pool_from[sig, i], pool_to[sig, i]):
             guess[:] = pool[j]
+            guess[0] += extra[g, i]
             for k in range(pair_count[g]):
                 guess += lowest[pair_links[g, k], i]
             guess[1] = max(guess[1], machine[1])

@@ -12,7 +12,7 @@ from itertools import combinations, permutations, product
 from typing import Literal
 
 from dse.nest import Loop, Mapping, Store
-from hw.arch import Fanout
+from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
 ROLES = {"os": ("m", "n", "k"), "ws": ("k", "n", "m"), "is": ("k", "m", "n")}  # rows, columns, time of a systolic array

@@ -1,0 +1,114 @@
+"""The optimal mapper against full enumeration and against the optima that a peer proved."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import isclose
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.dataflow.exhaustive import before, enumerated
+from dse.dataflow.optimal import Space, solved
+from dse.dataflow.space import Constraints, Tiles, broken, walks
+from dse.nest import Infeasible, faults
+from dse.sim.counts import tile_sizes
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from hw import component, machine
+from tests.small import small_problem
+from workloads.einsum import einsum
+
+OBJECTIVES = ["energy", "latency", "edp"]
+FILE = json.loads((Path(__file__).parent / "data" / "optimal_mapping_cases.json").read_text())
+KNOWN = [case for case in FILE["cases"] if case["id"] in ("O01", "O03", "O17", "O27")]
+
+
+def ranked(problem: Problem, one: EinsumCost) -> tuple[float, float, float]:
+    return figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
+
+
+def agree(problem: Problem, tiles: Tiles, constraints: Constraints = Constraints()) -> None:  # noqa: B008
+    """Same figure, energy and latency as the enumeration, by a mapping that the evaluator takes; proven, and not below the bound."""
+    found, want = solved(problem, tiles, constraints), enumerated(problem, tiles, constraints)
+    assert isinstance(found, Infeasible) == isinstance(want, Infeasible)
+    if isinstance(found, Infeasible) or isinstance(want, Infeasible):
+        return
+    assert faults(found[0].mapping, problem.einsum, problem.arch) == [] and broken(constraints, found[0].mapping) == []
+    assert einsum_cost(problem, found[0].mapping) == found[0]
+    a, b = ranked(problem, found[0]), ranked(problem, want[0])
+    assert not before(a, b) and not before(b, a), f"{a} is not {b}\n{found[0].mapping}\n{want[0].mapping}"
+    assert found[0].certificate == f"optimal({tiles})" and found[0].gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES), st.sampled_from(["divisor", "perfect"]))
+def test_equals_the_enumeration(seed: int, objective: str, tiles: Tiles) -> None:
+    agree(small_problem(Random(seed), objective, 4_000, tiles=tiles), tiles)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
+def test_equals_the_enumeration_of_ragged_tiles(seed: int, objective: str) -> None:
+    agree(small_problem(Random(seed), objective, 4_000, tiles="ragged"), "ragged")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32))
+def test_keeps_constraints(seed: int) -> None:
+    rng = Random(seed)
+    problem = small_problem(rng, rng.choice(OBJECTIVES), 4_000)
+    e, arch = problem.einsum, problem.arch
+    ranks = [rank for rank, _ in e.extents]
+    dims = [name for f in arch.fanouts for name, _ in f.dims]
+    rules = Constraints(tuple((name, tuple(rng.sample(ranks, rng.randint(0, len(ranks))))) for name in dims if rng.random() < 0.6),
+                        tuple(rng.sample(ranks, rng.randint(1, len(ranks)))) if rng.random() < 0.5 else None,
+                        rng.choice([e.output.tensor, e.inputs[0].tensor, "", ""]), ((arch.levels[-1].name, e.inputs[0].tensor),) if rng.random() < 0.3 else ())
+    agree(problem, "divisor", rules)
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=lambda case: case["id"])
+def test_is_not_above_the_proven_optimum(case: dict) -> None:
+    arch = component.build(machine.load(case["arch"].lower()))
+    objective = {"ENERGY": "energy", "LATENCY": "latency", "ENERGY_DELAY_PRODUCT": "edp"}[case["objective"]]
+    problem = Problem(arch, einsum(case["workload"]["einsum"], case["workload"]["bounds"]), objective)
+    found = solved(problem, "perfect")
+    assert isinstance(found, list)
+    value = ranked(problem, found[0])[0]
+    if case["id"] == "O17":  # beaten: k over 8 x 6 lanes
+        assert isclose(value, 1_708_288)
+    else:
+        assert isclose(value, case["optimum"][objective][0], rel_tol=1e-5)
+
+
+def test_a_spent_budget_is_no_certificate() -> None:
+    arch = component.build(machine.load("a3"))
+    problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 32, "k": 48}), "energy")
+    found = solved(problem, budget=30_000)
+    assert isinstance(found, list) and found[0].certificate == "" and found[0].gap > 0
+
+
+@given(st.integers(2, 30), st.integers(1, 5), st.integers(1, 4))
+def test_walks_end_in_single_elements_and_keep_every_element(extent: int, columns: int, rows: int) -> None:
+    w = walks(extent, (((0, columns), (1, rows)),), 2, "divisor")
+    for state, cuts in enumerate(w.cuts):
+        assert w.tile(w.unit[state]) == 1
+        assert sum(size * n for size, n in tile_sizes(extent, tuple((tile, False) for tile, _ in cuts))) == extent
+        for after, trips in w.lanes[state][0]:
+            assert trips[0] <= columns and trips[1] <= rows and w.tile(after) <= w.tile(state)
+
+
+def test_lower_bounds_of_factors_hold() -> None:
+    problem = small_problem(Random(11), "energy", 4_000)
+    space = Space(problem, "divisor", Constraints())
+    assert all((low <= exact).all() and (exact <= high).all() for exact, low, high in space.values if len(exact) == 1)
+
+
+def test_infeasible_names_the_level() -> None:
+    problem = small_problem(Random(7), "energy", 4_000)
+    tight = replace(problem.arch, levels=(problem.arch.levels[0], *(replace(level, capacity_bits=8, bypass=False) for level in problem.arch.levels[1:])))
+    found = solved(replace(problem, arch=tight))
+    assert isinstance(found, Infeasible) and found.level == problem.arch.levels[1].name and found.have_bytes == 1
