@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -91,10 +90,7 @@ def _status(given: argparse.Namespace) -> int:
 
     _study_of(given.dir)
     facts = check.status(Path(given.dir))
-    if given.json:
-        print(json.dumps({key: screen.plain(value) for key, value in facts.items()}, indent=1))
-    else:
-        screen.print_facts(facts)
+    screen.print_json(facts) if given.json else screen.print_facts(facts)
     return 0
 
 

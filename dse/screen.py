@@ -55,6 +55,10 @@ def _fact(key: str, value: Any) -> Any:
     return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
+def print_json(facts: Mapping[str, Any]) -> None:
+    print(json.dumps({key: plain(value) for key, value in facts.items()}, indent=1))
+
+
 def ask(prompt: str) -> str:
     """A line from the user, empty at the end of input."""
     try:
