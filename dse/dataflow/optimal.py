@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import product
 from math import inf, prod
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from workloads.einsum import Dim, Einsum, Projection
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-BUDGET = 200_000_000  # visited nodes
+BUDGET = 3_000_000  # visited nodes, a few seconds
 OBJECTIVES = {"energy": 0, "latency": 1, "edp": 2}
 FREE = Constraints()
 
@@ -59,11 +60,12 @@ def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints 
         found, visited = _split(space, budget)
     else:
         found, visited = _every_placement(space, budget)
-    if found is None:
-        return _blocked(e, arch)
-    mapping = nest(space, *found)
-    answer = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
     proven = visited <= budget
+    least = _least(e, arch)
+    if found is None and (proven or cost.overflow(footprints(least, e), e, arch)):
+        return cost.overflow(footprints(least, e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+    mapping = nest(space, *found) if found else least
+    answer = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
     return [replace(answer, gap=0.0 if proven else answer.gap, certificate=f"optimal({tiles})" if proven else "", visited=visited)]
 
 
@@ -121,7 +123,7 @@ def _split(space: Space, budget: int) -> tuple[tuple[Sequence[Step], Ints] | Non
     return ((*first, *second), np.concatenate((chosen[: len(first)], chosen[width : width + len(second)]))), int(visited)
 
 
-def _padded(rows: Sequence[NDArray[np.int64]]) -> Ints:
+def _padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     shape = np.max([row.shape for row in rows], axis=0)
     found = np.zeros((len(rows), *shape), rows[0].dtype)
     for own, row in zip(found, rows, strict=True):
@@ -129,18 +131,17 @@ def _padded(rows: Sequence[NDArray[np.int64]]) -> Ints:
     return found
 
 
-def _stacked(programs: Sequence[Program]) -> tuple[NDArray[np.int64], ...]:
+def _stacked(programs: Sequence[Program]) -> tuple[NDArray[Any], ...]:
     return (_padded([p.rows for p in programs]), np.array([len(p.rows) for p in programs], np.int64), _padded([p.order for p in programs]),
             _padded([p.rest for p in programs]), _padded([p.allowed for p in programs]), _padded([p.border_dims for p in programs]),
             _padded([p.ramp for p in programs]))
 
 
-def _blocked(e: Einsum, arch: Arch) -> Infeasible:
-    """The level that cannot hold what it must, one element at a time."""
+def _least(e: Einsum, arch: Arch) -> Mapping:
+    """What must be held, one element at a time: the mapping that needs least space inside."""
     names = [p.tensor for p in e.tensors()]
     inner = [Store(level.name, name) for level in arch.levels[1:] if not level.bypass for name in names]
-    least = Mapping((*(Store(arch.levels[0].name, name) for name in names), *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))
-    return cost.overflow(footprints(least, e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+    return Mapping((*(Store(arch.levels[0].name, name) for name in names), *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))
 
 
 class Space:
@@ -318,9 +319,10 @@ class Space:
         self.factor_start = self.factor_start[rows]
         self.weight_rows = np.array(self.weights, np.float64)
         self.link_rows = np.array(self.links, np.int64)
+        still = (1,) * len(self.dims)
         states = max(len(self.walks[rank].cuts) for rank in self.ranks) if self.ranks else 1
-        groups = [[[((s, (1,) * len(self.dims)) if True else s) for s in self.walks[rank].time[i]] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
-        units = [[[(self.walks[rank].unit[i], (1,) * len(self.dims))] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
+        groups = [[[(s, still) for s in self.walks[rank].time[i]] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
+        units = [[[(self.walks[rank].unit[i], still)] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
         lanes = [[[*self.walks[rank].lanes[i][b]] for i in range(len(self.walks[rank].cuts))] for b in range(len(self.borders)) for rank in self.ranks]
         n = len(self.ranks)
         below = [[own if self.walks[rank].ragged(i) else own[:1] for i, own in enumerate(by_state)] for rank, by_state in zip(self.ranks, groups, strict=True)]
@@ -362,8 +364,8 @@ class Space:
         inside = [self.rules.inside is None or rank in self.rules.inside for rank in self.ranks]
         still = [p.tensor for p in self.tensors].index(self.rules.stationary) if self.rules.stationary else -1
         rule_row = np.array([still, self.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in self.dims)], np.int64)
-        self.packed = (self.room, self.doubled, self.bits, self.succ_start, self.succ, self.trips, self.lane_size, self.tile, self.full, self.seen, self.dim_start,
-                       self.dim_rank, self.dim_coef, self.csr, self.link_rows, self.weight_rows, self.product_rows, self.factor_start, self.factor_rank,
+        self.packed = (self.room, self.doubled, self.bits, self.succ_start, self.succ, self.trips, self.lane_size, self.tile, self.full, self.seen,
+                       self.dim_start, self.dim_rank, self.dim_coef, self.csr, self.link_rows, self.weight_rows, self.product_rows, self.factor_start, self.factor_rank,
                        self.factor_stride, self.table, self.low, self.high, np.array(self.floors), np.array([r[4] for r in self.ramps], np.float64), self.port,
                        self.machine, self.objective, rule_row)
 
@@ -488,7 +490,7 @@ def _searched(space: Space, steps: list[Step], best: Floats, budget: int) -> tup
     return (None if np.array_equal(before, best) else chosen), int(visited)
 
 
-def nest(space: Space, steps: list[Step], chosen: Ints) -> Mapping:
+def nest(space: Space, steps: Sequence[Step], chosen: Ints) -> Mapping:
     """The mapping of the states after every step: loops of a gap in the order that lets the node above sink furthest."""
     nodes: list[Loop | Store] = []
     state = dict.fromkeys(space.ranks, 0)

@@ -153,7 +153,7 @@ def search(steps: Ints, n: int, order: Ints, rest: Ints, allowed: Bools, border_
                 continue
         state[e + 1, r] = succ[o]
         if r < ranks - 1:
-            if steps[e, 0] == LANES or (allowed[e, r] and last - first > 1 and not listing):  # the other ranks may still go anywhere
+            if steps[e, 0] == LANES:  # the other ranks may still go anywhere
                 state[e + 1, r + 1:] = state[e, r + 1:]
                 guess[:] = parts[e]
                 for k in range(rest[e + 1, 0], rest[e + 1, 1]):
@@ -168,8 +168,8 @@ def search(steps: Ints, n: int, order: Ints, rest: Ints, allowed: Bools, border_
         visited += 1
         if visited > budget:
             return visited, filled
-        if not account(e, steps, settled, border_dims, ramp, room, doubled, bits, tile, full, seen, dim_start, dim_rank, dim_coef, csr, links, weights, products,
-                       factor_start, factor_rank, factor_stride, table, low, high, floor, folds, state, parts, need, moved, used[row + 1]):
+        if not account(e, steps, settled, border_dims, ramp, room, doubled, bits, tile, full, seen, dim_start, dim_rank, dim_coef, csr, links, weights,
+                       products, factor_start, factor_rank, factor_stride, table, low, high, floor, folds, state, parts, need, moved, used[row + 1]):
             continue
         guess[:] = parts[e + 1]
         if listing:
@@ -251,8 +251,8 @@ def account(e: int, steps: Ints, order: Ints, border_dims: Bools, ramp: Ints, ro
 
 
 @njit(cache=True, nogil=True)
-def keeps(steps: Ints, n: int, state: Ints, used: Ints, lane_size: Ints, border_dims: Ints, rules: Ints) -> bool:
-    """Whether a full choice keeps what stands inside the fan-outs. rules: [stationary tensor or -1, least lanes, inside allowed per rank..., named per dim...]."""
+def keeps(steps: Ints, n: int, state: Ints, used: Ints, lane_size: Ints, border_dims: Bools, rules: Ints) -> bool:
+    """Whether a full choice keeps its rules: [stationary tensor or -1, least lanes, may iterate inside per rank..., named per fan-out dimension...]."""
     ranks, dims = state.shape[1], lane_size.shape[0]
     lanes = 1
     for d in range(dims):
@@ -317,7 +317,8 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
     """Best first over (kept sets, U): U is the tile that enters the outermost fan-out, in view of which outer and inner steps are independent.
 
     Outer programs share a signature if the same levels fill the inside; a pair is a signature and a set of inner nodes. choice [2]: the programs of the
-    best, chosen: the outer states, then the inner ones. Returns nodes visited.
+    best, chosen: the outer states, then the inner ones. Returns nodes visited,
+    above budget if something was left out.
     """
     ranks, parts_n = tile.shape[0], start_parts.shape[0]
     sigs, pairs = np.max(out_sig) + 1, pair_sig.shape[0]
@@ -345,19 +346,23 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
     found_states = np.zeros((4096, width + 1, ranks), np.int64)
     root, zero = np.zeros(ranks, np.int64), np.zeros(parts_n)
     visited = 0
+    partial = False
     outer_floor = np.full((sigs, parts_n), np.inf)
     for sig in range(sigs):
-        filled = 0
+        filled, cut = 0, False
         for o in range(out_sig.shape[0]):
             if out_sig[o] == sig:
                 n, filled = search(out_steps[o], out_n[o], out_order[o], out_rest[o], out_allowed[o], out_dims[o], out_ramp[o], units, root, start_parts,
                                    zero, room, doubled, bits, succ_start, succ, succ_trips, lane_size, tile, full, seen, dim_start, dim_rank, dim_coef, csr,
                                    links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, folds, port, machine,
-                                   objective, rules, best, chosen, found, found_states, filled, budget)
+                                   objective, rules, best, chosen, found, found_states, filled, budget // 32)
                 visited += n
+                cut = cut or n > budget // 32
         for i in range(filled):
             for j in range(parts_n):
                 outer_floor[sig, j] = min(outer_floor[sig, j], found[i, j])
+        if cut:  # nothing is a bound too
+            outer_floor[sig] = start_parts
     tails = np.full((sigs, size, parts_n), np.inf)
     bounds, extra = np.full((pairs * size, 3), np.inf), np.zeros((pairs, size))
     guess = np.zeros(parts_n)
@@ -391,14 +396,15 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
         g, i = c // size, c % size
         sig = pair_sig[g]
         if pool_from[sig, i] < 0:
-            filled = 0
+            filled, most = 0, budget - visited if best[0] < np.inf else min(budget - visited, budget // 32)
             for o in range(out_sig.shape[0]):
                 if out_sig[o] == sig:
                     n, filled = search(out_steps[o], out_n[o], out_order[o], out_rest[o], out_allowed[o], out_dims[o], out_ramp[o], lattice[i], root,
                                        start_parts, tails[sig, i], room, doubled, bits, succ_start, succ, succ_trips, lane_size, tile, full, seen, dim_start,
                                        dim_rank, dim_coef, csr, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor,
-                                       folds, port, machine, objective, rules, best, chosen, found, found_states, filled, budget - visited)
+                                       folds, port, machine, objective, rules, best, chosen, found, found_states, filled, most)
                     visited += n
+                    partial = partial or n > most
                     for j in range(filled):
                         if found_states[j, 0, 0] >= 0:
                             found_states[j, 0, 0] = -1 - o
@@ -434,4 +440,4 @@ def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_all
                 if np.any(was != best):
                     chosen[:width] = pool_states[j, 1:]
                     choice[0], choice[1] = pool_program[j], p
-    return visited
+    return max(visited, budget + 1) if partial else visited

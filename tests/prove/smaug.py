@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operators", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(arguments)
+    given = parser.parse_known_args(arguments)[0]
     tiled: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for number in range(given.operators):
