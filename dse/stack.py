@@ -19,7 +19,7 @@ from workloads.graph import Workload, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
-DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing}
+DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing, "optimal": optimal}
 
 
 @dataclass(frozen=True, slots=True)

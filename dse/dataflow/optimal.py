@@ -319,10 +319,10 @@ class Space:
         self.factor_start = self.factor_start[rows]
         self.weight_rows = np.array(self.weights, np.float64)
         self.link_rows = np.array(self.links, np.int64)
-        still = (1,) * len(self.dims)
+        alone = (1,) * len(self.dims)
         states = max(len(self.walks[rank].cuts) for rank in self.ranks) if self.ranks else 1
-        groups = [[[(s, still) for s in self.walks[rank].time[i]] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
-        units = [[[(self.walks[rank].unit[i], still)] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
+        groups = [[[(s, alone) for s in self.walks[rank].time[i]] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
+        units = [[[(self.walks[rank].unit[i], alone)] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
         lanes = [[[*self.walks[rank].lanes[i][b]] for i in range(len(self.walks[rank].cuts))] for b in range(len(self.borders)) for rank in self.ranks]
         n = len(self.ranks)
         below = [[own if self.walks[rank].ragged(i) else own[:1] for i, own in enumerate(by_state)] for rank, by_state in zip(self.ranks, groups, strict=True)]

@@ -303,7 +303,8 @@ def joint_lanes(accesses: Ints, states: Ints, unseen: Bools, lanes: float, point
         n += 1
     if n < 2 or ratio <= 1.0:
         return 0.0
-    return max(n * (mean * ratio) ** (1.0 / n) - apart, 0.0)
+    together: float = n * (mean * ratio) ** (1.0 / n)
+    return max(together - apart, 0.0)
 
 
 @njit(cache=True, nogil=True)
