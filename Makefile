@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 export RAY_USAGE_STATS_ENABLED = 0
 PART ?= all
+BENCH ?= driver evaluator samplers
 
 .PHONY: sweep test prove bench lint lock clean
 
@@ -18,7 +19,7 @@ prove: .venv/ready
 	$(BIN)/python -m tests.prove $(PART)
 
 bench: .venv/ready
-	$(BIN)/python -m bench.driver
+	for name in $(BENCH); do $(BIN)/python -m bench.$$name || exit 1; done
 
 lint: .venv/ready
 	$(BIN)/ruff check

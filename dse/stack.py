@@ -9,8 +9,8 @@ from typing import Literal
 
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
-from dse.dataflow.optimal import optimal
 from dse.dataflow.exhaustive import exhaustive
+from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem, Solution, in_turn

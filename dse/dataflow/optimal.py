@@ -7,7 +7,7 @@ sinks below loops that are fully relevant to it, rises above loops that are irre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -305,69 +305,68 @@ class Space:
             at += len(f.dims)
 
     def _pack(self) -> None:
-        """Everything as arrays for the kernel."""
-        starts = np.concatenate(([0], np.cumsum([len(v[0]) for v in self.values])))[:-1]
-        ends = np.concatenate(([0], np.cumsum([len(s) for s in self.spans])))
-        self.table, self.low, self.high = (np.concatenate([v[i] for v in self.values]) for i in range(3))
-        self.factor_start = np.array([[starts[f], ends[f], ends[f + 1]] for f in range(len(starts))], np.int64)
-        steps = [step for span in self.spans for step in span] or [(0, 0)]
-        self.factor_rank, self.factor_stride = (np.array(column, np.int64) for column in zip(*steps, strict=True))
-        # products name their factors one after the other: a copy of each factor's row per use
-        rows = [f for own in self.products for f in own]
-        cut = np.concatenate(([0], np.cumsum([len(own) for own in self.products])))
-        self.product_rows = np.column_stack([cut[:-1], cut[1:]]).astype(np.int64)
-        self.factor_start = self.factor_start[rows]
-        self.weight_rows = np.array(self.weights, np.float64)
-        self.link_rows = np.array(self.links, np.int64)
-        alone = (1,) * len(self.dims)
-        states = max(len(self.walks[rank].cuts) for rank in self.ranks) if self.ranks else 1
-        groups = [[[(s, alone) for s in self.walks[rank].time[i]] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
-        units = [[[(self.walks[rank].unit[i], alone)] for i in range(len(self.walks[rank].cuts))] for rank in self.ranks]
-        lanes = [[[*self.walks[rank].lanes[i][b]] for i in range(len(self.walks[rank].cuts))] for b in range(len(self.borders)) for rank in self.ranks]
-        n = len(self.ranks)
-        below = [[own if self.walks[rank].ragged(i) else own[:1] for i, own in enumerate(by_state)] for rank, by_state in zip(self.ranks, groups, strict=True)]
-        last = [[own if self.walks[rank].ragged(i) or self.walks[rank].tile(i) == 1 else [] for i, own in enumerate(by_state)]
-                for rank, by_state in zip(self.ranks, units, strict=True)]
-        flat = [groups, units, below, last, *(lanes[b * n:(b + 1) * n] for b in range(len(self.borders)))]
-        self.succ_start = np.zeros((len(flat), max(n, 1), states + 1), np.int64)
-        succ: list[tuple[int, tuple[int, ...]]] = []
-        for g, by_rank in enumerate(flat):
-            for r, by_state in enumerate(by_rank):
-                for s, own in enumerate(by_state):
-                    self.succ_start[g, r, s] = len(succ)
-                    succ += own
-                    self.succ_start[g, r, s + 1] = len(succ)
-        self.succ = np.array([s for s, _ in succ] or [0], np.int64)
-        self.trips = np.array([t for _, t in succ], np.int64).reshape(len(succ), len(self.dims)) if succ else np.ones((1, len(self.dims)), np.int64)
-        self.tile = np.ones((n, states), np.int64)
-        for r, rank in enumerate(self.ranks):
-            self.tile[r, : len(self.walks[rank].cuts)] = [self.walks[rank].tile(s) for s in range(len(self.walks[rank].cuts))]
-        self.full = np.array([[rank in p.full() for rank in self.ranks] for p in self.tensors], np.bool_).reshape(len(self.tensors), n)
-        self.seen = np.array([[rank in p.ranks() for rank in self.ranks] for p in self.tensors], np.bool_).reshape(len(self.tensors), n)
-        dims = [(x, dim) for x, p in enumerate(self.tensors) for dim in p.dims]
-        counts = [len(p.dims) for p in self.tensors]
-        ends = np.concatenate(([0], np.cumsum(counts)))
-        self.dim_start = np.column_stack([ends[:-1], ends[1:]]).astype(np.int64)
-        terms = [[(self.ranks.index(rank), c) for rank, c in dim.terms if rank in self.ranks] for _, dim in dims]
-        ends = np.concatenate(([0], np.cumsum([len(own) for own in terms])))
-        self.dim_rank = np.column_stack([ends[:-1], ends[1:]]).astype(np.int64) if terms else np.zeros((1, 2), np.int64)
-        self.dim_coef = np.array([t for own in terms for t in own] or [(0, 0)], np.int64)
-        self.csr = np.array([0.0 if p.format == "dense" else 2 * p.density for p in self.tensors])
-        self.room = np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in self.arch.levels])
-        self.doubled = np.array([level.double_buffer for level in self.arch.levels], np.bool_)
+        """Everything as arrays for the kernels, in the order of their arguments."""
         bits = bits_of(self.e, self.arch)
-        self.bits = np.array([bits[p.tensor] for p in self.tensors], np.float64)
-        self.lane_size = np.array([dim[1] for dim in self.dims], np.int64)
-        self.port = np.array([(*self.parts[v], level.transfer == "same") for v, level in enumerate(self.arch.levels)], np.int64)
-        self.machine = np.array([self.arch.leak_mw() / self.arch.clock_ghz, _compute_floor(self.e, self.arch)])
+        levels = self.arch.levels
+        machine = np.array([self.arch.leak_mw() / self.arch.clock_ghz, _compute_floor(self.e, self.arch)])
         named = {name for name, _ in self.rules.spatial}
         inside = [self.rules.inside is None or rank in self.rules.inside for rank in self.ranks]
         still = [p.tensor for p in self.tensors].index(self.rules.stationary) if self.rules.stationary else -1
-        rule_row = np.array([still, self.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in self.dims)], np.int64)
-        self.packed = (self.room, self.doubled, self.bits, self.succ_start, self.succ, self.trips, self.lane_size, self.tile, self.full, self.seen,
-                       self.dim_start, self.dim_rank, self.dim_coef, self.csr, self.link_rows, self.weight_rows, self.product_rows, self.factor_start, self.factor_rank,
-                       self.factor_stride, self.table, self.low, self.high, np.array(self.floors), np.array([r[4] for r in self.ramps], np.float64), self.port,
-                       self.machine, self.objective, rule_row)
+        rules = np.array([still, self.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in self.dims)], np.int64)
+        self.packed = (np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in levels]),
+                       np.array([level.double_buffer for level in levels], np.bool_), np.array([bits[p.tensor] for p in self.tensors], np.float64),
+                       *self._moves(), *self._shapes(), *self._formulas(), np.array([r[4] for r in self.ramps], np.float64),
+                       np.array([(*self.parts[v], level.transfer == "same") for v, level in enumerate(levels)], np.int64), machine, self.objective, rules)
+
+    def _formulas(self) -> tuple[NDArray[Any], ...]:
+        """Links, weights, products, then the factors that they multiply: a row per use, and the tables end to end with their bounds."""
+        starts = np.concatenate(([0], np.cumsum([len(v[0]) for v in self.values])))[:-1]
+        rows = [f for own in self.products for f in own]
+        factors = np.column_stack([starts, *_ranges(map(len, self.spans)).T])[rows].astype(np.int64)
+        steps = [step for span in self.spans for step in span] or [(0, 0)]
+        tables = (np.concatenate([v[i] for v in self.values]) for i in range(3))
+        return (np.array(self.links, np.int64), np.array(self.weights, np.float64), _ranges(map(len, self.products)), factors,
+                *(np.array(column, np.int64) for column in zip(*steps, strict=True)), *tables, np.array(self.floors))
+
+    def _moves(self) -> tuple[NDArray[Any], ...]:
+        """Successors of every state: in time, to tiles of 1, both directly below lanes (canonical: only where these are ragged), over each border."""
+        alone = (1,) * len(self.dims)
+        own = [self.walks[rank] for rank in self.ranks]
+        states = [range(len(w.cuts)) for w in own]
+        time = [[[(s, alone) for s in w.time[i]] for i in n] for w, n in zip(own, states, strict=True)]
+        unit = [[[(w.unit[i], alone)] for i in n] for w, n in zip(own, states, strict=True)]
+        below = [[after if w.ragged(i) else after[:1] for i, after in enumerate(rows)] for w, rows in zip(own, time, strict=True)]
+        last = [[after if w.ragged(i) or w.tile(i) == 1 else [] for i, after in enumerate(rows)] for w, rows in zip(own, unit, strict=True)]
+        lanes = [[[[*w.lanes[i][b]] for i in n] for w, n in zip(own, states, strict=True)] for b in range(len(self.borders))]
+        most = max(map(len, states), default=1)
+        start = np.zeros((4 + len(lanes), len(own), most + 1), np.int64)
+        tile = np.ones((len(own), most), np.int64)
+        moves: list[tuple[int, tuple[int, ...]]] = []
+        for g, by_rank in enumerate((time, unit, below, last, *lanes)):
+            for r, by_state in enumerate(by_rank):
+                for s, after in enumerate(by_state):
+                    start[g, r, s] = len(moves)
+                    moves += after
+                    start[g, r, s + 1] = len(moves)
+        for r, w in enumerate(own):
+            tile[r, : len(w.cuts)] = [w.tile(s) for s in states[r]]
+        trips = np.array([t for _, t in moves], np.int64).reshape(len(moves), len(self.dims))
+        return start, np.array([s for s, _ in moves], np.int64), trips, np.array([dim[1] for dim in self.dims], np.int64), tile
+
+    def _shapes(self) -> tuple[NDArray[Any], ...]:
+        """What footprints are made of: full, seen [X, R]; dimensions of every tensor; (rank, coefficient) of every dimension; 2 * density if csr, else 0."""
+        full, seen = (np.array([[rank in own for rank in self.ranks] for own in sets], np.bool_).reshape(len(self.tensors), len(self.ranks))
+                      for sets in (self.full_ranks, [p.ranks() for p in self.tensors]))
+        terms = [[(self.ranks.index(rank), c) for rank, c in dim.terms if rank in self.ranks] for p in self.tensors for dim in p.dims]
+        csr = np.array([0.0 if p.format == "dense" else 2 * p.density for p in self.tensors])
+        return (full, seen, _ranges(len(p.dims) for p in self.tensors), _ranges(map(len, terms)),
+                np.array([t for own in terms for t in own] or [(0, 0)], np.int64), csr)
+
+
+def _ranges(lengths: Iterable[int]) -> Ints:
+    """[N, 2] from, to of runs that stand end to end."""
+    ends = np.cumsum([0, *lengths])
+    return np.column_stack([ends[:-1], ends[1:]]).astype(np.int64)
 
 
 @lru_cache(maxsize=256)
