@@ -56,7 +56,9 @@ def _rank(problem: Problem, candidate: Counted) -> tuple[float, float, float, st
 
 def topology(arch: Arch) -> Arch:
     """The machine without its prices: what decides which mappings exist and fit."""
-    levels = tuple(replace(level, read_pj=0.0, write_pj=0.0, bandwidth=1.0, ports="shared", leak_mw=0.0, area_mm2=0.0) for level in arch.levels)
+    levels = tuple(
+        replace(level, read_pj=0.0, write_pj=0.0, bandwidth=1.0, access_cycles=1, ports="shared", transfer="next", leak_mw=0.0, area_mm2=0.0)
+        for level in arch.levels)
     return replace(arch, name="", levels=levels, compute=Compute(0.0, 0.0), clock_ghz=1.0)
 
 
