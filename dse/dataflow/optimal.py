@@ -3,14 +3,15 @@
 The traffic of a tensor at a node depends only on the tiles in view there, whatever the loops that led to them; so a mapping is a walk of
 every rank from its extent to 1, and costs add up node by node. Three moves cost nothing and leave one walk of each kind (4.1): a node
 sinks below loops that are fully relevant to it, rises above loops that are irrelevant to it, and a tensor's outermost node stands last.
+Long, because the readable side of the search (steps, tables, bounds, the way back to a nest) stands in one place beside its compiled half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import combinations, product
 from math import inf, prod
 from random import Random
 from typing import Any
@@ -38,7 +39,8 @@ FREE = Constraints()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Loops in time of the allowed ranks, then a node of a tensor at a level (by number; parent: the level that fills it, -1: none), lanes, or compute."""
+    """Loops in time of the allowed ranks, then a node of a tensor at a level (by number; parent: the level that fills it, -1: none), lanes
+    (parent -1: no loop stands above), or compute."""
 
     kind: int
     allowed: frozenset[str]
@@ -56,7 +58,7 @@ def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints 
     """The optimum of one einsum; ties by energy, then latency, within a relative 1e-10. budget: nodes visited at most."""
     e, arch = problem.einsum, problem.arch
     space = Space(problem, tiles, constraints)
-    if space.borders and space.borders[0] > 0 and tiles != "ragged":
+    if space.borders and space.borders[0] > 0 and not arch.levels[0].bypass and tiles != "ragged":
         found, visited = _split(space, budget)
     else:
         found, visited = _every_placement(space, budget)
@@ -73,8 +75,7 @@ def _every_placement(space: Space, budget: int) -> tuple[tuple[Sequence[Step], I
     """(steps and states of the best, nodes visited) without a split: machines without fan-outs, or tiles that do not divide."""
     best, visited = np.full(3, inf), 0
     found = None
-    for placement in placements(space.e, space.arch, space.rules):
-        steps = steps_of(space, placement)
+    for _, steps in programs(space):
         chosen, n = _searched(space, steps, best, budget - visited)
         visited += n
         if chosen is not None:
@@ -87,8 +88,7 @@ def _split(space: Space, budget: int) -> tuple[tuple[Sequence[Step], Ints] | Non
     border = space.borders[0]
     outer: dict[tuple[Step, ...], tuple[int, ...]] = {}
     inner: dict[tuple[tuple[Step, ...], tuple[int, ...]], tuple[int, ...]] = {}
-    for placement in placements(space.e, space.arch, space.rules):
-        steps = steps_of(space, placement)
+    for placement, steps in programs(space):
         at = next(i for i, s in enumerate(steps) if s.kind == LANES)
         parents = tuple(max((v for v in range(border) if x in placement[v]), default=-1) for x in range(len(space.tensors)))
         outer[tuple(steps[:at])] = parents
@@ -111,7 +111,8 @@ def _split(space: Space, budget: int) -> tuple[tuple[Sequence[Step], Ints] | Non
     best, choice = np.full(3, inf), np.full(2, -1, np.int64)
     width = a[0].shape[1]
     chosen = np.zeros((width + b[0].shape[1], len(space.ranks)), np.int64)
-    visited = kernels.split(*a, np.array([sigs[parents] for parents in outer.values()], np.int64), *b, np.array(in_pair, np.int64),
+    run: Any = kernels.split
+    visited = run(*a, np.array([sigs[parents] for parents in outer.values()], np.int64), *b, np.array(in_pair, np.int64),
                             np.array([sig for sig, _ in pairs], np.int64), pair_links, np.array([len(order) for _, order in pairs], np.int64),
                             np.array([(*own, *[-1] * (len(space.tensors) + 1 - len(own))) for own in joint], np.int64), unseen,
                             float(prod(dim[1] for dim in space.dims)), float(space.e.points()), units,
@@ -313,7 +314,7 @@ class Space:
         inside = [self.rules.inside is None or rank in self.rules.inside for rank in self.ranks]
         still = [p.tensor for p in self.tensors].index(self.rules.stationary) if self.rules.stationary else -1
         rules = np.array([still, self.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in self.dims)], np.int64)
-        self.packed = (np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in levels]),
+        self.packed: tuple[Any, ...] = (np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in levels]),
                        np.array([level.double_buffer for level in levels], np.bool_), np.array([bits[p.tensor] for p in self.tensors], np.float64),
                        *self._moves(), *self._shapes(), *self._formulas(), np.array([r[4] for r in self.ramps], np.float64),
                        np.array([(*self.parts[v], level.transfer == "same") for v, level in enumerate(levels)], np.int64), machine, self.objective, rules)
@@ -395,8 +396,21 @@ def _compute_floor(e: Einsum, arch: Arch) -> float:
     return op_cycles(ops, -(-e.points() // arch.instances(len(arch.levels))) * nonzero(e), e, arch)
 
 
-def steps_of(space: Space, placement: Placement) -> list[Step]:
-    """The steps of a placement with the ranks whose loops may gain something in each gap."""
+def programs(space: Space) -> Iterator[tuple[Placement, list[Step]]]:
+    """The step lists of all placements. Double buffering spares tiles that no loop moves: there an outermost node may also stand above all loops."""
+    for placement in placements(space.e, space.arch, space.rules):
+        twice = [x for x in range(len(space.tensors)) for level in [next(i for i, own in enumerate(placement) if x in own)]
+                 if space.arch.levels[level].double_buffer and space.arch.levels[level].capacity_bits is not None]
+        for n in range(len(twice) + 1):
+            for raised in combinations(twice, n):
+                yield placement, steps_of(space, placement, raised)
+
+
+def steps_of(space: Space, placement: Placement, raised: Sequence[int]) -> list[Step]:
+    """The steps of a placement with the ranks whose loops may gain something in each gap; no loop stands above the first node.
+
+    A tensor's outermost node costs nothing and holds least after all loops of its level; it stands first where nothing bounds it, or if it is raised.
+    """
     arch, every, full, part = space.arch, frozenset(space.ranks), space.full_ranks, space.partial_ranks
     outermost = {x: min(v for v, own in enumerate(placement) if x in own) for own in placement for x in own}
     parent = dict.fromkeys(range(len(space.tensors)), -1)
@@ -417,13 +431,13 @@ def steps_of(space: Space, placement: Placement) -> list[Step]:
 
     for v, own in enumerate((*placement, ())):
         if v in space.borders:
-            if v > 0:
+            if found:
                 found.append(Step(GAP, gap()))
-            found.append(Step(LANES, every, v))
+            found.append(Step(LANES, every, v, parent=0 if found else -1))
             above = None
         tops = [x for x in own if outermost[x] == v]
         free = v < len(arch.levels) and arch.levels[v].capacity_bits is None
-        first = tops if free else []
+        first = [x for x in tops if free or x in raised or (not found and x == tops[0])]
         for x in first:
             found.append(above := Step(NODE, frozenset(), v, x))
             parent[x] = v
@@ -431,9 +445,9 @@ def steps_of(space: Space, placement: Placement) -> list[Step]:
             if outermost[x] < v:
                 found.append(above := Step(NODE, gap(x), v, x, parent[x]))
                 parent[x] = v
-        if not free and tops:
+        if len(first) < len(tops):
             found.append(Step(GAP, gap()))
-            for x in tops:
+            for x in (x for x in tops if x not in first):
                 found.append(above := Step(NODE, frozenset(), v, x))
                 parent[x] = v
     return [*found, Step(MAC, every)]
@@ -463,8 +477,8 @@ def program(space: Space, steps: Sequence[Step], last: dict[int, int]) -> Progra
     rows, rest, done = [], [(0, len(order))], 0
     for i, s in enumerate(steps):
         settles = s.kind == NODE and s.parent >= 0
-        above = steps[i - 1] if i else s
-        after = above.kind == LANES and above.level in narrow and s.kind != LANES and above.level > 0
+        above = steps[i - 1] if i else s  # lanes share out a tile: what divides it may as well be looped above
+        after = above.kind == LANES and above.level in narrow and s.kind != LANES and above.parent >= 0
         group = 4 + space.borders.index(s.level) if s.kind == LANES else 2 * after + (s.kind == MAC)
         rows.append((s.kind, s.level, s.tensor, order[done] if settles else nodes if s.kind == MAC else -1, group))
         done += settles
@@ -483,7 +497,8 @@ def _searched(space: Space, steps: list[Step], best: Floats, budget: int) -> tup
     n, ranks = len(steps), len(space.ranks)
     chosen, before = np.zeros((n, ranks), np.int64), best.copy()
     none = np.full(ranks, -1, np.int64)
-    visited, _ = kernels.search(p.rows, n, p.order, p.rest, p.allowed, p.border_dims, p.ramp, none, np.zeros(ranks, np.int64), np.array(space.start),
+    run: Any = kernels.search
+    visited, _ = run(p.rows, n, p.order, p.rest, p.allowed, p.border_dims, p.ramp, none, np.zeros(ranks, np.int64), np.array(space.start),
                                 np.zeros(space.part_count), *space.packed, best, chosen, np.zeros((0, space.part_count)),
                                 np.zeros((0, n + 1, ranks), np.int64), 0, budget)
     return (None if np.array_equal(before, best) else chosen), int(visited)

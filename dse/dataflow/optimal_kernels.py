@@ -2,6 +2,8 @@
 
 A placement is a list of steps, outermost first. At a step every rank moves from its state to one of its successors: to a smaller
 temporal tile, or over the lanes of a fan-out. A step may carry a storage node, whose traffic is then known, or compute.
+
+Long, because compiled functions share their array layout and are kept in one file.
 """
 
 from __future__ import annotations
@@ -311,7 +313,8 @@ def joint_lanes(accesses: Ints, states: Ints, unseen: Bools, lanes: float, point
 def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_allowed: Bools, out_dims: Bools, out_ramp: Ints, out_sig: Ints,
           in_steps: Ints, in_n: Ints, in_order: Ints, in_rest: Ints, in_allowed: Bools, in_dims: Bools, in_ramp: Ints, in_pair: Ints, pair_sig: Ints,
           pair_links: Ints, pair_count: Ints, pair_joint: Ints, unseen: Bools, lanes: float, points: float, units: Ints, tiles: Ints,
-          tile_count: Ints, start_parts: Floats, room: Floats, doubled: Bools, bits: Floats, succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, tile: Ints, full: Bools,
+          tile_count: Ints, start_parts: Floats, room: Floats, doubled: Bools, bits: Floats,
+          succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, tile: Ints, full: Bools,
           seen: Bools, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
           factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, floor: Floats, folds: Floats, port: Ints, machine: Floats,
           objective: int, rules: Ints, best: Floats, chosen: Ints, choice: Ints, budget: int) -> int:
