@@ -13,7 +13,7 @@ sweep: .venv/ready
 	$(BIN)/dse show runs/edge-cnn best
 
 test: .venv/ready lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 prove: .venv/ready
 	$(BIN)/python -m tests.prove $(PART)

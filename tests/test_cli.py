@@ -193,7 +193,10 @@ def test_list(what: str, some: str, tmp_path: Path) -> None:
 def test_check_of_good_files(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(STUDY)
     (tmp_path / "ffn.yaml").write_text('extents: {m: 4, n: 2, k: 3}\neinsums: ["C[m,n] += A[m,k] * B[k,n]"]\n')
-    said = good("check", "small.yaml", "ffn.yaml", str(ROOT / "hw/machines/edge_array.yaml"), str(ROOT / "studies/edge_cnn.yaml"), folder=tmp_path).splitlines()
+    own = [str(ROOT / "hw/machines/edge_array.yaml"), str(ROOT / "studies/edge_cnn.yaml")]
+    lines = good("check", "small.yaml", "ffn.yaml", *own, folder=tmp_path).splitlines()
+    said = [line for line in lines if ": " in line]
+    assert any(re.search(r"C +1 +mac +m=4 n=2 k=3 +24", line) for line in lines)  # the layer table of the workload
     assert [line.split(": ", 1)[1].split(",")[0] for line in said] == ["study small", "workload ffn", "machine edge_array", "study edge-cnn"]
     assert "27 machines" in said[0] and "24 MACs" in said[1]
 

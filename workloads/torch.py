@@ -1,0 +1,316 @@
+"""torch.export program -> Workload: ATen operators become nodes of an ONNX graph without weights, which workloads/onnx.py reads.
+
+So a network costs the same whether it comes as .onnx or .pt2: views are free, what is one-to-one rides, and an operator that is
+not known is data movement, named in Workload.moved. The nodes bear ONNX names in a domain of their own, so that ONNX infers
+nothing of them: their shapes are those that torch recorded (node.meta["val"]). Attention alone is ONNX's own operator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from workloads import onnx
+from workloads.einsum import WorkloadError
+from workloads.graph import Workload
+from workloads.operators import Shape
+
+TYPES = {"torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT16, "torch.bfloat16": TensorProto.BFLOAT16,
+         "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL}  # others are whole numbers to a cost model
+OPSET = 23  # the first with Attention
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One ATen operator. given: its arguments by name; inputs, shapes: its tensors, in that order; results: shapes of its outputs."""
+
+    kind: str
+    given: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    outputs: tuple[str, ...]
+    results: tuple[Shape, ...]
+    type: int
+
+    def dim(self) -> int:
+        return int(self.given.get("dim", 0)) % len(self.shapes[0])
+
+
+@dataclass(slots=True)
+class Graph:
+    """The ONNX graph while it grows. names: torch node -> tensor (an output of an operator with several is one by number)."""
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    values: dict[str, ValueInfoProto] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], shapes: Sequence[Shape], type: int, domain: str = "aten",
+            **attrs: Any) -> str:
+        for output, shape in zip(outputs, shapes, strict=True):
+            self.values[output] = helper.make_tensor_value_info(output, type, shape)
+        self.nodes.append(helper.make_node(kind, inputs, outputs, outputs[0], domain=domain, **attrs))
+        return outputs[0]
+
+    def view(self, tensor: str, shape: Shape, type: int, output: str = "") -> str:
+        return self.add("Reshape", [tensor], [output or f"{tensor}__{len(self.nodes)}"], [shape], type)
+
+
+def load(source: Any, name: str = "", fuse_elementwise: bool = True) -> Workload:
+    """Read an ExportedProgram, or the .pt2 file of one, as a workload.
+
+    parameters are those of the program's signature that it uses. fuse_elementwise: as in `onnx.load`.
+    Raises WorkloadError, one line per fault: no torch, no such file, sizes that are not fixed, control flow.
+    """
+    from_file = isinstance(source, (str, Path))
+    where = str(source) if from_file else name or "program"
+    model, parameters = _model(where, _read(Path(source)) if from_file else source)
+    found = onnx.load(model, fuse_elementwise=fuse_elementwise, name=where)
+    return replace(found, name=name or (Path(source).stem if from_file else where), parameters=parameters)
+
+
+def _read(path: Path) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise WorkloadError(f"{path}: needs torch: pip install 'dse[torch]'") from None
+    try:
+        with path.open("rb") as file:
+            return torch.export.load(file)
+    except OSError as fault:
+        raise WorkloadError(f"{path}: cannot be read: {fault.strerror or fault}") from None
+    except Exception as fault:  # torch raises almost anything on a damaged archive
+        raise WorkloadError(f"{path}: not a program of torch.export.save: {(str(fault).split(chr(10)) or [''])[0][:160]}") from None
+
+
+def _model(where: str, program: Any) -> tuple[ModelProto, int]:
+    """The ONNX graph, and how many numbers its parameters hold."""
+    signature, nodes = program.graph_signature, list(program.graph.nodes)
+    if faults := list(_faults(where, nodes)):
+        raise WorkloadError("\n".join(faults))
+    written = set(signature.buffers_to_mutate.values())
+    buffers = {n for n, target in signature.inputs_to_buffers.items() if target not in written}
+    fixed = buffers.union(signature.inputs_to_parameters, signature.inputs_to_lifted_tensor_constants)
+    graph, inputs, weights = Graph(), [], []
+    for node in nodes:
+        tensors = _tensors(node.meta.get("val"))
+        if node.op == "placeholder" and tensors:
+            graph.names[node.name] = node.name
+            shape, type = tuple(tensors[0].shape), _type(tensors[0])
+            if node.name in fixed:
+                weights.append(TensorProto(name=node.name, data_type=type, dims=shape, data_location=TensorProto.EXTERNAL))
+            else:
+                inputs.append(helper.make_tensor_value_info(node.name, type, shape))
+        elif node.op == "call_function" and tensors:
+            _translate(node, tensors, graph)
+    known = {*graph.values, *(i.name for i in inputs), *(w.name for w in weights)}
+    ends = [graph.names[o] for o in signature.user_outputs if graph.names.get(str(o)) in known]
+    outputs = [graph.values.get(o) or helper.make_empty_tensor_value_info(o) for o in dict.fromkeys(ends)]
+    whole = helper.make_graph(graph.nodes, where, inputs, outputs, weights, value_info=list(graph.values.values()))
+    used = [n for n in nodes if n.op == "placeholder" and n.name in signature.inputs_to_parameters and n.users]
+    return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)]), sum(prod(n.meta["val"].shape) for n in used)
+
+
+def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
+    """Sizes that are not fixed, of the inputs or else of the first operator that has one; branches and loops."""
+    loose = [n for n in nodes if any(not isinstance(size, int) for t in _tensors(n.meta.get("val")) for size in t.shape)]
+    inputs = [n for n in loose if n.op == "placeholder"]
+    for node in inputs or loose[:1]:
+        shape = next(list(t.shape) for t in _tensors(node.meta["val"]) if any(not isinstance(size, int) for size in t.shape))
+        yield f"{where}: {node.name} has shape [{', '.join(map(str, shape))}]; export the program with fixed sizes, without dynamic_shapes"
+    for node in nodes:
+        if node.op == "get_attr" and not _tensors(node.meta.get("val")):
+            yield f"{where}: {node.name} is a program inside the program (control flow); export a program without it"
+
+
+def _tensors(value: Any) -> list[Any]:
+    """The tensors of a recorded value, which may be one, several, or a number."""
+    return [v for v in (value if isinstance(value, (tuple, list)) else [value]) if hasattr(v, "shape") and hasattr(v, "dtype")]
+
+
+def _type(tensor: Any) -> int:
+    return int(TYPES.get(str(tensor.dtype), TensorProto.INT64))
+
+
+def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
+    if getattr(node.target, "__name__", "") == "getitem":
+        source, number = node.args
+        graph.names[node.name] = _output(graph.names[source.name], number)
+        return
+    schema = getattr(node.target, "_schema", None)
+    given = {a.name: a.default_value for a in schema.arguments} | dict(zip((a.name for a in schema.arguments), node.args, strict=False)) if schema else {}
+    reads = [n for n in _nodes([*(given | node.kwargs).values()] if schema else [*node.args, *node.kwargs.values()]) if n.name in graph.names]
+    library, _, rest = str(node.target).partition(".")
+    kind = rest.split(".")[0].rstrip("_") if library == "aten" else str(node.target).removesuffix(".default")
+    graph.names[node.name] = node.name
+    several = isinstance(node.meta["val"], (tuple, list))
+    call = Call(kind, given | node.kwargs, tuple(graph.names[n.name] for n in reads), tuple(tuple(_tensors(n.meta["val"])[0].shape) for n in reads),
+                tuple(_output(node.name, i) for i in range(len(tensors))) if several else (node.name,), tuple(tuple(t.shape) for t in tensors), _type(tensors[0]))
+    if kind in EXPANDED:
+        EXPANDED[kind](call, graph)
+    else:
+        onnx_kind, attrs = WITH_ATTRIBUTES[kind](call) if kind in WITH_ATTRIBUTES else (PLAIN.get(kind, kind), {})
+        graph.add(onnx_kind, call.inputs, call.outputs, call.results, call.type, **attrs)
+
+
+def _output(name: str, number: int) -> str:
+    return f"{name}__{number}" if number else name
+
+
+def _nodes(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _nodes(value)
+        elif hasattr(value, "meta"):
+            yield value
+
+
+# Operators that differ from ONNX's in their attributes
+
+
+def _each(value: Any, n: int) -> list[int]:
+    found = list(value) if isinstance(value, (list, tuple)) else [value]
+    return found * n if len(found) == 1 else found
+
+
+def _conv(call: Call) -> tuple[str, dict[str, Any]]:
+    n, given = len(call.shapes[1]) - 2, call.given
+    padding = given.get("padding", 0)
+    pads = {"auto_pad": "VALID" if padding == "valid" else "SAME_UPPER"} if isinstance(padding, str) else {"pads": _each(padding, n) * 2}
+    transposed = given.get("transposed") or "transpose" in call.kind
+    return "ConvTranspose" if transposed else "Conv", {
+        "strides": _each(given["stride"], n), "dilations": _each(given["dilation"], n), "group": given["groups"], **pads}
+
+
+def _pool(call: Call) -> tuple[str, dict[str, Any]]:
+    n = _spatial(call)
+    kernel = _each(call.given["kernel_size"], n)
+    return "MaxPool" if "max" in call.kind else "AveragePool", {
+        "kernel_shape": kernel, "strides": _each(call.given["stride"] or kernel, n), "pads": _each(call.given["padding"], n) * 2,
+        "dilations": _each(call.given.get("dilation", 1), n)}
+
+
+def _spatial(call: Call) -> int:
+    return int(re.sub(r".*(\d)d.*", r"\1", call.kind))
+
+
+def _adaptive(call: Call) -> tuple[str, dict[str, Any]]:
+    """Windows that do not overlap; others are not known."""
+    n = _spatial(call)
+    image, out = call.shapes[0][-n:], call.results[0][-n:]
+    if any(size % parts for size, parts in zip(image, out, strict=True)):
+        return call.kind, {}
+    kernel = [size // parts for size, parts in zip(image, out, strict=True)]
+    best = "Max" if "max" in call.kind else "Average"
+    return (f"Global{best}Pool", {}) if set(out) == {1} else (f"{best}Pool", {"kernel_shape": kernel, "strides": kernel})
+
+
+def _batch_norm(call: Call) -> tuple[str, dict[str, Any]]:
+    return "BatchNormalization", {"training_mode": int(bool(call.given.get("training")))}
+
+
+def _reduce(call: Call) -> tuple[str, dict[str, Any]]:
+    dims, kind = call.given.get("dim"), {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin"}[call.kind]
+    return kind, {"axes": _each(dims, 1)} if dims not in (None, []) else {}
+
+
+def _transpose(call: Call) -> tuple[str, dict[str, Any]]:
+    perm = list(range(len(call.shapes[0])))
+    if call.kind == "permute":
+        perm = [d % len(perm) for d in call.given["dims"]]
+    else:
+        a, b = (call.given.get(k, k == "dim1") for k in ("dim0", "dim1"))
+        perm[a], perm[b] = perm[b], perm[a]
+    return ("Transpose", {"perm": perm}) if len(perm) > 1 else ("Identity", {})
+
+
+def _slice(call: Call) -> tuple[str, dict[str, Any]]:
+    if call.shapes[0] == call.results[0]:
+        return "Identity", {}
+    if call.given["step"] != 1:
+        return call.kind, {}
+    return "Slice", {"starts": [call.given["start"] or 0], "ends": [call.shapes[0][call.dim()]], "axes": [call.dim()]}
+
+
+def _pad(call: Call) -> tuple[str, dict[str, Any]]:
+    """torch gives pairs (before, after), the last dimension first."""
+    pads, rank = call.given["pad"], len(call.shapes[0])
+    pairs = [(pads[2 * i], pads[2 * i + 1]) if 2 * i < len(pads) else (0, 0) for i in range(rank)][::-1]
+    return "Pad", {"pads": [before for before, _ in pairs] + [after for _, after in pairs]}
+
+
+# Operators that are several of ONNX's
+
+
+def _linear(call: Call, graph: Graph) -> None:
+    (x, *rest), shape, result = call.inputs, call.shapes[0], call.results[0]
+    if len(shape) == 2:
+        graph.add("Gemm", call.inputs, call.outputs, call.results, call.type, transB=1)
+        return
+    flat, out = graph.view(x, (prod(shape[:-1]), shape[-1]), call.type), f"{call.outputs[0]}__flat"
+    graph.add("Gemm", [flat, *rest], [out], [(prod(shape[:-1]), result[-1])], call.type, transB=1)
+    graph.view(out, result, call.type, call.outputs[0])
+
+
+def _addmm(call: Call, graph: Graph) -> None:
+    bias, a, b = call.inputs
+    graph.add("Gemm", [a, b, bias], call.outputs, call.results, call.type)
+
+
+def _attention(call: Call, graph: Graph) -> None:
+    """Leading dimensions are batch and heads, as ONNX wants them."""
+    def four(shape: Shape) -> Shape:
+        return (prod(shape[:-3]), *((1, *shape)[-3:]))
+
+    views = [t if len(s) == 4 else graph.view(t, four(s), call.type) for t, s in zip(call.inputs[:3], call.shapes, strict=False)]
+    out, shape = f"{call.outputs[0]}__heads", four(call.results[0])
+    graph.add("Attention", [*views, *call.inputs[3:4]], [out], [shape], call.type, domain="", is_causal=int(bool(call.given["is_causal"])))
+    graph.view(out, call.results[0], call.type, call.outputs[0])
+
+
+def _unbind(call: Call, graph: Graph) -> None:
+    dim = call.dim()
+    rows = [f"{o}__row" for o in call.outputs]
+    graph.add("Split", call.inputs, rows, [(*s[:dim], 1, *s[dim:]) for s in call.results], call.type, axis=dim)
+    for row, output, shape in zip(rows, call.outputs, call.results, strict=True):
+        graph.view(row, shape, call.type, output)
+
+
+def _select(call: Call, graph: Graph) -> None:
+    dim, shape = call.dim(), call.results[0]
+    at, row = call.given["index"] % call.shapes[0][dim], f"{call.outputs[0]}__row"
+    graph.add("Slice", call.inputs, [row], [(*shape[:dim], 1, *shape[dim:])], call.type, starts=[at], ends=[at + 1], axes=[dim])
+    graph.view(row, shape, call.type, call.outputs[0])
+
+
+PLAIN = {
+    "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul", "embedding": "Gather",
+    "add": "Add", "sub": "Sub", "rsub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "maximum": "Max", "minimum": "Min", "where": "Where",
+    "relu": "Relu", "gelu": "Gelu", "silu": "Swish", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardtanh": "Clip", "relu6": "Clip", "clamp": "Clip",
+    "hardswish": "HardSwish", "hardsigmoid": "HardSigmoid", "leaky_relu": "LeakyRelu", "elu": "Elu", "softplus": "Softplus", "mish": "Mish",
+    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs", "erf": "Erf", "sin": "Sin", "cos": "Cos", "reciprocal": "Reciprocal",
+    "to": "Cast", "_to_copy": "Cast", "type_as": "Cast",
+    "layer_norm": "LayerNormalization", "native_layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization",
+    "group_norm": "GroupNormalization", "native_group_norm": "GroupNormalization", "instance_norm": "InstanceNormalization",
+    "softmax": "Softmax", "_softmax": "Softmax", "_safe_softmax": "Softmax", "log_softmax": "LogSoftmax", "_log_softmax": "LogSoftmax",
+    "expand": "Expand", "repeat": "Tile", "upsample_nearest2d": "Resize", "upsample_bilinear2d": "Resize",
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze"), "Reshape"),
+    **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout"), "Identity")}
+WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _conv),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d",
+                     "avg_pool3d"), _pool),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"), _adaptive),
+    **dict.fromkeys(("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm),
+    **dict.fromkeys(("mean", "sum", "amax", "amin"), _reduce), **dict.fromkeys(("permute", "transpose", "t"), _transpose),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice,
+    **dict.fromkeys(("split", "split_with_sizes", "chunk"), lambda call: ("Split", {"axis": call.dim()})),
+    "cat": lambda call: ("Concat", {"axis": call.dim()})}
+EXPANDED: dict[str, Callable[[Call, Graph], None]] = {
+    "linear": _linear, "addmm": _addmm, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "unbind": _unbind, "select": _select}
