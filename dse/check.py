@@ -34,7 +34,7 @@ def file(text: str) -> tuple[str, list[Layer]]:
         study = studies.load(path)
         return f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}", []
     if path.suffix not in read.SUFFIXES or not path.is_file():
-        raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload) or an .onnx file")
+        raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx or a .pt2 file")
     return _workload(str(path))
 
 

@@ -11,16 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.dataflow.annealing import annealing
+from dse.dataflow.optimal import solved
 from dse.dataflow.random import random
 from dse.nest import Infeasible, faults
 from dse.sim import cost
 from dse.sim.counts import footprints
-from dse.sim.evaluate import Problem, einsum_cost, figure, lower_bound
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from dse.stack import DATAFLOW
 from tests.nests import random_arch, random_einsum
 from tests.small import small_problem
 
-LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5)}  # budgets of a test
+
+def hurried(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    return solved(problem, budget=20_000)
+
+
+LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5), "optimal": hurried}  # budgets of a test
 MAPPERS = {**DATAFLOW, **LESS}
 NAMES = sorted(DATAFLOW)
 SMALL = 20_000  # mappings that exhaustive takes here

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args, get_type_hints
 
 import onnx as onnx_package
 
-from workloads import cnn, diffusion, gnn, hpc, mlp, onnx, recurrent, text, training, transformer
+from workloads import cnn, diffusion, gnn, hpc, mlp, onnx, recurrent, text, torch, training, transformer
 from workloads.einsum import WorkloadError, squeezed
 from workloads.graph import Workload, activations, in_order, ride
 from workloads.layers import Cascade
@@ -38,7 +38,7 @@ FILES = {**{plain: light for plain, light in MODELS.items() if plain not in NETW
 
 
 def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: bool = True) -> Workload:
-    """A catalog name or a path (.onnx, .yaml), either with parameters after a colon.
+    """A catalog name or a path (.onnx, .pt2, .yaml), either with parameters after a colon.
 
     bind: sizes of symbols of an ONNX file, also given as parameters ("net.onnx:N=4,batch=2").
     Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the file.
@@ -58,6 +58,9 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
         sizes = {k: v for k, v in numbers.items() if k != "batch"} | dict(bind or {})
         path = LIGHT / f"{model}.onnx" if model else Path(stem)
         return onnx.load(path, sizes, numbers.get("batch"), fuse_elementwise, name=stem if model else "")
+    if suffix == ".pt2":
+        _numbers(source, {**given, **{k: str(v) for k, v in (bind or {}).items()}}, [])
+        return torch.load(stem, fuse_elementwise=fuse_elementwise)
     if suffix == ".mtx":
         return _solved(stem, source, given)
     if suffix in (".yaml", ".yml"):
@@ -66,7 +69,7 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     near = difflib.get_close_matches(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
     hint = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
     hint = 'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list' if "=" in stem else hint
-    raise WorkloadError(f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in .onnx, .yaml or .mtx)')
+    raise WorkloadError(f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in .onnx, .pt2, .yaml or .mtx)')
 
 
 def names() -> list[str]:

@@ -8,10 +8,13 @@ nothing of them: their shapes are those that torch recorded (node.meta["val"]). 
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from math import prod
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -23,6 +26,8 @@ from workloads.operators import Shape
 
 TYPES = {"torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT16, "torch.bfloat16": TensorProto.BFLOAT16,
          "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL}  # others are whole numbers to a cost model
+# What torch.export.load was seen to raise on archives with bytes changed
+DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError, zipfile.BadZipFile)
 OPSET = 23  # the first with Attention
 
 
@@ -54,7 +59,7 @@ class Graph:
             **attrs: Any) -> str:
         for output, shape in zip(outputs, shapes, strict=True):
             self.values[output] = helper.make_tensor_value_info(output, type, shape)
-        self.nodes.append(helper.make_node(kind, inputs, outputs, outputs[0], domain=domain, **attrs))
+        self.nodes.append(helper.make_node(kind, inputs, outputs, f"{kind}_{outputs[0]}", domain=domain, **attrs))
         return outputs[0]
 
     def view(self, tensor: str, shape: Shape, type: int, output: str = "") -> str:
@@ -80,16 +85,18 @@ def _read(path: Path) -> Any:
     except ImportError:
         raise WorkloadError(f"{path}: needs torch: pip install 'dse[torch]'") from None
     try:
-        with path.open("rb") as file:
-            return torch.export.load(file)
+        archive = BytesIO(path.read_bytes())
     except OSError as fault:
-        raise WorkloadError(f"{path}: cannot be read: {fault.strerror or fault}") from None
-    except Exception as fault:  # torch raises almost anything on a damaged archive
-        raise WorkloadError(f"{path}: not a program of torch.export.save: {(str(fault).split(chr(10)) or [''])[0][:160]}") from None
+        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+    try:
+        return torch.export.load(archive)
+    except DAMAGED as fault:
+        why = next(iter(str(fault).splitlines()), type(fault).__name__)
+        raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why[:160]}") from None
 
 
 def _model(where: str, program: Any) -> tuple[ModelProto, int]:
-    """The ONNX graph, and how many numbers its parameters hold."""
+    """The ONNX graph, and the size of its parameters."""
     signature, nodes = program.graph_signature, list(program.graph.nodes)
     if faults := list(_faults(where, nodes)):
         raise WorkloadError("\n".join(faults))
@@ -112,8 +119,19 @@ def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     ends = [graph.names[o] for o in signature.user_outputs if graph.names.get(str(o)) in known]
     outputs = [graph.values.get(o) or helper.make_empty_tensor_value_info(o) for o in dict.fromkeys(ends)]
     whole = helper.make_graph(graph.nodes, where, inputs, outputs, weights, value_info=list(graph.values.values()))
-    used = [n for n in nodes if n.op == "placeholder" and n.name in signature.inputs_to_parameters and n.users]
-    return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)]), sum(prod(n.meta["val"].shape) for n in used)
+    return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)]), _parameters(program, nodes)
+
+
+def _parameters(program: Any, nodes: Sequence[Any]) -> int:
+    """Numbers in the parameters that are used; one that bears two names (tied weights) counts once."""
+    found: dict[object, int] = {}
+    for node in nodes:
+        target = program.graph_signature.inputs_to_parameters.get(node.name) if node.users else None
+        if target is not None:
+            shape = tuple(node.meta["val"].shape)
+            address = program.state_dict[target].data_ptr()  # 0 on the meta device
+            found[(address, shape) if address else target] = prod(shape)
+    return sum(found.values())
 
 
 def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
@@ -142,20 +160,29 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
         source, number = node.args
         graph.names[node.name] = _output(graph.names[source.name], number)
         return
-    schema = getattr(node.target, "_schema", None)
-    given = {a.name: a.default_value for a in schema.arguments} | dict(zip((a.name for a in schema.arguments), node.args, strict=False)) if schema else {}
-    reads = [n for n in _nodes([*(given | node.kwargs).values()] if schema else [*node.args, *node.kwargs.values()]) if n.name in graph.names]
+    given = _given(node)
+    reads = [n for n in _nodes([*given.values()]) if n.name in graph.names]
+    shapes = tuple(tuple(_tensors(n.meta["val"])[0].shape) for n in reads)
     library, _, rest = str(node.target).partition(".")
     kind = rest.split(".")[0].rstrip("_") if library == "aten" else str(node.target).removesuffix(".default")
     graph.names[node.name] = node.name
-    several = isinstance(node.meta["val"], (tuple, list))
-    call = Call(kind, given | node.kwargs, tuple(graph.names[n.name] for n in reads), tuple(tuple(_tensors(n.meta["val"])[0].shape) for n in reads),
-                tuple(_output(node.name, i) for i in range(len(tensors))) if several else (node.name,), tuple(tuple(t.shape) for t in tensors), _type(tensors[0]))
+    outputs = tuple(_output(node.name, i) for i in range(len(tensors)))
+    results = tuple(tuple(t.shape) for t in tensors)
+    call = Call(kind, given, tuple(graph.names[n.name] for n in reads), shapes, outputs, results, _type(tensors[0]))
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
     else:
         onnx_kind, attrs = WITH_ATTRIBUTES[kind](call) if kind in WITH_ATTRIBUTES else (PLAIN.get(kind, kind), {})
         graph.add(onnx_kind, call.inputs, call.outputs, call.results, call.type, **attrs)
+
+
+def _given(node: Any) -> dict[str, Any]:
+    """Arguments by name, defaults included; by number where an operator has no schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {**{str(i): value for i, value in enumerate(node.args)}, **node.kwargs}
+    names = [a.name for a in schema.arguments]
+    return {**{a.name: a.default_value for a in schema.arguments}, **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def _output(name: str, number: int) -> str:

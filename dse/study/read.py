@@ -30,7 +30,7 @@ T = TypeVar("T")
 KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "search", "stop", "solver", "limits", "workers", "sink")
 NEEDED = ("workloads", "machine", "space", "objectives")
 WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name")
-SUFFIXES = (".onnx", ".yaml", ".yml", ".mtx")
+SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx")
 PARAMETER = re.compile(r"\w+=[^\s:=]+")  # of a catalog name
 TRIED = 2000  # machines looked at for one that meets the static constraints
 
