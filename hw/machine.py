@@ -120,7 +120,8 @@ def parse(data: object, name: str) -> tuple[Machine, list[str]]:
     faults += component.nesting_faults([node for node, _ in parsed])
     for i, (node, wrong) in enumerate(parsed):
         faults += wrong + (component.node_faults(head, node, i == 0) if node else [])
-    return replace(head, nodes=tuple(node for node, _ in parsed if node)), faults
+    lines = [line.replace("\n", "\\n") for line in faults]  # a name may hold a line break
+    return replace(head, nodes=tuple(node for node, _ in parsed if node)), lines
 
 
 def arch(spec: Machine) -> Arch:
