@@ -67,9 +67,14 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
             for arch in archs]
     if what == "solvers":
         return ("key", "value", "does"), [
-            ("solver.mapper", name, (mapper.__doc__ or "").split("\n")[0]) for name, mapper in stack.DATAFLOW.items()]
+            *(("solver.tiling", name, _does(tiler) if tiler else "tiles as the mapper of solver.mapper finds them") for name, tiler in stack.TILING.items()),
+            *(("solver.mapper", name, _does(mapper)) for name, mapper in stack.DATAFLOW.items())]
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]
+
+
+def _does(solver: stack.Mapper) -> str:
+    return (solver.__doc__ or "").split("\n")[0]
 
 
 def status(folder: Path) -> dict[str, Any]:

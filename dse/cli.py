@@ -134,8 +134,7 @@ def _print_result(found: pa.Table, form: str) -> int:
 
 def _show(given: argparse.Namespace) -> int:
     from analysis import db
-    from dse import nest
-    from dse.sim.evaluate import evaluate
+    from dse import nest, stack
     from dse.study import study as studies
     from hw.space import decode
 
@@ -156,7 +155,7 @@ def _show(given: argparse.Namespace) -> int:
         stored = db.query(con, f"SELECT energy_pj, latency_cycles FROM workload_costs {wanted}").to_pylist()
         if not nests:
             raise ValueError(f"{given.dir}: POINT = {given.point}: machine {machine} has no schedule {schedule}; try {machine}.0")
-        found = evaluate(arch, workload, {row["einsum"]: nest.parse(row["nest"]) for row in nests}, study.solver.objective)
+        found = stack.again(arch, workload, study.solver, {row["einsum"]: row["nest"] for row in nests})
         if isinstance(found, nest.Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
             print(f"{given.dir}: machine {machine}: the stored cost {stored} is not what its mappings cost now", file=sys.stderr)
             return 1

@@ -35,13 +35,13 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
 def document(arch: Arch, solution: Solution) -> dict[str, Any]:
     """What `dse map --format json` prints."""
     einsums = [{"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by, "gap": c.gap,
-                "mapping": str(c.mapping)} for c in solution.einsums]
+                "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems} for c in solution.einsums]
     return {**totals(arch, solution), "einsums": einsums}
 
 
 def schedule(solution: Solution) -> dict[str, Any]:
-    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads."""
-    return {c.name: to_data(c.mapping) for c in solution.einsums}
+    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no nest, which it refuses, the text."""
+    return {c.name: c.mapping.outside or to_data(c.mapping) for c in solution.einsums}
 
 
 def network(arch: Arch, workload: Workload, solution: Solution) -> list[Table]:
@@ -53,14 +53,18 @@ def network(arch: Arch, workload: Workload, solution: Solution) -> list[Table]:
         facts.append(("rides on producers (fuse_elementwise)", f"{len(workload.folded)} operators"))
     if workload.moved:
         facts.append(("counted as data movement", ", ".join(workload.moved)))
-    return [Table(f"{workload.name} on {arch.name}", ("metric", "value"), tuple(facts)),
-            Table("einsums", ("einsum", "runs", "operations", "energy_pj", "latency_cycles", "bound_by", "gap"), rows)]
+    found = [Table(f"{workload.name} on {arch.name}", ("metric", "value"), tuple(facts)),
+             Table("einsums", ("einsum", "runs", "operations", "energy_pj", "latency_cycles", "bound_by", "gap"), rows)]
+    if any(c.host_copies is not None for c in solution.einsums):
+        found.append(Table("tiles cut by the host, of one run", ("einsum", "host_copies", "host_copy_elems", "schedule"),
+                           tuple((c.name, c.host_copies, c.host_copy_elems, c.certificate or "a nest") for c in solution.einsums)))
+    return found
 
 
 def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
-    """(nest as text, tables): traffic with energies, footprints against capacities, busy cycles of every component."""
+    """(nest or other schedule as text, tables): traffic with energies, footprints against capacities, busy cycles of every component."""
     ranks = ", ".join(f"{rank}={n}" for rank, n in e.extents)
-    text = f"{e.name}: {show(e)}\n  {ranks}\n\n{cost.mapping}"
+    text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), str(cost.mapping)])
     return text, [
         Table("traffic of one run", ("level", "tensor", "action", "actions", "energy_pj", "share"), tuple(_traffic(cost))),
         Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "used"), tuple(_held(arch, e, cost))),

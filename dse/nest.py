@@ -22,12 +22,13 @@ from typing import Any
 
 import yaml
 
-from hw.arch import Arch
+from hw.arch import Arch, Level
 from workloads.einsum import Einsum
 
 LOOP = re.compile(r"^for\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
 SPATIAL = re.compile(r"^spatial\s+(\w+)\s+over\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
+OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
 FORMS = '"store LEVEL TENSOR...", "for RANK in tiles of N", "spatial RANK over DIM in tiles of N", "mac"'
 
 
@@ -50,12 +51,16 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Loops and storage nodes, outermost first; compute stands below the last."""
+    """Loops and storage nodes, outermost first; compute stands below the last.
+
+    outside: a schedule that is no such nest, as text: OUTSIDE, why, and what it does; there are no nodes then.
+    """
 
     nodes: tuple[Loop | Store, ...]
+    outside: str = ""
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return self.outside or "\n".join(_lines(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +96,11 @@ def _lines(mapping: Mapping) -> Iterator[str]:
 
 
 def parse(text: str) -> Mapping:
-    """The inverse of str(mapping); indentation is free. Raises ValueError naming the line."""
+    """The inverse of str(mapping) of a nest; indentation is free. Raises ValueError naming the line."""
     nodes: list[Loop | Store] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and lines[0].startswith(OUTSIDE):
+        raise ValueError(f"mapping is {lines[0]}; only nests are priced, dse map --set solver.tiling=smaug makes it again")
     for number, line in enumerate(lines, 1):
         if line == "mac" and number == len(lines):
             break
@@ -109,7 +116,7 @@ def parse(text: str) -> Mapping:
 
 
 def to_data(mapping: Mapping) -> list[dict[str, Any]]:
-    """The YAML form: a list of {store, tensors}, {for, tile} and {spatial, over, tile}."""
+    """The YAML form of a nest: a list of {store, tensors}, {for, tile} and {spatial, over, tile}."""
     data: list[dict[str, Any]] = []
     for node in mapping.nodes:
         if isinstance(node, Loop):
@@ -144,7 +151,7 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        data = text if text.lstrip().startswith(("store", "for", "spatial")) else yaml.safe_load(text)
+        data = text if text.lstrip().startswith(("store", "for", "spatial", OUTSIDE)) else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
         why = getattr(fault, "strerror", None) or str(fault).splitlines()[0]
         raise ValueError(f"{path}: cannot be read as a mapping ({why}); see dse map --format yaml") from None
@@ -164,6 +171,16 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
     if lines:
         raise ValueError("\n".join(lines))
     return found
+
+
+def role(e: Einsum, tensor: str) -> str:
+    """The part that a tensor plays, by its place in the text: the first input, another input (weight), the output."""
+    return "output" if tensor == e.output.tensor else "input" if tensor == e.inputs[0].tensor else "weight"
+
+
+def holdable(e: Einsum, level: Level) -> list[str]:
+    """Tensors that may stand at a level, inputs first; those that must where it may not be bypassed."""
+    return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.holds]
 
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
@@ -204,12 +221,14 @@ def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
             yield f"store {node.level}: no such level; the machine has {', '.join(order)}"
         elif node.tensor not in held:
             yield f"store {node.level} {node.tensor}: no such tensor; the einsum has {', '.join(held)}"
+        elif (part := role(e, node.tensor)) not in arch.levels[order[node.level]].holds:
+            yield f"store {node.level} {node.tensor}: {node.level} holds no {part}, only {', '.join(arch.levels[order[node.level]].holds)}"
         elif held[node.tensor] and order[node.level] <= held[node.tensor][-1]:
             yield f"store {node.level} {node.tensor}: stands below a node of {arch.levels[held[node.tensor][-1]].name}; keep the order of the hierarchy"
         else:
             held[node.tensor].append(order[node.level])
     for v, level in enumerate(arch.levels):
-        missing = [tensor for tensor, levels in held.items() if v not in levels]
+        missing = [tensor for tensor in holdable(e, level) if v not in held[tensor]]
         if missing and not level.bypass:
             yield f"tensor {missing[0]} is not stored at {level.name}, which no tensor may bypass"
     for tensor, levels in held.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 1
-SOLVER_VERSION = 1
+SOLVER_VERSION = 2
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
@@ -101,11 +101,13 @@ TABLES: dict[str, Columns] = {
         "latency_cycles": LATENCY_CYCLES,
         "bound_by": Column("string", "", "component that attains the latency"),
         "gap": GAP,
+        "host_copies": Column("int64", "", "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them"),
+        "host_copy_elems": Column("int64", "", "elements of those copies; in no energy or latency"),
     },
     "mappings": {
         "mapping_key": MAPPING_KEY,
         "einsum_key": EINSUM_KEY,
-        "nest": Column("string", "", "the loop nest as text"),
+        "nest": Column("string", "", "the loop nest as text; of a schedule that is none, its text: outside the nest space, why, and what it does"),
     },
     "counts": {
         "mapping_key": MAPPING_KEY,

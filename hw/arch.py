@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, prod
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -41,6 +41,28 @@ def _infinite(value: object) -> object:
     return inf if value in ("inf", ".inf") else value
 
 
+def read_list(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return value
+    raise ValueError("is no list; write it in brackets, e.g. [None, DimN]")
+
+
+def read_roles(value: object) -> tuple[str, ...]:
+    """Parts of an einsum, in the order of ROLES."""
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"is no list of roles; write e.g. [{', '.join(ROLES)}]")
+    if strange := [role for role in value if role not in ROLES]:
+        raise ValueError(f"names {strange[0]}, which is no part of an einsum; use {', '.join(ROLES)}")
+    return tuple(role for role in ROLES if role in value)
+
+
+def read_entry(value: object) -> int | str:
+    """One dimension of a smallest tile."""
+    if (type(value) is int and value > 0) or value in WORDS:
+        return value
+    raise ValueError(f"is no tile size; write a whole number above 0, or {', '.join(WORDS)}")
+
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Bytes = Annotated[int, BeforeValidator(read_bytes), WithJsonSchema({"type": "string", "pattern": r"^\d+(\.\d+)? ?(B|KiB|MiB|GiB)$"})]
 Rate = Annotated[float, BeforeValidator(read_rate), WithJsonSchema({"type": "string", "pattern": r"^\d+(\.\d+)? ?(MB/s|GB/s|TB/s)$"})]
@@ -53,6 +75,12 @@ Cell = Literal["lop", "hp"]
 MemoryKind = Literal["sram", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"]
 Still = Literal["os", "ws", "is"]
 ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", "custom"]
+Role = Literal["input", "weight", "output"]
+Label = Literal["None", "DimN", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW"]
+ROLES: tuple[str, ...] = get_args(Role)
+WORDS = ("pes", "macs", "vector", "kernel", "full")  # array constants; rows or columns of the kernel; the whole dimension
+Roles = Annotated[tuple[Role, ...], BeforeValidator(read_roles), WithJsonSchema({"type": "array", "items": {"enum": [*ROLES]}, "minItems": 1})]
+Entry = Annotated[int | str, BeforeValidator(read_entry), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": [*WORDS]}]})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +91,7 @@ class Memory:
     channels (DRAM): their bandwidths and background powers add up. cycle_ns (sram): least time between two accesses of an array; slow: an array slower than
     the clock takes whole cycles, or makes the machine infeasible. leak_mw, area_mm2: of the whole level, banks and channels included.
     transfer next: fills overlap the work inside; same: a tile is filled before it is used.
+    holds: which parts of an einsum may stand there (`nest.role`): the first input, its other inputs (weight), the output.
     """
 
     name: Annotated[Name, Field(alias="memory")]
@@ -84,6 +113,7 @@ class Memory:
     skip_first_read: Flag = True
     slow: Literal["divide", "infeasible"] = "divide"
     transfer: Literal["next", "same"] = "next"
+    holds: Roles = ROLES  # type: ignore[assignment]
 
     __pydantic_config__ = CLOSED
 
@@ -129,6 +159,25 @@ Node = Memory | Array | Lane
 
 
 @dataclass(frozen=True, slots=True)
+class Tiling:
+    """What tile optimizers know of a machine beside its scratchpads and lanes; minima left out are those of hw/tiling.py.
+
+    preference: which dimensions to cut, the first that fits is taken. minimum: smallest useful tile per operator and tensor. align: the innermost
+    dimension is stored in multiples of it (0: as it is). pes, macs: output channels side by side, input channels that each reduces per step; left out:
+    the array's. vector: channels at a time of what is no product; left out: the vector unit's lanes, or 8.
+    """
+
+    preference: Annotated[tuple[Label, ...], BeforeValidator(read_list), Field(min_length=1)] = get_args(Label)
+    minimum: Mapping[str, Annotated[tuple[Entry, ...], BeforeValidator(read_list)]] = field(default_factory=dict, hash=False)
+    align: Annotated[int, Field(ge=0, strict=True)] = 0
+    pes: Count | None = None
+    macs: Count | None = None
+    vector: Count | None = None
+
+    __pydantic_config__ = CLOSED
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A machine file, checked. nodes: outermost first, the compute last. word_bits left out: the bits of the compute kind."""
 
@@ -138,6 +187,7 @@ class Machine:
     node_nm: Positive | None = None
     cell: Cell = "lop"
     word_bits: Count | None = None
+    tiling: Tiling = Tiling()
 
     __pydantic_config__ = CLOSED
 
@@ -150,6 +200,7 @@ class Level:
     bypass: tensors may skip this level. skip_first_read False: the first read of an output element is paid here.
     leak_mw of a DRAM is its background power. access_cycles: clock cycles from one access of an array to the next, already in the bandwidth.
     transfer next: fills overlap the work inside, latency is a maximum; same: a tile is filled before it is used, its fill cycles are added.
+    holds: roles of the tensors that may stand here; where bypass is False, those must.
     """
 
     name: str
@@ -166,6 +217,7 @@ class Level:
     area_mm2: float = 0.0
     access_cycles: int = 1
     transfer: Literal["next", "same"] = "next"
+    holds: tuple[str, ...] = ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +265,7 @@ class Arch:
     compute: Compute
     clock_ghz: float
     word_bits: int
+    tiling: Tiling = Tiling()
 
     def instances(self, outside: int) -> int:
         """Copies of what has `outside` levels outside of it: levels[outside], or the lanes for len(levels)."""

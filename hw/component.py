@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import ceil, inf, log
 from pathlib import Path
 
-from hw.arch import SIZE_UNITS, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node
+from hw.arch import ROLES, SIZE_UNITS, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node
 
 DATA = Path(__file__).parent / "data"
 
@@ -194,6 +194,7 @@ SAYS = {
     "bool_type": "must be true or false; write one of them",
     "tuple_type": "must be true, false or a list of dimensions; write e.g. [x]",
     "dict_type": "must be a mapping; write e.g. {x: 16, y: 16}",
+    "dataclass_type": "must be a mapping of its keys; write e.g. {align: 8}",
     "too_short": "is empty; name at least one",
 }
 
@@ -217,6 +218,8 @@ def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]
     roles = [role for role, _, _ in outline]
     if "memory" not in roles[:1]:
         faults.append(f"nodes[0] = {roles[0] if roles else 'nothing'} must be a memory, where the tensors live; begin with e.g. - memory: dram")
+    if any(name == "tiling" for _, name, _ in outline):
+        faults.append("nodes: name tiling is the block of the machine's tile sizes; choose another")
     if roles.count("compute") != 1 or roles[-1] != "compute":
         faults.append(f"nodes has {roles.count('compute')} compute; end the list with exactly one - compute: mac")
     for what, names in (("name", [name for _, name, _ in outline]), ("dimension", [dim for _, _, dims in outline for dim in dims])):
@@ -271,6 +274,8 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
         faults.append(f"{key}.transfer = same cannot be: nothing fills the outermost level; leave it out")
     if node.transfer == "same" and node.double_buffer:
         faults.append(f"{key}.transfer = same stands beside double_buffer = true, which is there to overlap; leave one out")
+    if outermost and set(node.holds) != set(ROLES):
+        faults.append(f"{key}.holds = [{', '.join(node.holds)}] cannot be: the outermost level holds every tensor; leave it out")
     if outermost and node.bypass:
         faults.append(f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out")
     return faults
@@ -331,7 +336,7 @@ def _level(spec: Machine, node: Memory, outermost: bool) -> Level:
         name=node.name.upper(), capacity_bits=None if node.capacity is None else 8 * node.capacity, width_bits=node.width_bits,
         read_pj=_given(node.read_pj, read), write_pj=_given(node.write_pj, write), bandwidth=_given(stated, rate),
         ports=node.ports, double_buffer=node.double_buffer, bypass=not outermost and node.bypass is not False, skip_first_read=node.skip_first_read,
-        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, transfer=node.transfer)
+        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, transfer=node.transfer, holds=node.holds)
 
 
 def _sram_timing(node: Memory, cycle: float, stated: float | None) -> tuple[int, float]:
@@ -391,4 +396,4 @@ def build(spec: Machine) -> Arch:
             fanouts.append(Fanout(node.name.upper(), len(levels), dims, multicast, reduce, node.ramp or ""))
     lane = next(node for node in spec.nodes if isinstance(node, Lane))
     word_bits = spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
-    return Arch(spec.name, tuple(levels), tuple(fanouts), _compute(spec, lane), spec.clock_mhz / 1e3, word_bits)
+    return Arch(spec.name, tuple(levels), tuple(fanouts), _compute(spec, lane), spec.clock_mhz / 1e3, word_bits, spec.tiling)

@@ -8,6 +8,7 @@
     - {memory: gbuf, capacity: 128 KiB, width_bits: 128}
     - {array: array, dims: {y: 16, x: 16}, ramp: ws}      # ramp: systolic, rows first
     - {compute: mac, kind: int8, vector_lanes: 16}
+    tiling: {align: 8}         # for solver.tiling: smaug; preference, minimum, align, pes, macs, vector (hw/arch.py: Tiling)
 Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s); plain numbers are refused there.
 """
 
@@ -23,12 +24,13 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from hw import component
-from hw.arch import Arch, Array, Lane, Machine, Memory, Node
+from hw import component, tiling
+from hw.arch import Arch, Array, Lane, Machine, Memory, Node, Tiling
 
 MACHINES = Path(__file__).parent / "machines"
 ROLES: dict[str, type[Memory] | type[Array] | type[Lane]] = {"memory": Memory, "array": Array, "compute": Lane}
 HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
+INNER = {"tiling": tuple(f.name for f in fields(Tiling))}  # keys of what is a mapping itself
 WHOLE: TypeAdapter[Machine] = TypeAdapter(Machine)
 PARTS: dict[str, TypeAdapter[Node]] = {role: TypeAdapter(kind) for role, kind in ROLES.items()}
 STAND_IN = Machine(name="faulty", clock_mhz=1.0, node_nm=45.0, word_bits=8)
@@ -138,7 +140,8 @@ def _head(data: Mapping[Any, Any]) -> tuple[Machine, list[str]]:
     """All but the nodes. A faulty value is replaced by a harmless one, so that the nodes are checked too."""
     given = {key: value for key, value in data.items() if key != "nodes"}
     try:
-        return WHOLE.validate_python(given), []
+        head = WHOLE.validate_python(given)
+        return head, tiling.faults(head.tiling)
     except ValidationError as error:
         wrong = {str(detail["loc"][0]) for detail in error.errors()}
         kept = {key: value for key, value in given.items() if key in HEAD and key not in wrong}
@@ -171,5 +174,6 @@ def _lines(error: ValidationError, prefix: str, known: tuple[str, ...] | list[st
     for detail in sorted(error.errors(), key=lambda detail: detail["type"] == "missing"):
         loc = [str(part) for part in detail["loc"] if str(part) not in ("bool", "tuple[str, ...]", "[key]")]
         if detail["type"] != "missing" or not any(line.endswith(f"did you mean {loc[-1]}?") for line in lines):
-            lines.append(component.explain(prefix + ".".join(loc), detail["type"], detail["input"], detail["msg"], known))
+            keys = INNER.get(loc[0], known) if len(loc) > 1 else known
+            lines.append(component.explain(prefix + ".".join(loc), detail["type"], detail["input"], detail["msg"], keys))
     return list(dict.fromkeys(lines))

@@ -1,6 +1,7 @@
 """Hardware spaces: axes over the fields of a machine, index <-> values -> Arch, and constraints. Enumeration only.
 
 The index is a mixed-radix number: axes in the order of the study, the last one fastest, as itertools.product counts.
+Long, because axes, overrides and constraints read the same fields and units.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from hw import component
-from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Lane, Machine, Memory, Node
+from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Lane, Machine, Memory, Node, Tiling
 
 Value = int | float | str | bool
 MAX_VALUES = 100_000
@@ -27,6 +28,7 @@ TOTALS = ("area_mm2", "leak_mw")
 HEAD = ("clock_mhz", "node_nm", "cell", "word_bits")
 PRICES = ("read_pj", "write_pj", "leak_mw", "area_mm2")
 LANE_PRICES = ("mac_pj", "alu_pj", "leak_mw", "area_mm2")
+CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
 STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
 
 
@@ -95,7 +97,8 @@ def override(template: Machine, given: Mapping[str, object], prefix: str = "set"
 
 def keys(template: Machine) -> dict[str, Any]:
     """Every field that an axis may name -> its type."""
-    found = {f: _bare(hint) for f, hint in get_type_hints(Machine, include_extras=True).items() if f not in ("name", "nodes")}
+    found = {f: _bare(hint) for f, hint in get_type_hints(Machine, include_extras=True).items() if f not in ("name", "nodes", "tiling")}
+    found |= {f"tiling.{f}": _bare(hint) for f, hint in get_type_hints(Tiling, include_extras=True).items() if f in CONSTANTS}
     for node in template.nodes:
         hints = get_type_hints(type(node), include_extras=True)
         if isinstance(node, Array):
@@ -146,6 +149,8 @@ def _values(kind: Any, given: object) -> tuple[Value, ...]:
             faults.append(str(fault))
     if faults:
         raise SpaceError("\n".join(faults))
+    if any(isinstance(value, tuple) for value in values):
+        raise SpaceError(f"= {component.show(given)} holds a list, no value of a column; set it in the machine file")
     return _distinct(values)
 
 
@@ -256,7 +261,7 @@ def apply(template: Machine, chosen: Mapping[str, Value]) -> Machine:
         owner, _, field = key.rpartition(".")
         changes.setdefault(owner, {})[field] = value
     nodes = tuple(_changed(node, changes[node.name]) if node.name in changes else node for node in template.nodes)
-    return replace(template, nodes=nodes, **changes.get("", {}))
+    return replace(template, nodes=nodes, tiling=replace(template.tiling, **changes.get("tiling", {})), **changes.get("", {}))
 
 
 def _changed(node: Node, given: Mapping[str, Any]) -> Node:
@@ -297,7 +302,7 @@ def static_names(template: Machine) -> frozenset[str]:
 
 
 def _fields(spec: Machine) -> dict[str, Value]:
-    found: dict[str, Any] = {key: getattr(spec, key) for key in HEAD}
+    found: dict[str, Any] = {key: getattr(spec, key) for key in HEAD} | {f"tiling.{key}": getattr(spec.tiling, key) for key in CONSTANTS}
     for node in spec.nodes:
         if isinstance(node, Array):
             found |= {f"{node.name}.{dim}": size for dim, size in node.dims.items()}

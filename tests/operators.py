@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from dse.tiling.factor import Unit
 from dse.tiling.smaug import Operator, same
+from hw.arch import Entry, Tiling
+from hw.tiling import MINIMUM
 
 CHANNELS = (1, 3, 8, 12, 16, 20, 32, 33, 48, 64, 70, 96, 128)
 KINDS = ("convolution", "inner_product", "pooling", "batch_norm", "unary", "elementwise", "softmax", "depthwise", "attention")
 
 
 def unit(rng: random.Random) -> Unit:
-    return Unit(tile_bytes=rng.choice((1024, 2048, 4096, 8192, 32768)), elem_bytes=rng.choice((1, 2, 2, 4)), align=rng.choice((0, 4, 8, 8, 16)),
-                pes=rng.choice((2, 4, 8, 8, 16)), macs=rng.choice((4, 8, 16, 32, 32)),
-                vector=rng.choice((4, 8, 8, 16)), accelerators=rng.choice((1, 1, 1, 2, 3)))
+    """An accelerator; a third of them prefer other cuts and have other smallest tiles than the usual ones."""
+    found = Unit(tile_bytes=rng.choice((1024, 2048, 4096, 8192, 32768)), elem_bytes=rng.choice((1, 2, 2, 4)), align=rng.choice((0, 4, 8, 8, 16)),
+                 pes=rng.choice((2, 4, 8, 8, 16)), macs=rng.choice((4, 8, 16, 32, 32)),
+                 vector=rng.choice((4, 8, 8, 16)), accelerators=rng.choice((1, 1, 1, 2, 3)))
+    if rng.random() < 2 / 3:
+        return found
+    first, *labels = Tiling().preference
+    minimum = {key: tuple(_entry(rng, entry) for entry in usual) for key, usual in MINIMUM.items()}
+    return replace(found, preference=(first, *rng.sample(labels, rng.randint(3, len(labels)))), minimum=minimum)
+
+
+def _entry(rng: random.Random, usual: Entry) -> Entry:
+    return usual if usual in ("full", 4) or rng.random() < 0.5 else rng.choice((1, 2, 3, 8, 16, "pes", "macs", "vector"))
 
 
 def operator(rng: random.Random, kind: str = "", padded_pools: bool = True) -> Operator:

@@ -55,6 +55,15 @@ def test_conv_counts(n: int, groups: int, k: int, p: int, r: int, stride: int, d
     assert e.inputs[0].stored_elems() == compulsory_elems(e.inputs[0], e.sizes()) == n * c * groups * ((p - 1) * stride + (r - 1) * dilation + 1) * (stride + 1)
 
 
+@pytest.mark.parametrize(("source", "path"), [
+    ("resnet50:batch=1", ""), ("cg:matrix=ecology1,n=8", ""), ("nets/a,b.onnx:N=2", "nets/a,b.onnx"), ("a.mtx:solver=cg,n=8", "a.mtx"),
+    ("cg:matrix= nets/a.MTX ,n=8", "nets/a.MTX"), ("train:net=../a.onnx,batch=2", "../a.onnx"), ("train:net=a.onnx:N=2,optimizer=adam", "a.onnx"),
+    ("train:net=cg,matrix=a.mtx,inputs=yes", "a.mtx"), ("train:net=.mtx", "")])
+def test_the_file_in_a_name(source: str, path: str) -> None:
+    parts = catalog.file_in(source)
+    assert parts[1] == path and "".join(parts) == source
+
+
 def test_every_name_loads_and_says_its_parameters() -> None:
     assert set(catalog.OPERATORS) <= set(SAMPLES) and len(catalog.MODELS) == 9 and len(set(catalog.names())) == len(catalog.names())
     assert {catalog.MODELS.get(n, n) for n in catalog.names()} >= set(catalog.MODELS.values())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.einsum import WorkloadError, compulsory_elems, einsum
-from workloads.graph import counts, dag, in_order, unique
+from workloads.graph import counts, dag, in_order, ride, unique
 from workloads.text import load, workload
 
 FFN = workload({"b": 2, "m": 8, "d": 16, "f": 32, "g": 16}, "H[b,m,f] += X[b,m,d] * W1[d,f]", "A[b,m,f] = gelu(H[b,m,f])",
@@ -27,6 +27,25 @@ def test_workload_from_texts() -> None:
 def test_order_follows_the_tensors(order: list[int]) -> None:
     chain = [einsum(f"T{i + 1}[m] = f(T{i}[m])", {"m": 4}) for i in range(6)]
     assert [e.name for e in in_order("chain", [chain[i] for i in order])] == [f"T{i + 1}" for i in range(6)]
+
+
+def test_a_second_access_depends_on_the_maker_of_its_tensor() -> None:
+    """The gradient of one operand of a square reads the other one alone."""
+    e = {"m": 4, "j": 4, "n": 4}
+    gram, grad, other = (einsum(text, e) for text in ("G[j,n] += R[m,j] * R_again[m,n]", "D[m,j] += d_G[j,n] * R_again_1[m,n]", "Q[m,n] = f(T_again[m,n])"))
+    source = einsum("R[m,n] = f(X[m,n])", e)
+    assert set(dag([source, gram, grad, other]).edges) == {("R", "G"), ("R", "D")}  # nothing makes T
+    assert {t for _, _, t in dag([source, gram, grad]).edges.data("tensor")} == {"R"}
+    assert [x.name for x in in_order("net", [grad, gram, source])] == ["R", "D", "G"]
+    apart = einsum("R_again[m,n] = f(Z[m,n])", e)  # a tensor of its own
+    assert set(dag([source, apart, gram]).edges) == {("R", "G"), ("R_again", "G")}
+
+
+def test_a_second_access_rides_with_its_tensor() -> None:
+    net = workload({"m": 4, "k": 4, "j": 4, "n": 4}, "C[m,n] += A[m,k] * W[k,n]", "D[m,n] = relu(C[m,n])", "G[j,n] += D[m,j] * D_again[m,n]", weights=["W"])
+    ridden = ride(net)
+    assert ridden.folded == ("relu D -> C",)
+    assert [p.tensor for p in ridden.einsums[1].inputs] == ["C", "C_again"] and list(dag(ridden.einsums).edges) == [("C", "G")]
 
 
 def test_equal_einsums_are_counted_once() -> None:

@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 ORDER = """workloads/einsum workloads/graph workloads/operators workloads/onnx workloads/text workloads/torch
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
-hw/arch hw/component hw/space hw/machine
+hw/arch hw/component hw/tiling hw/space hw/machine
 dse/nest dse/record dse/sim/counts dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/kernels
-dse/dataflow/space dse/dataflow/optimal_kernels dse/dataflow/optimal dse/dataflow/cost_descending dse/dataflow/exhaustive dse/dataflow/random
-dse/dataflow/annealing dse/dataflow/frontier dse/layout/primitive dse/tiling/factor dse/tiling/halo
-dse/tiling/schedule dse/tiling/smaug dse/tiling/reading dse/tiling/mapper dse/stack dse/explain
+dse/dataflow/space dse/dataflow/formula dse/dataflow/optimal_kernels dse/dataflow/optimal dse/dataflow/cost_descending dse/dataflow/exhaustive
+dse/dataflow/random dse/dataflow/annealing dse/dataflow/frontier dse/layout/primitive dse/tiling/factor dse/tiling/halo
+dse/tiling/schedule dse/tiling/smaug dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/check dse/screen dse/arguments
 cluster/store cluster/worker cluster/pool cluster/driver
 analysis/db dse/cli"""

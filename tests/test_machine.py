@@ -96,6 +96,15 @@ def test_ramp_and_transfer_reach_the_arch(tmp_path: Path) -> None:
     assert arch.fanouts[0].ramp == "os" and [level.transfer for level in arch.levels] == ["next", "same"]
 
 
+def test_what_a_level_holds_and_how_tensors_are_tiled_reach_the_arch(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(GOOD.replace("128 KiB", "128 KiB, holds: [output, weight, output]") + "tiling: {align: 4, minimum: {inner_product.weights: [16, macs]}}\n")
+    arch = machine.arch(machine.load(str(path)))
+    assert [level.holds for level in arch.levels] == [("input", "weight", "output"), ("weight", "output")]
+    assert (arch.tiling.align, arch.tiling.pes, dict(arch.tiling.minimum)) == (4, None, {"inner_product.weights": (16, "macs")})
+    assert hash(arch) == hash(machine.arch(machine.load(str(path)))) and arch.tiling.preference[:3] == ("None", "DimN", "DimNC")
+
+
 def test_a_vector_unit_is_one_per_machine(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(GOOD)
@@ -184,6 +193,34 @@ BROKEN = [
     ("negative energy", GOOD.replace("kind: int8", "kind: int8, mac_pj: -1"), ["mac.mac_pj = -1 must not be negative; use 0 or more"]),
     ("outermost skipped", GOOD.replace("kind: lpddr4", "kind: lpddr4, bypass: true"), [
         "dram.bypass = true cannot be: the outermost level holds every tensor; leave it out"]),
+    ("outermost holds a part", GOOD.replace("kind: lpddr4", "kind: lpddr4, holds: [output, input]"), [
+        "dram.holds = [input, output] cannot be: the outermost level holds every tensor; leave it out"]),
+    ("holds a word", GOOD.replace("128 KiB", "128 KiB, holds: input"), ['gbuf.holds = "input" is no list of roles; write e.g. [input, weight, output]']),
+    ("holds nothing", GOOD.replace("128 KiB", "128 KiB, holds: []"), ["gbuf.holds = [] is no list of roles; write e.g. [input, weight, output]"]),
+    ("holds what", GOOD.replace("128 KiB", "128 KiB, holds: [weights]"), [
+        "gbuf.holds = ['weights'] names weights, which is no part of an einsum; use input, weight, output"]),
+    ("tiling no mapping", GOOD + "tiling: smaug\n", ['tiling = "smaug" must be a mapping of its keys; write e.g. {align: 8}']),
+    ("tiling numbers", GOOD + "tiling: {align: -8, pes: 0, alin: 4}\n", [
+        "tiling.align = -8 must not be negative; use 0 or more", "tiling.pes = 0 must be above 0; raise it",
+        "tiling.alin = 4 is no known key; did you mean align?"]),
+    ("preference", GOOD + "tiling: {preference: [None, DimCH]}\n", ['tiling.preference.1 = "DimCH" is unknown; did you mean DimNCH?']),
+    ("what fits is cut", GOOD + "tiling: {preference: [DimN, None]}\n", [
+        "tiling.preference = [DimN, None] must begin with None: what fits is not cut; put None first"]),
+    ("no preference", GOOD + "tiling: {preference: []}\n", ["tiling.preference = [] is empty; name at least one"]),
+    ("preference no list", GOOD + "tiling: {preference: DimN}\n", ['tiling.preference = "DimN" is no list; write it in brackets, e.g. [None, DimN]']),
+    ("smallest tiles", GOOD + "tiling: {minimum: {convolution.inputs: [1, -3, full, mac], softmax.inputs: 1}}\n", [
+        "tiling.minimum.convolution.inputs.1 = -3 is no tile size; write a whole number above 0, or pes, macs, vector, kernel, full",
+        'tiling.minimum.convolution.inputs.3 = "mac" is no tile size; write a whole number above 0, or pes, macs, vector, kernel, full',
+        "tiling.minimum.softmax.inputs = 1 is no list; write it in brackets, e.g. [None, DimN]"]),
+    ("tiles of no optimizer", GOOD + "tiling: {minimum: {conv.inputs: [1], pooling.inputs: [1, 2], batch_norm.weights: [2, 8],"
+                                     " convolution.outputs: [1, 1, 4, pes], inner_product.inputs: [1, kernel]}}\n", [
+        "tiling.minimum.conv.inputs is no tensor of an optimizer; did you mean convolution.inputs?",
+        "tiling.minimum.pooling.inputs = [1, 2] has 2 entries for 4 dimensions; write e.g. [1, kernel, kernel, vector]",
+        "tiling.minimum.batch_norm.weights = [2, 8]: dimension 0 is never cut; write 4 there",
+        "tiling.minimum.convolution.outputs = [1, 1, 4, pes]: dimension 2 is never cut; write full there",
+        "tiling.minimum.inner_product.inputs = [1, kernel]: dimension 1 has no kernel; write a number, pes, macs, vector or full"]),
+    ("name of the tiling block", GOOD.replace("memory: gbuf", "memory: tiling"), [
+        "nodes: name tiling is the block of the machine's tile sizes; choose another"]),
     ("banks", GOOD.replace("width_bits: 128", "width_bits: 128, banks: 3"), ["gbuf.banks = 3 must divide capacity = 128 KiB; use a power of two"]),
     ("channels of an sram", GOOD.replace("width_bits: 128", "width_bits: 128, channels: 2"), ["gbuf.channels = 2 is for a DRAM kind; leave it out"]),
     ("wider than itself", GOOD.replace("128 KiB", "8 B"), ["gbuf.width_bits = 128 is wider than its capacity of 8 B; lower it"]),
@@ -236,7 +273,7 @@ def test_numbers_with_exponents_are_numbers(tmp_path: Path) -> None:
 values = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
                    st.dictionaries(st.sampled_from(["x", "memory", "y"]), st.integers(), max_size=2))
 fields = ["memory", "array", "compute", "kind", "capacity", "width_bits", "dims", "banks", "bandwidth", "multicast", "bypass", "ports", "mac_pj",
-          "actions_per_cycle"]
+          "actions_per_cycle", "holds"]
 
 
 @given(st.recursive(values, lambda v: st.dictionaries(st.sampled_from(["clock_mhz", "nodes", "name", *fields]), v | st.lists(v, max_size=3)), max_leaves=12))

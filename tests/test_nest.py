@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.nest import Mapping, faults, from_data, parse, to_data
+from dse.nest import OUTSIDE, Mapping, faults, from_data, holdable, parse, read, to_data
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_case
 from workloads.einsum import einsum
@@ -62,6 +64,35 @@ def test_lanes_may_not_write_the_same_output_elements() -> None:
     e = einsum("O[2*p+r] += I[p] * F[r]", {"p": 3, "r": 3})
     mapping = parse("store DRAM I F O\nspatial r over X in tiles of 1\nfor p in tiles of 1\nmac")
     assert any("partially relevant" in fault for fault in faults(mapping, e, ARCH))
+
+
+def test_a_level_refuses_tensors_that_it_may_not_hold() -> None:
+    private = replace(ARCH, levels=(ARCH.levels[0], replace(ARCH.levels[1], holds=("weight",)), replace(ARCH.levels[2], holds=("output",))))
+    assert faults(parse(GOOD.replace("store GLB A B C", "store GLB B")), GEMM, private) == []
+    assert faults(parse(GOOD), GEMM, private) == [
+        "mapping of C: store GLB A: GLB holds no input, only weight", "mapping of C: store GLB C: GLB holds no output, only weight"]
+    forced = replace(private, levels=(*private.levels[:2], replace(private.levels[2], bypass=False)))
+    assert faults(parse(GOOD.replace("store GLB A B C", "store GLB B")), GEMM, forced) == []
+    assert faults(parse(GOOD.replace("store GLB A B C", "store GLB B").replace("    store RF C\n", "")), GEMM, forced) == [
+        "mapping of C: tensor C is not stored at RF, which no tensor may bypass"]
+
+
+def test_roles_of_einsums_with_other_numbers_of_inputs() -> None:
+    def held(text: str, role: str) -> list[str]:
+        return holdable(einsum(text, {"m": 4}), replace(ARCH.levels[1], holds=(role,)))
+
+    assert [held("Y[m] = relu(X[m])", role) for role in ("input", "weight", "output")] == [["X"], [], ["Y"]]
+    assert [held("Y[m] += A[m] * B[m] * D[m]", role) for role in ("input", "weight", "output")] == [["A"], ["B", "D"], ["Y"]]
+
+
+def test_a_schedule_that_is_no_nest_is_kept_as_text_and_refused_as_a_mapping(tmp_path: Path) -> None:
+    text = f"{OUTSIDE}: tiles overlap\nfor 3 tiles of rows"
+    kept = Mapping((), text)
+    assert str(kept) == text and kept != Mapping(())
+    for path, data in ((tmp_path / "m.txt", text), (tmp_path / "m.yaml", f"C: {text!r}".replace("'", '"'))):
+        path.write_text(data)
+        with pytest.raises(ValueError, match=f"^{path}: C: mapping is {OUTSIDE}: tiles overlap; only nests are priced, dse map --set solver.tiling=smaug"):
+            read(path, ["C"])
 
 
 @pytest.mark.parametrize("text", ["hold DRAM A", "for m in 4", "store DRAM", "mac\nfor m in tiles of 1"])

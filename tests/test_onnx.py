@@ -11,17 +11,16 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx import numpy_helper as nph
 from onnx.backend.test.case.node import collect_testcases
 
 from tests.onnx_count import Total, count
+from tests.onnx_graphs import FLOAT, Build
 from workloads import catalog
 from workloads.einsum import WorkloadError, canonical_key, compulsory_elems, einsum, show
 from workloads.graph import Workload, dag
 from workloads.onnx import load
-
-FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
 # name: (MACs, parameters, allowed difference of each, source and reason of the difference); [pub] published, [mem] recalled
 PUBLISHED: dict[str, tuple[float, float, float, float, str]] = {
@@ -77,32 +76,6 @@ def test_resnet50_einsums() -> None:
 
 
 # Random graphs
-
-
-class Build:
-    """Grows a graph with given shapes; weights are zeros, only shapes count."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.init: list[Any] = []
-
-    def const(self, *shape: int) -> str:
-        self.init.append(nph.from_array(np.zeros(shape, np.float32), f"w{len(self.init)}"))
-        return str(self.init[-1].name)
-
-    def ints(self, *values: int) -> str:
-        self.init.append(nph.from_array(np.array(values, np.int64), f"i{len(self.init)}"))
-        return str(self.init[-1].name)
-
-    def add(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> str:
-        made = [f"t{len(self.nodes)}{'abc'[i] if i else ''}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(op, list(inputs), made, name=f"n{len(self.nodes)}", domain=domain, **attrs))
-        return made[0]
-
-    def model(self, inputs: dict[str, tuple[Any, ...]], outputs: list[str], ids: tuple[str, ...] = ()) -> onnx.ModelProto:
-        ins = [helper.make_tensor_value_info(n, INT if n in ids else FLOAT, s) for n, s in inputs.items()]
-        graph = helper.make_graph(self.nodes, "g", ins, [helper.make_tensor_value_info(o, FLOAT, None) for o in outputs], self.init)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13), helper.make_opsetid("my", 1)], ir_version=8)
 
 
 def infer(b: Build, x: str, n: int, shape: tuple[int, ...], tensor: str) -> tuple[int, ...]:
@@ -202,7 +175,7 @@ def attention(batch: Any, length: Any, hard: bool, heads: int = 4, width: int = 
     scores = b.add("Softmax", b.add("Div", b.add("MatMul", q, k), b.const(1)), axis=-1)
     mixed = b.add("Reshape", b.add("Transpose", b.add("MatMul", scores, v), perm=[0, 2, 1, 3]), shape(width))
     out = b.add("Add", x, b.add("MatMul", mixed, b.const(width, width)))
-    return b.model({"ids": (batch, length)}, [out], ids=("ids",))
+    return b.model({"ids": (batch, length)}, [out])
 
 
 def scalar(b: Build, value: int) -> str:

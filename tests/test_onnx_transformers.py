@@ -5,50 +5,21 @@ from __future__ import annotations
 import random
 from math import prod
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, TensorProto, helper
-from onnx import numpy_helper as nph
+from onnx import ModelProto, helper
 
+from tests.onnx_graphs import FLOAT, Build
 from workloads import catalog
 from workloads.einsum import WorkloadError, compulsory_elems, show
 from workloads.graph import Workload, unique
 from workloads.onnx import load
 
-FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
-
-class Build:
-    """Grows a graph of opset 23. Constants are zeros of the given shape, or whole numbers."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.init: list[Any] = []
-
-    def const(self, *shape: int) -> str:
-        self.init.append(nph.from_array(np.zeros(shape, np.float32), f"w{len(self.init)}"))
-        return str(self.init[-1].name)
-
-    def ints(self, *values: int) -> str:
-        self.init.append(nph.from_array(np.array(values, np.int64), f"i{len(self.init)}"))
-        return str(self.init[-1].name)
-
-    def add(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> str:
-        made = [f"t{len(self.nodes)}{'abcd'[i] if i else ''}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(op, list(inputs), made, name=f"n{len(self.nodes)}", **attrs))
-        return made[0]
-
-    def load(self, inputs: dict[str, tuple[int, ...]], outputs: list[str]) -> Workload:
-        return load(self.model(inputs, outputs))
-
-    def model(self, inputs: dict[str, tuple[int, ...]], outputs: list[str]) -> ModelProto:
-        ins = [helper.make_tensor_value_info(n, INT if n == "ids" else FLOAT, s) for n, s in inputs.items()]
-        graph = helper.make_graph(self.nodes, "g", ins, [helper.make_tensor_value_info(o, FLOAT, None) for o in outputs], self.init)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+def loaded(build: Build, inputs: dict[str, tuple[int, ...]], outputs: list[str]) -> Workload:
+    return load(build.model(inputs, outputs))
 
 
 def words(w: Workload) -> int:
@@ -61,7 +32,7 @@ def words(w: Workload) -> int:
 def test_attention(b: int, kv: int, group: int, q: int, past: int, d: int, e: int, flat: bool, mask: str) -> None:
     """Heads in a dimension of their own or beside the elements; grouped queries; a past that is joined to the new rows."""
     heads, t = kv * group, q + past
-    build = Build()
+    build = Build(23)
     inputs = {"q": (b, q, heads * d), "k": (b, q, kv * d), "v": (b, q, kv * e)} if flat else {"q": (b, heads, q, d), "k": (b, kv, q, d), "v": (b, kv, q, e)}
     limits, slots = {"rows": (q, t), "heads": (b, heads, q, t)}.get(mask), ["q", "k", "v", ""]
     if limits:
@@ -73,7 +44,7 @@ def test_attention(b: int, kv: int, group: int, q: int, past: int, d: int, e: in
         slots += ["pk", "pv"]
     attrs = {"q_num_heads": heads, "kv_num_heads": kv} if flat else {}
     y = build.add("Attention", *slots, outputs=3 if past else 1, **attrs)
-    w = build.load(inputs, [y, "t0b", "t0c"] if past else [y])
+    w = loaded(build, inputs, [y, "t0b", "t0c"] if past else [y])
     assert [x.kind for x in w.einsums] == ["copy"] * (2 if past else 0) + ["mac", "softmax", "mac"] and w.parameters == 0
     assert w.macs() == b * heads * q * t * (d + e)
     joined = 2 * b * kv * t * (d + e) if past else 0
@@ -84,7 +55,7 @@ def test_attention(b: int, kv: int, group: int, q: int, past: int, d: int, e: in
 
 def test_keys_and_values_are_handed_on_as_a_cache() -> None:
     """ONNX finds no shapes for them without a past: files declare them."""
-    build = Build()
+    build = Build(23)
     y = build.add("Attention", "q", "k", "v", outputs=3, q_num_heads=4, kv_num_heads=2)
     model = build.model({"q": (1, 6, 32), "k": (1, 6, 16), "v": (1, 6, 16)}, [y])
     model.graph.output.extend(helper.make_tensor_value_info(t, FLOAT, (1, 2, 6, 8)) for t in ("t0b", "t0c"))
@@ -94,10 +65,10 @@ def test_keys_and_values_are_handed_on_as_a_cache() -> None:
 
 
 def test_norms_have_rows_and_what_they_hand_on() -> None:
-    build = Build()
+    build = Build(23)
     build.add("LayerNormalization", "x", build.const(16), build.const(16), outputs=3)
     y = build.add("RMSNormalization", "t0", build.const(16))
-    w = build.load({"x": (2, 5, 16)}, [y, "t0b"])
+    w = loaded(build, {"x": (2, 5, 16)}, [y, "t0b"])
     assert [e.kind for e in w.einsums] == ["layernormalization", "add", "rmsnormalization"] and w.parameters == 48
     assert [e.output.stored_elems() for e in w.einsums] == [160, 10, 160] and words(w) == (320 + 32) + 170 + (320 + 16)
 
@@ -105,34 +76,34 @@ def test_norms_have_rows_and_what_they_hand_on() -> None:
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("flat", [True, False])
 def test_rotary_positions(interleaved: int, flat: bool) -> None:
-    build = Build()
+    build = Build(23)
     shape, attrs = ((2, 7, 24), {"num_heads": 3}) if flat else ((2, 3, 7, 8), {})
     y = build.add("RotaryEmbedding", "x", build.const(2, 7, 4), build.const(2, 7, 4), interleaved=interleaved, **attrs)
-    w = build.load({"x": shape}, [y])
+    w = loaded(build, {"x": shape}, [y])
     assert [e.kind for e in w.einsums] == ["rope"] and not w.moved and words(w) == 2 * prod(shape) + 2 * 2 * 7 * 4
 
 
 def test_partly_rotated_positions_are_movement() -> None:
-    build = Build()
+    build = Build(23)
     y = build.add("RotaryEmbedding", "x", build.const(2, 7, 2), build.const(2, 7, 2), rotary_embedding_dim=4)
-    assert build.load({"x": (2, 3, 7, 8)}, [y]).moved[0].startswith("RotaryEmbedding")
+    assert loaded(build, {"x": (2, 3, 7, 8)}, [y]).moved[0].startswith("RotaryEmbedding")
 
 
 @pytest.mark.parametrize("exported", [True, False])
 def test_gelu_rides(exported: bool) -> None:
     """As one operator it rides; as its formula it reads its input twice, so that the product and the error function stay apart."""
-    build = Build()
+    build = Build(23)
     h = build.add("MatMul", "x", build.const(8, 16))
     if exported:
         y = build.add("Gelu", h)
     else:
         y = build.add("Mul", build.add("Mul", h, build.add("Add", build.add("Erf", build.add("Div", h, build.const(1))), build.const(1))), build.const(1))
-    w = build.load({"x": (5, 8)}, [y])
+    w = loaded(build, {"x": (5, 8)}, [y])
     assert [e.kind for e in w.einsums] == (["mac"] if exported else ["mac", "div", "mul"])
 
 
 def exported_block() -> ModelProto:
-    build = Build()
+    build = Build(23)
     flat = build.add("Gemm", "x", build.const(16, 48), build.const(48))
     build.add("Split", flat, axis=-1, num_outputs=3, outputs=3)
     heads = []
@@ -155,35 +126,35 @@ def test_one_product_for_queries_keys_and_values() -> None:
 @pytest.mark.parametrize(("starts", "ends", "axes", "steps", "text"), [
     ((-4,), (99,), (-1,), None, "t0[n,c] = x[n,c+6]"), ((1, 2), (3, 9), None, None, "t0[n,c] = x[n+1,c+2]"), ((0,), (10,), (1,), (4,), "t0[n,c] = x[n,4*c]")])
 def test_slices(starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...] | None, steps: tuple[int, ...] | None, text: str) -> None:
-    build = Build()
+    build = Build(23)
     rest = [build.ints(*axes) if axes else "", build.ints(*steps)] if steps else [build.ints(*axes)] if axes else []
-    w = build.load({"x": (4, 10)}, [build.add("Slice", "x", build.ints(*starts), build.ints(*ends), *rest)])
+    w = loaded(build, {"x": (4, 10)}, [build.add("Slice", "x", build.ints(*starts), build.ints(*ends), *rest)])
     assert [show(e) for e in w.einsums] == [text]
 
 
 def test_gather_reads_its_rows_and_its_indices() -> None:
-    build = Build()
+    build = Build(23)
     table = build.const(50, 8)
     positions = build.add("Gather", build.const(9, 8), build.ints(0, 1, 2, 3, 4))  # constant: adding them rides on the first gather
-    w = build.load({"ids": (2, 5)}, [build.add("Add", build.add("Gather", table, "ids"), positions)])
+    w = loaded(build, {"ids": (2, 5)}, [build.add("Add", build.add("Gather", table, "ids"), positions)])
     assert words(w) == 10 * 8 + 10 + 10 * 8 and w.parameters == 50 * 8 + 5 * 8 and len(w.folded) == 1
 
 
 def test_faults_are_one_line() -> None:
-    build = Build()
+    build = Build(23)
     y = build.add("Attention", "q", "k", "v")
     with pytest.raises(WorkloadError) as caught:
-        build.load({"q": (1, 6, 32), "k": (1, 6, 16), "v": (1, 6, 16)}, [y])
+        loaded(build, {"q": (1, 6, 32), "k": (1, 6, 16), "v": (1, 6, 16)}, [y])
     assert "\n" not in str(caught.value) and "Attention n0" in str(caught.value)
 
 
 def test_equal_blocks_are_one_block() -> None:
-    build, x = Build(), "x"
+    build, x = Build(23), "x"
     for _ in range(4):
         n = build.add("LayerNormalization", x, build.const(16), build.const(16))
         q, k, v = (build.add("MatMul", n, build.const(16, 16)) for _ in range(3))
         x = build.add("Add", x, build.add("MatMul", build.add("Attention", q, k, v, q_num_heads=4, kv_num_heads=4), build.const(16, 16)))
-    w = build.load({"x": (2, 6, 16)}, [x])
+    w = loaded(build, {"x": (2, 6, 16)}, [x])
     assert w.macs() == 4 * 2 * (4 * 6 * 16 * 16 + 2 * 6 * 6 * 16)
     assert sorted(u.count for u in unique(w)) == [4, 4, 4, 4, 4, 16]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from math import isclose
 from pathlib import Path
 from random import Random
@@ -13,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.dataflow.exhaustive import before, enumerated
-from dse.dataflow.optimal import Space, solved
-from dse.dataflow.space import Constraints, Tiles, broken, walks
+from dse.dataflow.formula import Factor, Formulas, formulas, table
+from dse.dataflow.optimal import solved
+from dse.dataflow.space import Constraints, Tiles, Walks, broken, walks
 from dse.nest import Infeasible, faults
-from dse.sim.counts import tile_sizes
+from dse.sim.counts import dim_sum, tile_sizes, tile_spans
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from hw import component, machine
 from tests.small import small_problem
@@ -91,20 +94,37 @@ def test_a_spent_budget_is_no_certificate() -> None:
     assert isinstance(found, list) and found[0].certificate == "" and found[0].gap > 0
 
 
-@given(st.integers(2, 30), st.integers(1, 5), st.integers(1, 4))
-def test_walks_end_in_single_elements_and_keep_every_element(extent: int, columns: int, rows: int) -> None:
-    w = walks(extent, (((0, columns), (1, rows)),), 2, "divisor")
+@given(st.integers(2, 30), st.integers(1, 5), st.integers(1, 4), st.sampled_from([0, 1]))
+def test_walks_end_in_single_elements_and_keep_every_element(extent: int, columns: int, rows: int, one: int) -> None:
+    w = walks(extent, (((0, columns, 0), (1, rows, one)),), 2, "divisor")
     for state, cuts in enumerate(w.cuts):
         assert w.tile(w.unit[state]) == 1
         assert sum(size * n for size, n in tile_sizes(extent, tuple((tile, False) for tile, _ in cuts))) == extent
-        for after, trips in w.lanes[state][0]:
-            assert trips[0] <= columns and trips[1] <= rows and w.tile(after) <= w.tile(state)
+        for after, ways in w.lanes[state][0]:
+            for trips, loops in ways:
+                assert trips[0] <= columns and trips[1] <= rows and w.tile(after) <= w.tile(state)
+                assert spans(w, (*cuts, *loops)) == spans(w, w.cuts[after])  # one state, one way to cut the rank
 
 
-def test_lower_bounds_of_factors_hold() -> None:
-    problem = small_problem(Random(11), "energy", 4_000)
-    space = Space(problem, "divisor", Constraints())
-    assert all((low <= exact).all() and (exact <= high).all() for exact, low, high in space.values if len(exact) == 1)
+def spans(w: Walks, cuts: Sequence[tuple[int, int]]) -> list[list[int]]:
+    return [own.tolist() for own in tile_spans(w.extent, tuple((tile, False) for tile, _ in cuts))]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**32))
+def test_tables_equal_the_counts_and_lie_between_their_bounds(seed: int) -> None:
+    problem = small_problem(Random(seed), "energy", 4_000)
+    found = formulas(problem.einsum, problem.arch, "divisor", Constraints())
+    assert all((f.low <= f.exact).all() and (f.exact <= f.high).all() for f, inner in own_factors(found) if inner or f.exact.size == 1)
+    for dim in (dim for p in problem.einsum.tensors() for dim in p.dims):
+        ranks = [(walks(problem.einsum.sizes()[rank], (((0, 3, 0),),), 1, "divisor"), (False, False)) for rank in dim.ranks()]
+        options = [[(w.extent, tuple((tile, False) for tile, _ in cuts)) for cuts in w.cuts] for w, _ in ranks]
+        for clip in (False, True):
+            assert table(dim, ranks, clip, False).ravel().tolist() == [dim_sum(dim, own, clip, False) for own in product(*options)]
+
+
+def own_factors(found: Formulas) -> list[tuple[Factor, bool]]:
+    return [(found.factors[f], p.inner) for p in found.products for f in p.factors]
 
 
 def test_infeasible_names_the_level() -> None:

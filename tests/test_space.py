@@ -52,6 +52,19 @@ def test_a_decoded_machine_has_the_values_of_its_index(s: Space, data: st.DataOb
     assert set(known) >= space.static_names(EDGE)
 
 
+def test_constants_of_the_tiling_block_are_fields_and_lists_are_not() -> None:
+    s = space.parse(EDGE, {"tiling.align": [0, 16], "tiling.pes": [4]})
+    found = [space.decode(s, i) for i in range(2)]
+    assert [(arch.tiling.align, arch.tiling.pes) for arch in found if isinstance(arch, Arch)] == [(0, 4), (16, 4)]
+    assert space.statics(s, 1, found[1])["tiling.align"] == 16
+    assert space.override(EDGE, {"gbuf.holds": ["output"]}).nodes[1].holds == ("output",)
+    for key, value in (("gbuf.holds", [["input"], ["output"]]), ("array.multicast", [["x"], ["y"]])):
+        with pytest.raises(SpaceError, match="holds a list, no value of a column; set it in the machine file"):
+            space.parse(EDGE, {key: value})
+    with pytest.raises(SpaceError, match=r"tiling.minimum is no field of machine edge_array"):
+        space.parse(EDGE, {"tiling.minimum": [1]})
+
+
 def test_the_promised_sweep_lies_inside_the_tables() -> None:
     s = space.parse(EDGE, SWEEP)
     assert s.size == 9 * 6 * 5 * 5 * 5

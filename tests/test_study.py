@@ -32,6 +32,8 @@ einsums: ["C[m,n] += A[m,k] * B[k,n]"]
 weights: [B]
 """
 
+MATRIX = "%%MatrixMarket matrix coordinate real general\n3 3 3\n1 1 1.0\n2 2 1.0\n3 3 1.0\n"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -143,6 +145,19 @@ def test_no_document_is_no_traceback(folder: Path, text: str) -> None:
         studies.load(folder / "absent.yaml")
 
 
+@pytest.mark.parametrize(("text", "einsums"), [
+    ("train:net=nets/small.yaml,optimizer=adam", 5), ("cg:matrix=nets/a.mtx,iterations=2", 22), ("nets/a.mtx:solver=cg,iterations=2", 22)])
+def test_a_file_inside_a_name_lies_beside_the_study(folder: Path, text: str, einsums: int) -> None:
+    (folder / "nets/a.mtx").write_text(MATRIX)
+    study = load(folder, workloads=[text], constraints=[])
+    assert study.workloads[0].name == (text if "=nets/" in text else "a") and len(studies.workloads_of(study)[0].einsums) == einsums
+    (folder / "nets/a.mtx").unlink()
+    (folder / "nets/small.yaml").unlink()
+    with pytest.raises(StudyError, match=rf"workloads\[0\].*{folder}/nets/(a.mtx|small.yaml): cannot be read") as fault:
+        studies.load(folder / "s.yaml")
+    assert "\n" not in str(fault.value)
+
+
 def test_a_run_folder_is_relocatable_and_keeps_the_identity(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     study = load(folder, ("stop.points=60",))
     copy = tmp_path_factory.mktemp("elsewhere")
@@ -155,6 +170,20 @@ def test_a_run_folder_is_relocatable_and_keeps_the_identity(folder: Path, tmp_pa
     assert studies.identity(again) == studies.identity(study)
     assert (again.stop, again.name, again.objectives, again.space) == (study.stop, study.name, study.objectives, study.space)
     assert studies.files(again).keys() == names == {"study.yaml", "inputs/edge_array.yaml", "inputs/1_small.yaml"}
+
+
+def test_a_run_folder_keeps_what_surrounds_a_file_in_a_name(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    (folder / "nets/a.mtx").write_text(MATRIX)
+    texts = ["nets/a.mtx:solver=gmres,n=2", "cg:matrix=nets/a.mtx,iterations=2", "train:net=nets/small.yaml,optimizer=adam"]
+    study = load(folder, workloads=texts, constraints=[])
+    for _ in range(2):  # a run folder's study is a study: it moves again
+        copy = tmp_path_factory.mktemp("elsewhere")
+        for name, content in studies.files(study).items():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes(content)
+        again = studies.load(copy / "study.yaml")
+        assert studies.changed(studies.identity(study), studies.identity(again)) == []
+        study = again
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from workloads.graph import Workload, activations, in_order, ride
 from workloads.layers import Cascade
 
 NUMBER = re.compile("-?[0-9]{1,18}")
+SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx")
+FILE = re.compile(rf"=\s*([^:,=]*\w(?:{'|'.join(map(re.escape, SUFFIXES))}))\s*(?=[:,]|$)", re.IGNORECASE)  # as a parameter's value
 LIGHT = Path(onnx_package.__file__).parent / "backend" / "test" / "data" / "light"
 MODELS = {  # full topologies with generated weights, shipped in the onnx package
     "resnet50": "light_resnet50", "vgg19": "light_vgg19", "alexnet": "light_bvlc_alexnet", "inception_v1": "light_inception_v1",
@@ -70,6 +72,15 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     hint = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(names())}"
     hint = 'quote it as a whole: ["gemm:m=64,n=32,k=48"], for a comma ends an item of a YAML list' if "=" in stem else hint
     raise WorkloadError(f'workload "{source}": no workload is named {stem}; {hint} (or give a path that ends in .onnx, .pt2, .yaml or .mtx)')
+
+
+def file_in(source: str) -> tuple[str, str, str]:
+    """What stands before it, the path of a file, what follows: "train:net=", "nets/a.onnx", ",batch=8". The path is empty where a source names no file."""
+    stem = source.partition(":")[0]
+    if Path(stem).suffix.lower() in SUFFIXES:
+        return "", stem, source[len(stem):]
+    found = FILE.search(source)
+    return (source[:found.start(1)], found[1], source[found.end(1):]) if found else (source, "", "")
 
 
 def names() -> list[str]:

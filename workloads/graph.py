@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,12 +12,15 @@ import networkx as nx
 
 from workloads.einsum import Einsum, WorkloadError, canonical_key, show
 
+AGAIN = re.compile(r"_again(_[0-9]+)?$")
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A network or solver: einsums in an order in which each tensor is made before it is read.
 
     A reader may see a tensor in another shape than its maker wrote it (ONNX Reshape): the same elements in row-major order.
+    T_again (T_again_1, ...) is a further access of the tensor T.
     weights: tensors that are there before the run (parameters). repeats[i]: how often einsum i runs in a row.
     parameters: trained numbers of the network, also those folded into other einsums.
     folded, moved: what rides on a producer's output for free, and operators that are counted as data movement, by name.
@@ -56,15 +60,21 @@ def unique(workload: Workload) -> list[Unique]:
     return [Unique(key, group[0][0], tuple(e.name for e, _ in group), sum(n for _, n in group)) for key, group in groups.items()]
 
 
+def owner(tensor: str, made: Collection[str]) -> str:
+    """The tensor that an access is of: T for T_again, unless a tensor of that name is made itself."""
+    first = tensor if tensor in made else AGAIN.sub("", tensor)
+    return first if first in made else tensor
+
+
 def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
     """Einsum names as nodes; an edge carries the tensor that its head reads."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     makers = {e.output.tensor: e.name for e in einsums}
     for e in einsums:
         graph.add_node(e.name)
-        for p in e.inputs:
-            if p.tensor in makers:
-                graph.add_edge(makers[p.tensor], e.name, tensor=p.tensor)
+        for tensor in (owner(p.tensor, makers) for p in e.inputs):
+            if tensor in makers:
+                graph.add_edge(makers[tensor], e.name, tensor=tensor)
     return graph
 
 
@@ -88,7 +98,7 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
         raise WorkloadError("\n".join(faults))
     seen: set[str] = set()
     for e in einsums:
-        if any(p.tensor in made and p.tensor not in seen for p in e.inputs):
+        if any(tensor in made and tensor not in seen for tensor in (owner(p.tensor, made) for p in e.inputs)):
             break
         seen.add(e.output.tensor)
     else:
@@ -114,7 +124,7 @@ def ride(workload: Workload, elementwise: bool = True) -> Workload:
     traffic then. Biases and normalisations always ride on products (kind mac); elementwise: the others ride too.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
-    readers = Counter(p.tensor for e in workload.einsums for p in e.inputs)
+    readers = Counter(owner(p.tensor, makers) for e in workload.einsums for p in e.inputs)
     carrier: dict[str, str] = {}
     kept, repeats, folded = [], [], []
     for e, n in zip(workload.einsums, counts(workload), strict=True):
@@ -125,8 +135,9 @@ def ride(workload: Workload, elementwise: bool = True) -> Workload:
             carrier[e.output.tensor] = onto.output.tensor
             folded.append(f"{e.kind} {e.name} -> {onto.name}")
         else:
-            moved = any(p.tensor in carrier for p in e.inputs)
-            kept.append(replace(e, inputs=tuple(replace(p, tensor=carrier.get(p.tensor, p.tensor)) for p in e.inputs)) if moved else e)
+            firsts = [owner(p.tensor, makers) for p in e.inputs]
+            inputs = (replace(p, tensor=carrier.get(t, t) + p.tensor.removeprefix(t)) for p, t in zip(e.inputs, firsts, strict=True))
+            kept.append(replace(e, inputs=tuple(inputs)) if carrier.keys() & set(firsts) else e)
             repeats.append(n)
     weights = workload.weights & {p.tensor for e in kept for p in e.inputs}
     return replace(workload, einsums=tuple(kept), repeats=tuple(repeats) if workload.repeats else (), weights=weights,

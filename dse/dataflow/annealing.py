@@ -14,9 +14,10 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.dataflow.exhaustive import before, gaps, lanes, layers, least
+from dse.dataflow.cost_descending import least_held
+from dse.dataflow.exhaustive import before, gaps, lanes, layers
 from dse.dataflow.random import ATTEMPTS, Choices, draw, mapping_of, primes, ranked
-from dse.nest import Infeasible, Mapping, Store
+from dse.nest import Infeasible, Mapping, Store, holdable
 from dse.sim import cost
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced
@@ -46,15 +47,15 @@ class Costed:
 
 
 def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of `least`."""
+    """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of `least_held`."""
     e, arch = problem.einsum, problem.arch
-    seed, full = least(e, arch), cost.overflow(footprints(least(e, arch), e), e, arch)
+    best = least_held(e, arch)
+    if isinstance(best, Infeasible):
+        return best
     walkers = [walker for _ in range(candidates) if (walker := _start(e, arch, rng))]
-    if full and not walkers:
-        return full
     model: Model = _unlearned
     costed, learned = Costed(), 0
-    _cost(problem, [] if full else [seed], costed)
+    _cost(problem, [best], costed)
     for i in range(iterations if walkers else 0):
         heat = HOT * (COLD / HOT) ** (i / iterations)
         for _ in range(STEPS):
@@ -63,7 +64,6 @@ def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candi
         if len(costed.logs) > 1.25 * learned:
             model, learned = _learned(costed), len(costed.logs)
         walkers = [(_start(e, arch, rng) if rng.random() < FRESH else None) or walker for walker in walkers]
-    best = seed if not full else walkers[0][1]
     for mapping, found in costed.ranks.items():
         best = mapping if before(found, costed.ranks[best]) else best
     return [priced(problem, best, count(best, e, arch), footprints(best, e))]
@@ -95,10 +95,10 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
     """One choice changed: a prime of a rank moved to another gap, lanes of a rank, a window, or a node moved within its level, in or out of it."""
     items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
     kind, trips = rng.random(), dict(choices.trips)
-    if kind < 0.5:
-        rank = rng.choice([rank for rank, n in e.extents if n > 1] or [e.extents[0][0]])
-        open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
-        here, there, p = rng.choice(open_gaps), rng.choice(open_gaps), rng.choice(primes(e.sizes()[rank]) or (1,))
+    open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
+    if kind < 0.5 and open_gaps:  # none where no rank has more than one value
+        rank = rng.choice([rank for rank, n in e.extents if n > 1])
+        here, there, p = rng.choice(open_gaps), rng.choice(open_gaps), rng.choice(primes(e.sizes()[rank]))
         trips[here, rank, ""] = trips.get((here, rank, ""), 1) * p
         if trips.get((there, rank, ""), 1) % p == 0:
             trips[there, rank, ""] = trips.get((there, rank, ""), 1) // p
@@ -117,6 +117,8 @@ def _replaced(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tup
     """The placement with one node taken out of its level or put somewhere into it; unchanged where that breaks a rule."""
     names = [p.tensor for p in e.tensors()]
     v, name = rng.randrange(len(arch.levels)), rng.choice(names)
+    if name not in holdable(e, arch.levels[v]):
+        return choices.placement
     own = [tensor for tensor in choices.placement[v] if tensor != name]
     if name not in choices.placement[v] or not arch.levels[v].bypass or rng.random() < 0.5:
         own.insert(rng.randint(0, len(own)), name)

@@ -8,19 +8,19 @@ evaluator's (halos included), lanes may stay idle, tiles need not divide, every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, permutations, product
+from itertools import chain, combinations, permutations, product
 from math import inf, isqrt, prod
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim import cost
-from dse.sim.counts import Count, Footprint, count, footprints
+from dse.sim.counts import Count, Footprint, count, footprints, held_elems
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced
 from hw.arch import Arch, Compute
 from workloads.einsum import Einsum, Projection
@@ -28,15 +28,32 @@ from workloads.einsum import Einsum, Projection
 Tile = dict[str, int]
 Tiles = dict[str, NDArray[np.int64]]  # per rank: the tile sizes of C candidates
 Lanes = Sequence[tuple[str, str, int]]  # (fan-out dimension, rank, factor)
+Ways = dict[tuple[int, ...], tuple[Loop | Store, ...]]  # tile sizes in the order of the ranks, and the nodes above that lead to them
+Tier = Sequence[int]  # numbers of levels side by side
 Counted = tuple[Mapping, tuple[Count, ...], tuple[Footprint, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Tiles of one bottom-up pass. inside[v]: what level v holds; lanes[v]: spatial factor per (fan-out dimension, rank) above level v."""
+    """Tiles of one bottom-up pass. inside[t]: what tier t holds; lanes[t]: spatial factor per (fan-out dimension, rank) above tier t."""
 
     inside: tuple[Tile, ...]
     lanes: tuple[tuple[tuple[str, str, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """Tensors whose nodes at a level stand above all temporal loops. The last of these nodes sinks: past the tensor's own ranks, into one window."""
+
+    e: Einsum
+    arch: Arch
+    level: int
+    tensors: tuple[Projection, ...]
+    window: str
+
+    @property
+    def past(self) -> frozenset[str]:
+        return self.tensors[-1].full() | {self.window}
 
 
 def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
@@ -65,41 +82,138 @@ def topology(arch: Arch) -> Arch:
 @lru_cache(maxsize=256)
 def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
     """Counted mappings that fit, one per fill and order of loops; machines that differ in prices only share them."""
-    whole, arch = arch, _usable(e, arch)
-    fills: dict[str, Fill] = {}
-    for kept in product(e.tensors(), repeat=len(arch.levels) - 1):
-        fill = _fill(e, arch, kept)
-        if isinstance(fill, Infeasible):
-            return fill
-        fills[repr(fill)] = fill
+    least = least_held(e, arch)
+    if isinstance(least, Infeasible):
+        return least
+    plan = _usable(e, arch)
+    fills = {repr(fill): fill for kept in product(*(_held(e, plan, tier) for tier in tiers(e, plan)[1:])) for fill in [_fill(e, plan, kept)]}
     orders = sorted({tuple(_order(e, still)) for still in permutations(e.tensors(), min(2, len(e.tensors())))})
-    nests = dict.fromkeys(mapping for fill in fills.values() for mapping in _nests(e, arch, fill, orders))
-    return [(mapping, count(mapping, e, whole), footprints(mapping, e)) for mapping in nests]
+    nests = dict.fromkeys(mapping for fill in fills.values() for mapping in _nests(e, plan, fill, orders))
+    fitting = [(mapping, held) for mapping in nests if not cost.overflow(held := footprints(mapping, e), e, arch)]
+    return [(mapping, count(mapping, e, arch), held) for mapping, held in fitting or [(least, footprints(least, e))]]
+
+
+def least_held(e: Einsum, arch: Arch) -> Mapping | Infeasible:
+    """The mapping that needs least space; Infeasible is proven (the outermost level is taken to hold every tensor whole).
+
+    That is what must be held, one element at a time, below all loops. A level that cannot hold this twice may still hold tiles that no temporal loop moves.
+    """
+    whole, *inner = ([Store(level.name, tensor) for tensor in holdable(e, level)] for v, level in enumerate(arch.levels) if not v or not level.bypass)
+    least = Mapping((*whole, *(Loop(rank, 1) for rank, n in e.extents if n > 1), *chain.from_iterable(inner)))
+    once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
+    full = cost.overflow(footprints(least, e), e, arch)
+    if full and not cost.overflow(footprints(least, e), e, once):
+        return next((nest for nest in _standing(e, arch) if not cost.overflow(footprints(nest, e), e, arch)), full)
+    return full or least
+
+
+def _standing(e: Einsum, arch: Arch) -> Iterator[Mapping]:
+    """Mappings whose nodes stand above all temporal loops down to the last level that cannot hold one moving element of each tensor.
+
+    At that level some of them do: each set is tried, for the ways of spreading its ranks over the lanes outside. Below it all move, one element at a time.
+    """
+    unit = dict.fromkeys(e.sizes(), 1)
+    own = [[Store(level.name, tensor) for tensor in holdable(e, level)] if not v or not level.bypass else [] for v, level in enumerate(arch.levels)]
+    last = max(v for v, stores in enumerate(own) if v and stores and _overflow(e, arch, v, unit, unit))
+    for still in _stills(e, arch, last):
+        for tile, nodes in _ways(still, own).items():
+            ranks = sorted((rank for rank, n in zip(unit, tile, strict=True) if n > 1), key=lambda r: (r not in still.past, r == still.window))  # noqa: B023
+            held = [Store(arch.levels[last].name, p.tensor) for p in still.tensors]
+            moving = [store for store in own[last] if store not in held]
+            yield Mapping((*nodes, *held, *(Loop(rank, 1) for rank in ranks), *moving, *chain.from_iterable(own[last + 1 :])))
+
+
+def _stills(e: Einsum, arch: Arch, level: int) -> Iterator[Still]:
+    own = _held(e, arch, (level,))
+    for sunk in own:
+        rest = [p for p in own if p is not sunk]
+        for others in chain.from_iterable(combinations(rest, n) for n in range(len(rest) + 1)):
+            yield from (Still(e, arch, level, (*others, sunk), window) for window in sorted(sunk.partial()) or [""])
+
+
+def _ways(still: Still, own: Sequence[Sequence[Store]]) -> Ways:
+    """The ways of spreading the ranks that matter over the lanes outside still.level; own: the nodes of every level, which stand there too."""
+    e, arch, last = still.e, still.arch, still.level
+    seen = frozenset(e.sizes()) if any(own[1:last]) else frozenset().union(still.tensors[-1].ranks() - still.past, *(p.ranks() for p in still.tensors[:-1]))
+    ways: Ways = {tuple(e.sizes().values()): tuple(own[0])}
+    left = prod(size for f in arch.fanouts if 0 < f.outside <= last for _, size in f.dims)
+    for v in range(1, last + 1):
+        for dim, size in (pair for f in arch.fanouts if f.outside == v for pair in f.dims):
+            left //= size
+            ways = _cut(still, ways, seen - e.output.partial(), dim, size, left)
+        if v < last:
+            deeper = {tile: (*nodes, *own[v]) for tile, nodes in ways.items()}
+            ways = {tile: nodes for tile, nodes in deeper.items() if not cost.overflow(footprints(Mapping(nodes), e), e, arch)}
+    return ways
+
+
+def _cut(still: Still, ways: Ways, ranks: frozenset[str], dim: str, size: int, left: int) -> Ways:
+    """The ways over one more fan-out dimension, but for those whose tiles are all no smaller than another's, or too large for the lanes left after it."""
+    room = _capacity(still.arch, still.level)
+    found: Ways = {}
+    for start, above in ways.items():
+        grown = [(start, size, above)]
+        for i, rank in enumerate(still.e.sizes()):
+            if rank in ranks:
+                cuts = [((*tile[:i], n, *tile[i + 1 :]), lanes // -(-tile[i] // n), nodes if n == tile[i] else (*nodes, Loop(rank, n, dim)))
+                        for tile, lanes, nodes in grown for n in sorted({-(-tile[i] // f) for f in range(1, min(lanes, tile[i]) + 1)})]
+                grown = [cut for cut in cuts if _least_bits(still, cut[0], cut[1] * left) <= room]
+        found |= {tile: nodes for tile, _, nodes in grown}
+    tiles = np.array(list(found))
+    return {tile: nodes for tile, nodes in found.items() if np.sum(np.all(tiles <= tile, axis=1)) == 1}
+
+
+def _least_bits(still: Still, tile: Sequence[int], lanes: int) -> int:
+    """A bound on what still.level needs: moving tensors twice, of the others as much as if the lanes that are left cut each of them alone."""
+    sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), cost.bits_of(still.e, still.arch)
+    sunk = {rank: 1 if rank in still.past else n for rank, n in sizes.items()}
+    total = 0
+    for p in _held(still.e, still.arch, (still.level,)):
+        unit, own = held_elems(p, dict.fromkeys(sizes, 1)), sunk if p is still.tensors[-1] else sizes
+        cut = -(-prod(max((own[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // lanes) if p.format == "dense" else unit
+        total += bits[p.tensor] * (max(unit, cut) if p in still.tensors else 2 * unit)
+    return total
 
 
 def _usable(e: Einsum, arch: Arch) -> Arch:
-    """The machine without the levels that may be bypassed and cannot hold one element of each tensor."""
+    """The machine to plan for: without levels that cannot hold one moving element of each tensor; where all must be held there, single-buffered."""
     unit = dict.fromkeys(e.sizes(), 1)
-    kept = [v for v, level in enumerate(arch.levels) if v == 0 or not level.bypass or not _overflow(e, arch, v, unit)]
-    fanouts = tuple(replace(f, outside=sum(v < f.outside for v in kept)) for f in arch.fanouts)
-    return replace(arch, levels=tuple(arch.levels[v] for v in kept), fanouts=fanouts)
+    tight = [bool(_overflow(e, arch, v, unit, unit)) for v in range(len(arch.levels))]
+    kept = [v for v, level in enumerate(arch.levels) if v == 0 or (holdable(e, level) and not (level.bypass and tight[v]))]
+    levels = tuple(replace(arch.levels[v], double_buffer=arch.levels[v].double_buffer and not tight[v]) for v in kept)
+    return replace(arch, levels=levels, fanouts=tuple(replace(f, outside=sum(v < f.outside for v in kept)) for f in arch.fanouts))
 
 
-def _fill(e: Einsum, arch: Arch, kept: Sequence[Projection]) -> Fill | Infeasible:
-    """One pass from the innermost level outwards; kept[v - 1] is stationary in the block of loops outside level v."""
-    extents, depth = e.sizes(), len(arch.levels)
+def tiers(e: Einsum, arch: Arch) -> list[Tier]:
+    """The levels, but neighbours that hold different tensors, with no fan-out between them, are one: their nodes stand in one block of loops."""
+    found: list[Tier] = [(0,)]
+    for v in range(1, len(arch.levels)):
+        together = len(found) > 1 and all(f.outside != v for f in arch.fanouts)
+        if together and not set(holdable(e, arch.levels[v])) & {p.tensor for p in _held(e, arch, found[-1])}:
+            found[-1] = (*found[-1], v)
+        else:
+            found.append((v,))
+    return found
+
+
+def _held(e: Einsum, arch: Arch, tier: Tier) -> list[Projection]:
+    """Tensors that stand in a tier."""
+    return [p for p in e.tensors() if any(p.tensor in holdable(e, arch.levels[v]) for v in tier)]
+
+
+def _fill(e: Einsum, arch: Arch, kept: Sequence[Projection]) -> Fill:
+    """One pass from the innermost tier outwards; kept[t - 1] is stationary in the block of loops outside tier t."""
+    extents, own = e.sizes(), tiers(e, arch)
+    depth = len(own)
     tile = dict.fromkeys(extents, 1)
     inside: list[Tile] = [extents] * depth
-    for v in range(1, depth):
-        if full := _overflow(e, arch, v, tile):
-            return full
     lanes: list[tuple[tuple[str, str, int], ...]] = [()] * (depth + 1)
-    if any(f.outside == depth for f in arch.fanouts):
-        lanes[depth], tile = _stack(e, arch, depth, tile, kept[-1] if kept else e.output)
-    for v in range(depth - 1, 0, -1):
-        lanes[v], _ = _stack(e, arch, v, tile, kept[v - 1])
-        inside[v] = _cache(e, arch, v, tile, lanes[v], kept[v - 1])
-        tile = _spread(extents, inside[v], lanes[v])
+    if any(f.outside == len(arch.levels) for f in arch.fanouts):
+        lanes[depth], tile = _stack(e, arch, len(arch.levels), tile, kept[-1] if kept else e.output)
+    for t in range(depth - 1, 0, -1):
+        lanes[t], _ = _stack(e, arch, own[t][0], tile, kept[t - 1])
+        inside[t] = _cache(e, arch, own[t], tile, lanes[t], kept[t - 1])
+        tile = _spread(extents, inside[t], lanes[t])
     return Fill(tuple(inside), tuple(lanes))
 
 
@@ -123,7 +237,7 @@ def _stack(e: Einsum, arch: Arch, border: int, tile: Tile, kept: Projection) -> 
                 if rank is None:
                     break
                 wider = _spread(extents, grown, ((name, rank, p),))
-                if any(_overflow(e, arch, v, wider) for v in range(border)):
+                if any(_overflow(e, arch, v, wider, wider) for v in range(border)):
                     continue
                 factors[name, rank] = factors.get((name, rank), 1) * min(p, -(-extents[rank] // grown[rank]))
                 grown = wider
@@ -173,8 +287,8 @@ def _divisors(n: int) -> tuple[int, ...]:
     return (*small, *(n // d for d in reversed(small) if d * d != n))
 
 
-def _cache(e: Einsum, arch: Arch, v: int, tile: Tile, spatial: Lanes, kept: Projection) -> Tile:
-    """Grow the tile of level v: all products of divisors that fit here and, spread over the lanes, in the levels outside;
+def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, kept: Projection) -> Tile:
+    """Grow the tile of a tier: all products of divisors that fit here and, spread over the lanes, in the levels outside;
     least traffic first; then the stationary tensor's free ranks until full."""
     extents = e.sizes()
     lanes = _spread(extents, dict.fromkeys(extents, 1), spatial)
@@ -182,13 +296,15 @@ def _cache(e: Einsum, arch: Arch, v: int, tile: Tile, spatial: Lanes, kept: Proj
     grid = np.meshgrid(*(_divisors(left[rank]) for rank in extents), indexing="ij")
     tiles = {rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)}
     spread = {rank: np.minimum(t * lanes[rank], extents[rank]) for rank, t in tiles.items()}
-    held = _held_bits(e, arch, v, tiles)
+    held = [_held_bits(e, arch, v, tiles, spread) for v in tier]
     trips = {rank: -(-extents[rank] // t) for rank, t in spread.items()}
-    traffic = np.sum([_traffic(t, e, spread, trips, t is kept) for t in e.tensors()], axis=0)
-    fits = np.logical_and.reduce([held <= _capacity(arch, v), *(_held_bits(e, arch, u, spread) <= _capacity(arch, u) for u in range(v))])
-    best = int(np.lexsort((held, traffic, ~fits))[0])
+    inner = _held(e, arch, range(tier[0], len(arch.levels)))
+    traffic = np.sum([_traffic(t, e, spread, trips, t is kept) for t in inner], axis=0)
+    fits = np.logical_and.reduce([*(own <= _capacity(arch, v) for own, v in zip(held, tier, strict=True)),
+                                  *(_held_bits(e, arch, u, spread, spread) <= _capacity(arch, u) for u in range(tier[0]))])
+    best = int(np.lexsort((np.sum(held, axis=0), traffic, ~fits))[0])
     grown = {rank: int(t[best]) for rank, t in tiles.items()}
-    return _topped_up(e, arch, v, grown, {rank: int(t[best]) for rank, t in trips.items()}, spatial, kept)
+    return _topped_up(e, arch, tier, grown, {rank: int(t[best]) for rank, t in trips.items()}, spatial, kept)
 
 
 def _capacity(arch: Arch, v: int) -> float:
@@ -221,56 +337,60 @@ def _words(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
     return nonzeros + _hulls(replace(p, dims=p.dims[:-1]), tiles)
 
 
-def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles) -> NDArray[np.int64]:
+def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> NDArray[np.int64]:
+    """What level v needs for its tiles. spread: tiles of all its lanes; where they are the whole einsum, nothing moves, and double buffering holds it once."""
     bits = cost.bits_of(e, arch)
-    total = sum(_words(p, tiles) * bits[p.tensor] for p in e.tensors())
-    return np.asarray(total) * (2 if arch.levels[v].double_buffer else 1)
+    total = sum((_words(p, tiles) * bits[p.tensor] for p in _held(e, arch, (v,))), np.zeros_like(next(iter(tiles.values()))))
+    if not arch.levels[v].double_buffer:
+        return total
+    moving = np.logical_or.reduce([spread[rank] < n for rank, n in e.extents])
+    return total * np.where(moving, 2, 1)
 
 
-def _topped_up(e: Einsum, arch: Arch, v: int, tile: Tile, left: Tile, spatial: Lanes, kept: Projection) -> Tile:
+def _topped_up(e: Einsum, arch: Arch, tier: Tier, tile: Tile, left: Tile, spatial: Lanes, kept: Projection) -> Tile:
     """Multiply the ranks that the kept tensor does not see by their smallest primes while the tile fits."""
     for rank in (r for r in e.sizes() if r not in kept.ranks()):
         for p in _primes(left[rank]):
             grown = {**tile, rank: min(tile[rank] * p, e.sizes()[rank])}
             wider = _spread(e.sizes(), grown, spatial)
-            if _overflow(e, arch, v, grown) or any(_overflow(e, arch, u, wider) for u in range(v)):
+            if any(_overflow(e, arch, v, grown, wider) for v in tier) or any(_overflow(e, arch, u, wider, wider) for u in range(tier[0])):
                 break
             tile = grown
     return tile
 
 
-def _overflow(e: Einsum, arch: Arch, v: int, tile: Tile) -> Infeasible | None:
-    need = int(_held_bits(e, arch, v, {rank: np.array([n]) for rank, n in tile.items()})[0])
-    have = arch.levels[v].capacity_bits
-    return None if have is None or need <= have else Infeasible(arch.levels[v].name, -(-need // 8), have // 8, e.name)
+def _overflow(e: Einsum, arch: Arch, v: int, tile: Tile, spread: Tile) -> bool:
+    one, lanes = ({rank: np.array([n]) for rank, n in given.items()} for given in (tile, spread))
+    return bool(_held_bits(e, arch, v, one, lanes)[0] > _capacity(arch, v))
 
 
 def _nests(e: Einsum, arch: Arch, fill: Fill, orders: Sequence[Sequence[str]]) -> list[Mapping]:
-    """The loop nests of a fill, one per combination of loop orders between the levels."""
-    depth = len(arch.levels)
+    """The loop nests of a fill, one per combination of loop orders between the tiers."""
+    own = tiers(e, arch)
     blocks: list[list[tuple[Loop | Store, ...]]] = [[tuple(Store(arch.levels[0].name, p.tensor) for p in e.tensors())]]
     outer = e.sizes()
-    for v in range(1, depth):
-        blocks.append(list(dict.fromkeys(_block(e, arch.levels[v].name, outer, fill.inside[v], fill.lanes[v], order) for order in orders)))
-        outer = fill.inside[v]
-    blocks.append([_block(e, None, outer, dict.fromkeys(outer, 1), fill.lanes[depth], list(outer))])
+    for t in range(1, len(own)):
+        stores = [(Store(arch.levels[v].name, p.tensor), p) for v in own[t] for p in _held(e, arch, (v,))]
+        blocks.append(list(dict.fromkeys(_block(e, stores, outer, fill.inside[t], fill.lanes[t], order) for order in orders)))
+        outer = fill.inside[t]
+    blocks.append([_block(e, [], outer, dict.fromkeys(outer, 1), fill.lanes[-1], list(outer))])
     return [Mapping(tuple(chain.from_iterable(choice))) for choice in product(*blocks)]
 
 
-def _block(e: Einsum, level: str | None, outer: Tile, inner: Tile, lanes: Lanes, order: Sequence[str]) -> tuple[Loop | Store, ...]:
-    """Loops from tile `outer` to tile `inner` and the level's nodes, each raised above the loops directly over it that it does not see.
+def _block(e: Einsum, stores: Sequence[tuple[Store, Projection]], outer: Tile, inner: Tile, lanes: Lanes, order: Sequence[str]) -> tuple[Loop | Store, ...]:
+    """Loops from tile `outer` to tile `inner` and a tier's nodes, each raised above the loops directly over it that it does not see.
 
     Lanes stand above the outermost of these nodes; loops that follow the lanes run inside each of them.
     """
     spread = _spread(e.sizes(), inner, lanes)
     ranks = [rank for rank in order if spread[rank] < outer[rank]]
-    at = [_raised(p, ranks) for p in e.tensors()] if level else [len(ranks)]
-    top = min(at)
+    at = [_raised(p, ranks) for _, p in stores]
+    top = min(at, default=len(ranks))
     own = {rank: min(inner[rank] * -(-outer[rank] // spread[rank]), outer[rank]) if rank in ranks[top:] else inner[rank] for rank in outer}
     nodes: list[Loop | Store] = [Loop(rank, spread[rank]) for rank in ranks[:top]]
     nodes += _lanes(own, lanes)
     for i in range(top, len(ranks) + 1):
-        nodes += [Store(level, p.tensor) for p, position in zip(e.tensors(), at, strict=True) if position == i] if level else []
+        nodes += [store for (store, _), position in zip(stores, at, strict=True) if position == i]
         nodes += [Loop(rank, inner[rank]) for rank in ranks[i : i + 1]]
     return tuple(nodes)
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow.space import Constraints, broken
-from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim.cost import overflow
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced
@@ -74,11 +74,12 @@ def before(a: Rank3, b: Rank3) -> bool:
 
 
 def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
-    """Tensors per level and their order. One order suffices at an unbounded outermost level."""
+    """Tensors per level, of those that it may hold, and their order. One order suffices at an unbounded outermost level."""
     names = [p.tensor for p in e.tensors()]
     choices = []
     for v, level in enumerate(arch.levels):
-        sets = [names] if not level.bypass else [list(own) for n in range(len(names) + 1) for own in combinations(names, n)]
+        may = holdable(e, level)
+        sets = [may] if not level.bypass else [list(own) for n in range(len(may) + 1) for own in combinations(may, n)]
         ordered = v > 0 or level.capacity_bits is not None
         choices.append([order for own in sets for order in (permutations(own) if ordered else [tuple(own)])])
     return (choice for choice in product(*choices) if set(chain(*choice)) == set(names))
@@ -86,9 +87,8 @@ def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
 
 def least(e: Einsum, arch: Arch) -> Mapping:
     """The mapping that needs least space inside: what must be held, one element at a time, all loops directly below the outermost level."""
-    names = [p.tensor for p in e.tensors()]
-    outer = [Store(arch.levels[0].name, name) for name in names]
-    inner = [Store(level.name, name) for level in arch.levels[1:] if not level.bypass for name in names]
+    outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
+    inner = [Store(level.name, tensor) for level in arch.levels[1:] if not level.bypass for tensor in holdable(e, level)]
     return Mapping((*outer, *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))
 
 

@@ -1,12 +1,15 @@
-"""Compiled branch and bound over the tile sizes of one placement: arrays in, arrays out (the readable side is optimal.py).
+"""Compiled branch and bound over tile sizes: arrays in, arrays out (the readable side is optimal.py, the counts are formula.py's).
 
-A placement is a list of steps, outermost first. At a step every rank moves from its state to one of its successors: to a smaller
-temporal tile, or over the lanes of a fan-out. A step may carry a storage node, whose traffic is then known, or compute.
+A program is a list of steps, outermost first. At a step every rank moves from its state to one of its successors: to a smaller temporal tile, or over
+the lanes of a fan-out. A step may carry a storage node, whose traffic is then known, or compute. What stands outside the first fan-out (outer programs)
+is solved for all tiles U that may enter it; what stands inside (inner programs) only for those U that a bound leaves.
 
 Long, because compiled functions share their array layout and are kept in one file.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -18,9 +21,124 @@ Bools = NDArray[np.bool_]
 
 NODE, GAP, LANES, MAC = 0, 1, 2, 3  # kinds of steps
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
+WAYS, SETS = 32, 1 << 12  # lanes in use: ways to have them, and how many such sets are remembered
+
+
+class Tables(NamedTuple):
+    """One einsum on one machine. Levels V, tensors X, ranks R, states S, fan-out dimensions D, products T, links K, cost parts P.
+
+    room bits [V], doubled [V]; bits [X]. succ [M]: successors, of state s of rank r in group g from succ_start[g, r, s] to [g, r, s + 1]; succ_ways [M]
+    number of the list of their ways over lanes, way_list [., 2] from, to in ways [W, D]; fewest [M] lanes of the way that needs fewest, in this order;
+    lane_size [D]. tile [R, S]. full, seen [X, R]; dim_start [X, 2] dimensions of a tensor, dim_rank [., 2]
+    terms of a dimension, dim_coef [., 2] (rank, coefficient); csr [X] 2 * density if compressed, else 0. links [K, 2] products from, to; weights [T, P + 1]
+    (last the sign); products [T, 2] factors from, to; factor_start [., 3] table offset, ranks from, to; factor_rank, factor_stride; table, low, high;
+    floor [T]. start [P]; folds cycles per array; port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle, least
+    compute cycles]; rules: see `keeps`.
+    """
+
+    room: Floats
+    doubled: Bools
+    bits: Floats
+    succ_start: Ints
+    succ: Ints
+    succ_ways: Ints
+    fewest: Ints
+    way_list: Ints
+    ways: Ints
+    lane_size: Ints
+    tile: Ints
+    full: Bools
+    seen: Bools
+    dim_start: Ints
+    dim_rank: Ints
+    dim_coef: Ints
+    csr: Floats
+    links: Ints
+    weights: Floats
+    products: Ints
+    factor_start: Ints
+    factor_rank: Ints
+    factor_stride: Ints
+    table: Floats
+    low: Floats
+    high: Floats
+    floor: Floats
+    start: Floats
+    folds: Floats
+    port: Ints
+    machine: Floats
+    objective: int
+    rules: Ints
+
+
+class Programs(NamedTuple):
+    """N programs of at most n steps: steps [N, n, 5] kind, level, tensor, link, group of successors; length [N]; order [N, .] links as they are settled,
+    ordered [N]; rest [N, n + 1, 2] the links still open after so many steps; allowed [N, n, R] ranks; border_dims [N, n, D]; ramp [N, ., 3]
+    step and fan-out dimensions from, to of a systolic array."""
+
+    steps: Ints
+    length: Ints
+    order: Ints
+    ordered: Ints
+    rest: Ints
+    allowed: Bools
+    border_dims: Bools
+    ramp: Ints
+
+
+class Walk(NamedTuple):
+    """Room for one depth-first walk: what is settled after every step (state, parts, need, moved); scratch.
+
+    used [rows] after every rank of every step the number of a set of lanes in use, set 0 none: sets [N, WAYS, D] the ways to have them, none of which needs
+    no more lanes in any dimension than another, set_size [N], sets_known [1], place [2 N] finds a set; after [N, lists] the set that a list of ways leads to,
+    -1 none, -2 not known yet.
+    """
+
+    state: Ints
+    at: Ints
+    parts: Floats
+    need: Floats
+    moved: Bools
+    used: Ints
+    sets: Ints
+    set_size: Ints
+    sets_known: Ints
+    place: Ints
+    after: Ints
+    fewest: Ints
+    guess: Floats
+    total: Floats
+    extra: Floats
+    figure: Floats
+    least: Floats
+    lowest: Ints
 
 
 @njit(cache=True, nogil=True)
+def walk(steps: int, t: Tables) -> Walk:
+    ranks, parts, levels, dims, lists = t.tile.shape[0], t.start.shape[0], t.room.shape[0], t.lane_size.shape[0], t.way_list.shape[0]
+    rows = steps * ranks + 1
+    size = np.ones(SETS + rows, np.int64)
+    return Walk(np.zeros((steps + 1, ranks), np.int64), np.zeros((steps, ranks), np.int64), np.zeros((steps + 1, parts)), np.zeros((steps + 1, levels)),
+                np.zeros(steps + 1, np.bool_), np.zeros(rows, np.int64), np.ones((SETS + rows, WAYS, dims), np.int16), size, np.ones(1, np.int64),
+                np.full(2 * SETS, -1, np.int64), np.full((SETS, lists), -2, np.int32), np.ones(ranks + 1, np.int64), np.zeros(parts), np.zeros(parts),
+                np.zeros(parts), np.zeros(3), np.zeros(3), np.zeros(ranks, np.int64))
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def copied(a: Floats, b: Floats) -> None:
+    """b = a, without the overlap checks that a slice costs."""
+    for i in range(a.shape[0]):
+        b[i] = a[i]
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def added(a: Floats, b: Floats) -> None:
+    for i in range(a.shape[0]):
+        b[i] += a[i]
+
+
+@njit(cache=True, nogil=True, forceinline=True)
 def below(a: Floats, b: Floats) -> bool:
     """Whether cost a [3] is lower than b: the first of its numbers that differ by more than rounding."""
     for i in range(3):
@@ -29,243 +147,287 @@ def below(a: Floats, b: Floats) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)
-def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
-    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port cycles...].
-
-    port [V, 3]: parts of a level's reads and writes (equal if shared), 1 if its fills wait for the inside. machine: [leakage pJ per cycle].
-    """
-    latency = parts[1]
-    for v in range(port.shape[0] - 1, -1, -1):
-        own = max(parts[port[v, 0]], parts[port[v, 1]])
-        latency = latency + own if port[v, 2] else max(latency, own)
-    energy = parts[0] + machine[0] * latency
-    out[0] = energy if objective == 0 else latency if objective == 1 else energy * latency
+@njit(cache=True, nogil=True, forceinline=True)
+def rank_cost(parts: Floats, t: Tables, out: Floats) -> None:
+    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port cycles...]."""
+    latency = max(parts[1], t.machine[1])
+    for v in range(t.port.shape[0] - 1, -1, -1):
+        own = max(parts[t.port[v, 0]], parts[t.port[v, 1]])
+        latency = latency + own if t.port[v, 2] else max(latency, own)
+    energy = parts[0] + t.machine[0] * latency
+    out[0] = energy if t.objective == 0 else latency if t.objective == 1 else energy * latency
     out[1], out[2] = energy, latency
 
 
-@njit(cache=True, nogil=True)
-def product_at(t: int, states: Ints, products: Ints, factor_start: Ints, factor_rank: Ints, factor_stride: Ints, table: Floats) -> float:
-    """Product t of factors for the ranks' states. products [T, 2]: its factors' numbers from, to; factor_start [F, 3]: table offset, ranks from, to."""
+@njit(cache=True, nogil=True, forceinline=True)
+def product_at(p: int, states: Ints, t: Tables, table: Floats) -> float:
+    """Product p of factors for the ranks' states."""
     value = 1.0
-    for f in range(products[t, 0], products[t, 1]):
-        at = factor_start[f, 0]
-        for i in range(factor_start[f, 1], factor_start[f, 2]):
-            at += states[factor_rank[i]] * factor_stride[i]
-        value *= table[at]
+    for f in range(t.products[p, 0], t.products[p, 1]):
+        at = t.factor_start[f, 0]
+        for i in range(t.factor_start[f, 1], t.factor_start[f, 2]):
+            at += states[t.factor_rank[i]] * t.factor_stride[i]
+        value *= float(table[at])
     return value
 
 
-@njit(cache=True, nogil=True)
-def add_link(link: int, states: Ints, links: Ints, weights: Floats, products: Ints, factor_start: Ints, factor_rank: Ints, factor_stride: Ints,
-             table: Floats, low: Floats, high: Floats, floor: Floats, bound: bool, parts: Floats) -> None:
-    """Add a link's cost to parts; bound: at most what it costs in any descendant of the states. links [K, 2]: products from, to; weights [T, P]."""
-    n, first, last = parts.shape[0], links[link, 0], links[link, 1]
-    if bound and last > first and weights[first:last, n].min() < 0:
-        extra = np.zeros(n)
-        for t in range(first, last):
-            value = product_at(t, states, products, factor_start, factor_rank, factor_stride, high if weights[t, n] < 0 else low)
-            for i in range(n):
-                extra[i] += weights[t, i] * value
-        for i in range(n):
-            parts[i] += max(extra[i], 0.0)
-        return
-    for t in range(first, last):
-        minus = weights[t, n] < 0
-        value = product_at(t, states, products, factor_start, factor_rank, factor_stride, table if not bound else high if minus else low)
-        if bound and not minus:
-            value = max(value, floor[t])
-        for i in range(n):
-            parts[i] += weights[t, i] * value
+@njit(cache=True, nogil=True, forceinline=True)
+def add_link(link: int, states: Ints, t: Tables, parts: Floats) -> None:
+    """Add what a link costs at these states to parts."""
+    for p in range(t.links[link, 0], t.links[link, 1]):
+        value = product_at(p, states, t, t.table)
+        for i in range(parts.shape[0]):
+            parts[i] += t.weights[p, i] * value
 
 
-@njit(cache=True, nogil=True)
-def hull_of(x: int, s: Ints, s2: Ints, window: int, full: Bools, tile: Ints, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats) -> float:
-    """Words that tensor x holds: full ranks at state s2, the rank `window` too, others at s. dim_start [X + 1], a row of dims: ranks from, to."""
+@njit(cache=True, nogil=True, forceinline=True)
+def add_bound(link: int, states: Ints, t: Tables, extra: Floats, parts: Floats) -> None:
+    """Add at most what a link costs in any descendant of the states to parts; reads that are skipped are part of those that are made. extra: room."""
+    n, first, last = parts.shape[0], t.links[link, 0], t.links[link, 1]
+    minus = False
+    for i in range(n):
+        extra[i] = 0.0
+    for p in range(first, last):
+        minus = minus or t.weights[p, n] < 0
+    for p in range(first, last):
+        value = product_at(p, states, t, t.high if t.weights[p, n] < 0 else t.low)
+        if not minus:
+            value = max(value, t.floor[p])
+        for i in range(n):
+            extra[i] += t.weights[p, i] * value
+    for i in range(n):
+        parts[i] += max(extra[i], 0.0)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def hull_of(x: int, s: Ints, s2: Ints, window: int, t: Tables) -> float:
+    """Words that tensor x holds: full ranks at state s2, the rank `window` too, others at s."""
     whole, rows = 1.0, 1.0
-    for d in range(dim_start[x, 0], dim_start[x, 1]):
+    for d in range(t.dim_start[x, 0], t.dim_start[x, 1]):
         length = 1.0
-        for i in range(dim_rank[d, 0], dim_rank[d, 1]):
-            r = dim_coef[i, 0]
-            at = s2[r] if full[x, r] or r == window else s[r]
-            length += dim_coef[i, 1] * (tile[r, at] - 1)
+        for i in range(t.dim_rank[d, 0], t.dim_rank[d, 1]):
+            r = t.dim_coef[i, 0]
+            at = s2[r] if t.full[x, r] or r == window else s[r]
+            length += t.dim_coef[i, 1] * (t.tile[r, at] - 1)
         whole *= length
-        if d < dim_start[x, 1] - 1:
+        if d < t.dim_start[x, 1] - 1:
             rows *= length
-    return whole if csr[x] == 0.0 else np.ceil(csr[x] * whole) + rows
+    return whole if t.csr[x] == 0.0 else np.ceil(np.round(t.csr[x] * whole, 6)) + rows
 
 
-@njit(cache=True, nogil=True)
-def sunk(x: int, s: Ints, s2: Ints, full: Bools, seen: Bools, tile: Ints, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats) -> float:
+@njit(cache=True, nogil=True, forceinline=True)
+def sunk(x: int, s: Ints, s2: Ints, t: Tables) -> float:
     """Words of a node at state s when the loops of the next gap lead to s2: below fully relevant loops, into the best window."""
-    best = hull_of(x, s, s2, -1, full, tile, dim_start, dim_rank, dim_coef, csr)
+    best = hull_of(x, s, s2, -1, t)
     for r in range(s.shape[0]):
-        if seen[x, r] and not full[x, r] and s[r] != s2[r]:
-            best = min(best, hull_of(x, s, s2, r, full, tile, dim_start, dim_rank, dim_coef, csr))
+        if t.seen[x, r] and not t.full[x, r] and s[r] != s2[r]:
+            best = min(best, hull_of(x, s, s2, r, t))
     return best
 
 
-@njit(cache=True, nogil=True)
-def search(steps: Ints, n: int, order: Ints, rest: Ints, allowed: Bools, border_dims: Bools, ramp: Ints, target: Ints, start: Ints, start_parts: Floats,
-           tail: Floats, room: Floats, doubled: Bools, bits: Floats, succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, tile: Ints, full: Bools,
-           seen: Bools, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
-           factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, floor: Floats, folds: Floats, port: Ints, machine: Floats,
-           objective: int, rules: Ints, best: Floats, chosen: Ints, found: Floats, found_states: Ints, filled: int, budget: int) -> tuple[int, int]:
-    """Depth first over the states of one list of steps, cut by bounds; returns (nodes visited, above budget if it stopped early; entries of found).
+@njit(cache=True, nogil=True, forceinline=True)
+def rest_bits(step: Ints, next_kind: int, s: Ints, s2: Ints, moved: bool, t: Tables) -> float:
+    """Bits of the node of a step once the next one is known: where it comes to rest, twice if doubled; 0 at an unbounded level."""
+    x, v = step[2], step[1]
+    if t.room[v] == np.inf:
+        return 0.0
+    words = hull_of(x, s, s, -1, t) if next_kind == LANES or step[3] < 0 else sunk(x, s, s2, t)
+    bits: float = words * t.bits[x]
+    return 2.0 * bits if t.doubled[v] and moved else bits
 
-    steps [n, 5]: kind, level, tensor, link, group of successors. target [R]: states to end in, then the Pareto list `found` of parts and states
-    (filled: its length) is extended; target[0] = -1: improve best [3] and chosen [n, R]. tail: at least what comes after the target.
-    """
-    ranks, parts_n, listing = tile.shape[0], start_parts.shape[0], target[0] >= 0
-    state = np.zeros((n + 1, ranks), np.int64)
-    state[0] = start
-    at = np.zeros((n, ranks), np.int64)
-    parts = np.zeros((n + 1, parts_n))
-    parts[0] = start_parts
-    need = np.zeros((n + 1, room.shape[0]))
-    moved = np.zeros(n + 1, np.bool_)
-    moved[0] = np.any(start > 0)
-    used = np.ones((n * ranks + 1, lane_size.shape[0]), np.int64)
-    guess, figure = np.zeros(parts_n), np.zeros(3)
-    settled = order[: rest[0, 1]]
-    visited, e, r = 0, 0, 0
-    at[0, 0] = -1
-    while True:
-        s = state[e, r]
-        first, last = succ_start[steps[e, 4], r, s], succ_start[steps[e, 4], r, s + 1]
-        at[e, r] += 1
-        o = first + at[e, r]
-        if o >= last or (at[e, r] > 0 and not allowed[e, r]):
-            r -= 1
-            if r < 0:
-                e, r = e - 1, ranks - 1
-                if e < 0:
-                    return visited, filled
-            continue
-        if listing and (tile[r, succ[o]] % tile[r, target[r]] != 0 or (e == n - 1 and succ[o] != target[r])):
-            continue
-        row = e * ranks + r
-        used[row + 1] = used[row]
-        if steps[e, 0] == LANES:
-            ok = True
-            for d in range(lane_size.shape[0]):
-                used[row + 1, d] *= succ_trips[o, d]
-                ok = ok and used[row + 1, d] <= lane_size[d]
-            if not ok:
+
+@njit(cache=True, nogil=True, forceinline=True)
+def settle(guess: Floats, heads: Floats, first: int, last: int, t: Tables, best: Floats, w: Walk) -> int:
+    """The outer part among heads[first:last] with which `guess` costs least, -1 if none makes it cheaper than best; its cost in w.least."""
+    found = -1
+    copied(best, w.least)
+    for h in range(first, last):
+        for i in range(guess.shape[0]):
+            w.total[i] = guess[i] + heads[h, i]
+        rank_cost(w.total, t, w.figure)
+        if below(w.figure, w.least):
+            found = h
+            copied(w.figure, w.least)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def spread(own: int, ways: int, row: int, t: Tables, w: Walk) -> int:
+    """Number of the set of lanes in use after one of a list of ways is taken, -1 if none fits; see Walk. What is not remembered stands at SETS + row."""
+    n, dims, known = 0, t.lane_size.shape[0], w.sets_known[0]
+    new = known if known < SETS else SETS + row
+    for u in range(w.set_size[own]):
+        for k in range(t.way_list[ways, 0], t.way_list[ways, 1]):
+            fits, more, keep = True, False, 0
+            for d in range(dims):
+                fits = fits and w.sets[own, u, d] * t.ways[k, d] <= t.lane_size[d]
+            if not fits:
                 continue
-        state[e + 1, r] = succ[o]
-        if r < ranks - 1:
-            if steps[e, 0] == LANES:  # the other ranks may still go anywhere
-                state[e + 1, r + 1:] = state[e, r + 1:]
-                guess[:] = parts[e]
-                for k in range(rest[e + 1, 0], rest[e + 1, 1]):
-                    add_link(order[k], state[e + 1], links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, True, guess)
-                guess[1] = max(guess[1], machine[1])
-                rank_cost(guess, port, machine, objective, figure)
-                if not below(figure, best):
-                    continue
-            r += 1
-            at[e, r] = -1
-            continue
-        visited += 1
-        if visited > budget:
-            return visited, filled
-        if not account(e, steps, settled, border_dims, ramp, room, doubled, bits, tile, full, seen, dim_start, dim_rank, dim_coef, csr, links, weights,
-                       products, factor_start, factor_rank, factor_stride, table, low, high, floor, folds, state, parts, need, moved, used[row + 1]):
-            continue
-        guess[:] = parts[e + 1]
-        if listing:
-            guess += tail
-        for k in range(rest[e + 1, 0], rest[e + 1, 1]):
-            add_link(order[k], state[e + 1], links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, True, guess)
-        guess[1] = max(guess[1], machine[1])
-        rank_cost(guess, port, machine, objective, figure)
-        if not below(figure, best):
-            continue
-        if e == n - 1:
-            if listing:
-                filled = listed(parts[n], state, n, found, found_states, filled)
-            elif keeps(steps, n, state, used[row + 1], lane_size, border_dims, rules):
-                best[:] = figure
-                chosen[:n] = state[1:n + 1]
-            continue
-        e, r = e + 1, 0
-        at[e, 0] = -1
-        used[e * ranks] = used[row + 1]
+            for j in range(n):
+                covered, covers = True, True
+                for d in range(dims):
+                    lanes_used = w.sets[own, u, d] * t.ways[k, d]
+                    covered = covered and w.sets[new, j, d] <= lanes_used
+                    covers = covers and lanes_used <= w.sets[new, j, d]
+                more = more or covered
+                if not covers or covered:
+                    w.sets[new, keep] = w.sets[new, j]
+                    keep += 1
+            n = keep
+            if not more:
+                assert n < WAYS
+                for d in range(dims):
+                    w.sets[new, n, d] = w.sets[own, u, d] * t.ways[k, d]
+                n += 1
+    if n == 0:
+        return -1
+    if new >= SETS:
+        w.set_size[new] = n
+        return new
+    mark = np.uint64(n)
+    for j in range(n):  # the order of its ways is no part of a set
+        own_mark = np.uint64(1)
+        for d in range(dims):
+            own_mark = own_mark * np.uint64(1000003) + np.uint64(w.sets[new, j, d])
+        mark += own_mark * own_mark
+    at = np.int64(mark % np.uint64(2 * SETS))
+    while w.place[at] >= 0:
+        old = w.place[at]
+        if w.set_size[old] == n:
+            same = 0
+            for j in range(n):
+                for i in range(n):
+                    same += int(np.all(w.sets[old, i] == w.sets[new, j]))
+            if same == n:
+                return int(old)
+        at = (at + 1) % (2 * SETS)
+    w.place[at], w.set_size[new], w.sets_known[0] = new, n, new + 1
+    return new
 
 
-@njit(cache=True, nogil=True)
-def listed(parts: Floats, state: Ints, n: int, found: Floats, found_states: Ints, filled: int) -> int:
-    """Keep the list of parts free of those that another is not above in any part; a full list keeps all that it has room for."""
-    keep = 0
-    for i in range(filled):
-        if np.all(found[i] <= parts):
-            return filled
-    for i in range(filled):
-        if not np.all(parts <= found[i]):
-            found[keep] = found[i]
-            found_states[keep] = found_states[i]
-            keep += 1
-    assert keep < found.shape[0]
-    found[keep] = parts
-    found_states[keep, 0, :] = n
-    found_states[keep, 1:n + 1] = state[1:n + 1]
-    return keep + 1
+@njit(cache=True, nogil=True, forceinline=True)
+def used_after(own: int, o: int, row: int, t: Tables, w: Walk) -> int:
+    """Set of lanes in use after successor o is taken."""
+    ways = t.succ_ways[o]
+    if own >= SETS:
+        return spread(own, ways, row, t, w)
+    if w.after[own, ways] == -2:
+        found = spread(own, ways, row, t, w)
+        if found >= SETS:
+            return found
+        w.after[own, ways] = found
+    return int(w.after[own, ways])
 
 
-@njit(cache=True, nogil=True)
-def account(e: int, steps: Ints, order: Ints, border_dims: Bools, ramp: Ints, room: Floats, doubled: Bools, bits: Floats, tile: Ints, full: Bools,
-            seen: Bools, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
-            factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, floor: Floats, folds: Floats, state: Ints, parts: Floats,
-            need: Floats, moved: Bools, used: Ints) -> bool:
-    """Costs and footprints that step e settles; False if a level overflows."""
-    s, s2 = state[e], state[e + 1]
-    parts[e + 1] = parts[e]
-    need[e + 1] = need[e]
-    moved[e + 1] = moved[e]
+@njit(cache=True, nogil=True, forceinline=True)
+def account(e: int, p: Programs, k: int, used: int, t: Tables, w: Walk) -> bool:
+    """Costs and footprints that step e settles; False if a level overflows. used: set of lanes in use by now."""
+    steps, s, s2 = p.steps[k], w.state[e], w.state[e + 1]
+    copied(w.parts[e], w.parts[e + 1])
+    copied(w.need[e], w.need[e + 1])
+    w.moved[e + 1] = w.moved[e]
     if steps[e, 0] == LANES:
-        for f in range(folds.shape[0]):
-            if ramp[f, 0] == e:
-                entered = product_at(ramp[f, 1], s2, products, factor_start, factor_rank, factor_stride, table)
+        for f in range(t.folds.shape[0]):
+            if p.ramp[k, f, 0] == e:
                 some = False
-                for d in range(used.shape[0]):
-                    some = some or (ramp[f, 2] <= d < ramp[f, 3] and used[d] > 1)
-                parts[e + 1, 1] += max((entered if some else 1.0) * folds[f] - 1, 0.0)
+                for d in range(p.ramp[k, f, 1], p.ramp[k, f, 2]):
+                    some = some or w.sets[used, 0, d] > 1
+                entered = product_at(t.links[t.links.shape[0] - 1, 0], s2, t, t.table) if some else 1.0
+                w.parts[e + 1, 1] += max(entered * t.folds[f] - 1, 0.0)
     else:
         for r in range(s.shape[0]):
-            moved[e + 1] = moved[e + 1] or s[r] != s2[r]
+            w.moved[e + 1] = w.moved[e + 1] or s[r] != s2[r]
     if e > 0 and steps[e - 1, 0] == NODE:  # the node above comes to rest
-        x, v = steps[e - 1, 2], steps[e - 1, 1]
-        if room[v] < np.inf:
-            if steps[e, 0] == LANES or steps[e - 1, 3] < 0:
-                words = hull_of(x, s, s, -1, full, tile, dim_start, dim_rank, dim_coef, csr)
-            else:
-                words = sunk(x, s, s2, full, seen, tile, dim_start, dim_rank, dim_coef, csr)
-            need[e + 1, v] += words * bits[x] * (2.0 if doubled[v] and moved[e] else 1.0)
-            if need[e + 1, v] > room[v]:
-                return False
+        v = steps[e - 1, 1]
+        w.need[e + 1, v] += rest_bits(steps[e - 1], steps[e, 0], s, s2, w.moved[e], t)
+        if w.need[e + 1, v] > t.room[v]:
+            return False
     if steps[e, 0] == NODE and steps[e, 3] >= 0:
-        add_link(steps[e, 3], s2, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, False, parts[e + 1])
+        if t.room[steps[e, 1]] < np.inf:  # the node will hold no less than below all loops that the next step may have
+            for r in range(s.shape[0]):
+                w.lowest[r] = t.succ[t.succ_start[1, r, s2[r]]] if p.allowed[k, e + 1, r] else s2[r]
+            v = steps[e, 1]
+            if w.need[e + 1, v] + rest_bits(steps[e], steps[e + 1, 0], s2, w.lowest, w.moved[e + 1], t) > t.room[v]:
+                return False
+        add_link(steps[e, 3], s2, t, w.parts[e + 1])
     elif steps[e, 0] == MAC:
-        for k in range(steps[e, 3], order.shape[0]):
-            add_link(order[k], s2, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, False, parts[e + 1])
+        for i in range(steps[e, 3], p.ordered[k]):
+            add_link(p.order[k, i], s2, t, w.parts[e + 1])
     return True
 
 
+@njit(cache=True, nogil=True, forceinline=True)
+def promising(e: int, p: Programs, k: int, done: int, states: Ints, heads: Floats, first: int, last: int, t: Tables, best: Floats, w: Walk) -> bool:
+    """Whether what is settled before step e, and at least what the links cost that are open after `done` steps, is below best with some outer part."""
+    copied(w.parts[e], w.guess)
+    for i in range(p.rest[k, done, 0], p.rest[k, done, 1]):
+        add_bound(p.order[k, i], states, t, w.extra, w.guess)
+    return settle(w.guess, heads, first, last, t, best, w) >= 0
+
+
 @njit(cache=True, nogil=True)
-def keeps(steps: Ints, n: int, state: Ints, used: Ints, lane_size: Ints, border_dims: Bools, rules: Ints) -> bool:
+def search(p: Programs, k: int, begin: int, heads: Floats, first: int, last: int, t: Tables, best: Floats, chosen: Ints, choice: Ints, w: Walk,
+           budget: int) -> int:
+    """Depth first over the states of program k from step `begin` on, cut by bounds; improves best [3], chosen [n, R], choice [outer part, program].
+
+    heads[first:last]: parts of what stands outside. Returns nodes visited, above budget if it stopped early.
+    """
+    n, ranks, steps = p.length[k], t.tile.shape[0], p.steps[k]
+    visited, e, r = 0, begin, 0
+    w.at[e, 0] = -1
+    while True:
+        s = w.state[e, r]
+        group = steps[e, 4]
+        w.at[e, r] += 1
+        o = t.succ_start[group, r, s] + w.at[e, r]
+        if o >= t.succ_start[group, r, s + 1] or (w.at[e, r] > 0 and not p.allowed[k, e, r]):
+            r -= 1
+            if r < 0:
+                e, r = e - 1, ranks - 1
+                if e < begin:
+                    return visited
+            continue
+        row = e * ranks + r
+        w.used[row + 1] = used_after(w.used[row], o, row, t, w) if steps[e, 0] == LANES else w.used[row]
+        if w.used[row + 1] < 0:
+            continue
+        w.state[e + 1, r] = t.succ[o]
+        if r < ranks - 1:
+            if steps[e, 0] == LANES or w.at[e, r] > 0:  # the other ranks may still go anywhere
+                for i in range(r + 1, ranks):
+                    w.state[e + 1, i] = w.state[e, i]
+                if not promising(e, p, k, e, w.state[e + 1], heads, first, last, t, best, w):
+                    continue
+            r += 1
+            w.at[e, r] = -1
+            continue
+        visited += 1
+        if visited > budget:
+            return visited
+        if not account(e, p, k, w.used[row + 1], t, w) or not promising(e + 1, p, k, e + 1, w.state[e + 1], heads, first, last, t, best, w):
+            continue
+        if e == n - 1:
+            if keeps(p, k, w.used[row + 1], t, w):
+                choice[0], choice[1] = settle(w.parts[n], heads, first, last, t, best, w), k
+                best[:] = w.least
+                chosen[:n] = w.state[1:n + 1]
+            continue
+        e, r = e + 1, 0
+        w.at[e, 0] = -1
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def keeps(p: Programs, k: int, lanes_used: int, t: Tables, w: Walk) -> bool:
     """Whether a full choice keeps its rules: [stationary tensor or -1, least lanes, may iterate inside per rank..., named per fan-out dimension...]."""
-    ranks, dims = state.shape[1], lane_size.shape[0]
-    lanes = 1
-    for d in range(dims):
-        lanes *= used[d]
-    if lanes < rules[1]:
+    n, ranks, dims, steps, rules = p.length[k], t.tile.shape[0], t.lane_size.shape[0], p.steps[k], t.rules
+    used = w.sets[lanes_used, 0]
+    if np.prod(used) < rules[1]:
         return False
     border = -1
     for e in range(n):
         if steps[e, 0] == LANES:
             for d in range(dims):
-                if border_dims[e, d] and rules[2 + ranks + d] and used[d] > 1:
+                if p.border_dims[k, e, d] and rules[2 + ranks + d] and used[d] > 1:
                     border = e
     if border < 0:
         return True
@@ -275,7 +437,7 @@ def keeps(steps: Ints, n: int, state: Ints, used: Ints, lane_size: Ints, border_
             innermost = e
         if steps[e, 0] != LANES:
             for r in range(ranks):
-                if state[e, r] != state[e + 1, r]:
+                if w.state[e, r] != w.state[e + 1, r]:
                     first = min(first, e)
                     if not rules[2 + r]:
                         return False
@@ -283,165 +445,337 @@ def keeps(steps: Ints, n: int, state: Ints, used: Ints, lane_size: Ints, border_
     return bool(rules[0] < 0 or first == n or (innermost >= 0 and innermost < first))
 
 
-@njit(cache=True, nogil=True)
-def joint_lanes(accesses: Ints, states: Ints, unseen: Bools, lanes: float, points: float, products: Ints, weights: Floats, factor_start: Ints,
-                factor_rank: Ints, factor_stride: Ints, low: Floats, floor: Floats, tile: Ints) -> float:
-    """Energy that accesses of compute to several tensors cost above their bounds apart, since they share the lanes.
+class Grid(NamedTuple):
+    """All tiles U that may enter the first fan-out, G of them, as states of the ranks before any lane.
 
-    A tensor is read c times per tile U, c the product over the ranks that it does not see (unseen [T, R], disjoint) of the steps that lanes leave;
-    the product of all c is at least that of these extents of U over the lanes, so the sum of n costs w c is at least n times the geometric mean.
+    states [G, R]; digit [G, R] numbers of these states within a rank; stride [R]; after_start [R, . + 1], after: numbers that may follow a number in time.
+    exact, low [K, G, P]: what a link costs at U, and at least in any descendant.
     """
-    n, ratio, apart, mean = 0, 1.0 / lanes, 0.0, 1.0
-    for t in accesses:
-        if t < 0:
-            break
-        once = weights[t, 0] * points
-        for r in range(tile.shape[0]):
-            if unseen[t, r]:
-                once /= tile[r, states[r]]
-                ratio *= tile[r, states[r]]
-        apart += weights[t, 0] * max(product_at(t, states, products, factor_start, factor_rank, factor_stride, low), floor[t])
-        mean *= once
-        n += 1
-    if n < 2 or ratio <= 1.0:
-        return 0.0
-    together: float = n * (mean * ratio) ** (1.0 / n)
-    return max(together - apart, 0.0)
+
+    states: Ints
+    digit: Ints
+    stride: Ints
+    after_start: Ints
+    after: Ints
+    exact: Floats
+    low: Floats
+
+
+class Heads(NamedTuple):
+    """Labels of the outer programs: parts [L, P], need [L, V], at [L] place in the grid, back [L] the label before, program [L], next [L] in a list."""
+
+    parts: Floats
+    need: Floats
+    at: Ints
+    back: Ints
+    program: Ints
+    next: Ints
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def listed(label: int, head: Ints, at: int, needs: bool, h: Heads) -> bool:
+    """Enter a label into the list of its place, unless another there is not above it in any part (nor need, if `needs`); drop those that it beats."""
+    before, own = -1, head[at]
+    while own >= 0:
+        covered, covers = True, True
+        for i in range(h.parts.shape[1]):
+            covered = covered and h.parts[own, i] <= h.parts[label, i]
+            covers = covers and h.parts[label, i] <= h.parts[own, i]
+        if needs:
+            for v in range(h.need.shape[1]):
+                covered = covered and h.need[own, v] <= h.need[label, v]
+                covers = covers and h.need[label, v] <= h.need[own, v]
+        if covered:
+            return False
+        after = h.next[own]
+        if covers:
+            if before < 0:
+                head[at] = after
+            else:
+                h.next[before] = after
+            h.at[own] = -1
+        else:
+            before = own
+        own = after
+    h.next[label] = head[at]
+    head[at] = label
+    return True
 
 
 @njit(cache=True, nogil=True)
-def split(out_steps: Ints, out_n: Ints, out_order: Ints, out_rest: Ints, out_allowed: Bools, out_dims: Bools, out_ramp: Ints, out_sig: Ints,
-          in_steps: Ints, in_n: Ints, in_order: Ints, in_rest: Ints, in_allowed: Bools, in_dims: Bools, in_ramp: Ints, in_pair: Ints, pair_sig: Ints,
-          pair_links: Ints, pair_count: Ints, pair_joint: Ints, unseen: Bools, lanes: float, points: float, units: Ints, tiles: Ints,
-          tile_count: Ints, start_parts: Floats, room: Floats, doubled: Bools, bits: Floats,
-          succ_start: Ints, succ: Ints, succ_trips: Ints, lane_size: Ints, tile: Ints, full: Bools,
-          seen: Bools, dim_start: Ints, dim_rank: Ints, dim_coef: Ints, csr: Floats, links: Ints, weights: Floats, products: Ints, factor_start: Ints,
-          factor_rank: Ints, factor_stride: Ints, table: Floats, low: Floats, high: Floats, floor: Floats, folds: Floats, port: Ints, machine: Floats,
-          objective: int, rules: Ints, best: Floats, chosen: Ints, choice: Ints, budget: int) -> int:
-    """Best first over (kept sets, U): U is the tile that enters the outermost fan-out, in view of which outer and inner steps are independent.
+def outward(p: Programs, signature: Ints, grid: Grid, tails: Floats, t: Tables, best: Floats, h: Heads, ends: Ints, w: Walk, budget: int) -> int:
+    """Labels of all outer programs, step by step; ends [sigs, G]: the list of those that enter the array at U, by signature.
 
-    Outer programs share a signature if the same levels fill the inside; a pair is a signature and a set of inner nodes. choice [2]: the programs of the
-    best, chosen: the outer states, then the inner ones. Returns nodes visited,
-    above budget if something was left out.
+    A signature says which levels fill the inside; tails [sigs, G, P]: at least what the inside costs. Labels that cannot lead below best, and those that
+    another one at the same place beats, are left out. Returns nodes visited, above budget if labels were left out for want of room.
     """
-    ranks, parts_n = tile.shape[0], start_parts.shape[0]
-    sigs, pairs = np.max(out_sig) + 1, pair_sig.shape[0]
-    size = 1
-    for r in range(ranks):
-        size *= tile_count[r]
-    lattice = np.zeros((size, ranks), np.int64)
-    for i in range(size):
-        rest = i
-        for r in range(ranks - 1, -1, -1):
-            lattice[i, r] = tiles[r, rest % tile_count[r]]
-            rest //= tile_count[r]
-    # what every link costs at least inside each U
-    lowest = np.zeros((links.shape[0], size, parts_n))
-    needed = np.zeros(links.shape[0], np.bool_)
-    for g in range(pairs):
-        for k in range(pair_count[g]):
-            needed[pair_links[g, k]] = True
-    for link in range(links.shape[0]):
-        if needed[link]:
-            for i in range(size):
-                add_link(link, lattice[i], links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, True, lowest[link, i])
-    width = out_steps.shape[1]
-    found = np.zeros((4096, parts_n))
-    found_states = np.zeros((4096, width + 1, ranks), np.int64)
-    root, zero = np.zeros(ranks, np.int64), np.zeros(parts_n)
-    visited = 0
-    partial = False
-    outer_floor = np.full((sigs, parts_n), np.inf)
-    for sig in range(sigs):
-        filled, cut = 0, False
-        for o in range(out_sig.shape[0]):
-            if out_sig[o] == sig:
-                n, filled = search(out_steps[o], out_n[o], out_order[o], out_rest[o], out_allowed[o], out_dims[o], out_ramp[o], units, root, start_parts,
-                                   zero, room, doubled, bits, succ_start, succ, succ_trips, lane_size, tile, full, seen, dim_start, dim_rank, dim_coef, csr,
-                                   links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, folds, port, machine,
-                                   objective, rules, best, chosen, found, found_states, filled, budget // 32)
-                visited += n
-                cut = cut or n > budget // 32
-        for i in range(filled):
-            for j in range(parts_n):
-                outer_floor[sig, j] = min(outer_floor[sig, j], found[i, j])
-        if cut:  # nothing is a bound too
-            outer_floor[sig] = start_parts
-    tails = np.full((sigs, size, parts_n), np.inf)
-    bounds, extra = np.full((pairs * size, 3), np.inf), np.zeros((pairs, size))
-    guess = np.zeros(parts_n)
-    for g in range(pairs):
-        sig = pair_sig[g]
-        if outer_floor[sig, 0] == np.inf:
-            continue
-        for i in range(size):
-            guess[:] = 0.0
-            for k in range(pair_count[g]):
-                guess += lowest[pair_links[g, k], i]
-            extra[g, i] = joint_lanes(pair_joint[g], lattice[i], unseen, lanes, points, products, weights, factor_start, factor_rank, factor_stride, low,
-                                      floor, tile)
-            guess[0] += extra[g, i]
-            tails[sig, i] = np.minimum(tails[sig, i], guess)
-            guess += outer_floor[sig]
-            guess[1] = max(guess[1], machine[1])
-            rank_cost(guess, port, machine, objective, bounds[g * size + i])
-    later = np.argsort(bounds[:, 1], kind="mergesort")
-    later = later[np.argsort(bounds[later, 0], kind="mergesort")]
-    pool = np.zeros((1024, parts_n))
-    pool_states = np.zeros((1024, width + 1, ranks), np.int64)
-    pool_program = np.zeros(1024, np.int64)
-    pool_from, pool_to, pool_size = np.full((sigs, size), -1, np.int64), np.zeros((sigs, size), np.int64), 0
-    figure = np.zeros(3)
-    for c in later:
-        if bounds[c, 0] > best[0] * (1 + CLOSE) or bounds[c, 0] == np.inf or visited > budget:
-            break
-        if not below(bounds[c], best):
-            continue
-        g, i = c // size, c % size
-        sig = pair_sig[g]
-        if pool_from[sig, i] < 0:
-            filled, most = 0, budget - visited if best[0] < np.inf else min(budget - visited, budget // 32)
-            for o in range(out_sig.shape[0]):
-                if out_sig[o] == sig:
-                    n, filled = search(out_steps[o], out_n[o], out_order[o], out_rest[o], out_allowed[o], out_dims[o], out_ramp[o], lattice[i], root,
-                                       start_parts, tails[sig, i], room, doubled, bits, succ_start, succ, succ_trips, lane_size, tile, full, seen, dim_start,
-                                       dim_rank, dim_coef, csr, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor,
-                                       folds, port, machine, objective, rules, best, chosen, found, found_states, filled, most)
-                    visited += n
-                    partial = partial or n > most
-                    for j in range(filled):
-                        if found_states[j, 0, 0] >= 0:
-                            found_states[j, 0, 0] = -1 - o
-            while pool_size + filled > pool.shape[0]:
-                pool = np.concatenate((pool, np.zeros_like(pool)))
-                pool_states = np.concatenate((pool_states, np.zeros_like(pool_states)))
-                pool_program = np.concatenate((pool_program, np.zeros_like(pool_program)))
-            pool_from[sig, i] = pool_size
-            for j in range(filled):
-                pool[pool_size] = found[j]
-                pool_states[pool_size] = found_states[j]
-                pool_program[pool_size] = -1 - found_states[j, 0, 0]
-                pool_size += 1
-            pool_to[sig, i] = pool_size
-        for j in range(pool_from[sig, i], pool_to[sig, i]):
-            guess[:] = pool[j]
-            guess[0] += extra[g, i]
-            for k in range(pair_count[g]):
-                guess += lowest[pair_links[g, k], i]
-            guess[1] = max(guess[1], machine[1])
-            rank_cost(guess, port, machine, objective, figure)
-            if not below(figure, best):
-                continue
-            for p in range(in_pair.shape[0]):
-                if in_pair[p] != g:
+    ranks, size, filled, visited = grid.states.shape[1], grid.states.shape[0], 0, 0
+    place = np.full(size, -1, np.int64)
+    at, digit = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    for k in range(p.length.shape[0]):
+        n, sig, steps = p.length[k], signature[k], p.steps[k]
+        low, high = filled, filled + 1
+        if high >= h.at.shape[0]:
+            return budget + 1
+        h.parts[filled], h.need[filled], h.at[filled], h.back[filled], h.program[filled] = t.start, 0.0, 0, -1, k
+        filled += 1
+        for e in range(n):
+            last = e == n - 1
+            for label in range(low, high):
+                origin = h.at[label]
+                if origin < 0:
                     continue
-                was = best.copy()
-                n, _ = search(in_steps[p], in_n[p], in_order[p], in_rest[p], in_allowed[p], in_dims[p], in_ramp[p], np.full(ranks, -1, np.int64), lattice[i],
-                              pool[j], zero, room, doubled, bits, succ_start, succ, succ_trips, lane_size, tile, full, seen, dim_start, dim_rank, dim_coef,
-                              csr, links, weights, products, factor_start, factor_rank, factor_stride, table, low, high, floor, folds, port, machine,
-                              objective, rules, best, chosen[width:], found, found_states, 0, budget - visited)
-                visited += n
-                if np.any(was != best):
-                    chosen[:width] = pool_states[j, 1:]
-                    choice[0], choice[1] = pool_program[j], p
-    return max(visited, budget + 1) if partial else visited
+                r, at[0] = 0, -1
+                while r >= 0:
+                    at[r] += 1
+                    o = grid.after_start[r, grid.digit[origin, r]] + at[r]
+                    if o >= grid.after_start[r, grid.digit[origin, r] + 1] or (at[r] > 0 and not p.allowed[k, e, r]):
+                        r -= 1
+                        continue
+                    digit[r] = grid.after[o]
+                    if r < ranks - 1:
+                        r += 1
+                        at[r] = -1
+                        continue
+                    visited += 1
+                    if visited > budget or filled >= h.at.shape[0]:
+                        return budget + 1
+                    i = 0
+                    for j in range(ranks):
+                        i += digit[j] * grid.stride[j]
+                    copied(h.parts[label], h.parts[filled])
+                    copied(h.need[label], h.need[filled])
+                    if e > 0 and steps[e - 1, 0] == NODE:
+                        v = steps[e - 1, 1]
+                        h.need[filled, v] += rest_bits(steps[e - 1], steps[e, 0], grid.states[origin], grid.states[i], origin > 0, t)
+                        if h.need[filled, v] > t.room[v]:
+                            continue
+                    if steps[e, 0] == NODE and steps[e, 3] >= 0:
+                        added(grid.exact[steps[e, 3], i], h.parts[filled])
+                    copied(tails[sig, i], w.guess)
+                    for j in range(p.rest[k, e + 1, 0], p.rest[k, e + 1, 1]):
+                        added(grid.low[p.order[k, j], i], w.guess)
+                    if settle(w.guess, h.parts, filled, filled + 1, t, best, w) < 0:
+                        continue
+                    h.at[filled], h.back[filled], h.program[filled] = i, label, k
+                    if listed(filled, ends[sig] if last else place, i, not last, h):
+                        filled += 1
+            low, high = high, filled
+            if not last:
+                for label in range(low, high):
+                    if h.at[label] >= 0:
+                        place[h.at[label]] = -1
+    return visited
+
+
+@njit(cache=True, nogil=True)
+def collected(ends: Ints, h: Heads) -> tuple[Floats, Ints, Ints]:
+    """The labels at the ends as parts [N, P], their numbers [N], and per (signature, U) the first and the last of them [sigs, G, 2]."""
+    sigs, size = ends.shape
+    spans, n = np.zeros((sigs, size, 2), np.int64), 0
+    for fill in range(2):
+        if fill:
+            parts, labels = np.zeros((n, h.parts.shape[1])), np.zeros(n, np.int64)
+        n = 0
+        for sig in range(sigs):
+            for i in range(size):
+                spans[sig, i, 0] = n
+                own = ends[sig, i]
+                while own >= 0:
+                    if fill:
+                        parts[n], labels[n] = h.parts[own], own
+                    n += 1
+                    own = h.next[own]
+                spans[sig, i, 1] = n
+    return parts, labels, spans
+
+
+class Crowd(NamedTuple):
+    """What limits the first level inside: room of a node of x, and which tensors pay if x stands first there.
+
+    words [X]: the most that a node of x may hold, inf if nothing bounds it; paid [X, X, R]: ranks of x that y does not see;
+    first [N]: the tensor whose node stands first in inner program n, -1 if none stands at that level. tensor [K] of a link, -1 if it does not cross the border.
+    """
+
+    words: Floats
+    paid: Bools
+    first: Ints
+    tensor: Ints
+
+
+@njit(cache=True, nogil=True)
+def crowded(x: int, u: Ints, lanes_left: float, t: Tables, c: Crowd, crossing: Floats, low: Floats, out: Floats) -> None:
+    """At least what links cost if x stands first inside: out [P] += what the room of x adds to crossing [X, P], the bounds of the links of every tensor.
+
+    u: states of the tile U; low [X, P]: the same bounds at U. A lane has a share V of U and holds tiles s of it; let E = U s / V. The hull of x over E is
+    at most `words` times the lanes over its ranks, `lanes_left`. A tensor y is fetched once per E of the ranks that it does not see; those that x sees, R_y
+    in all, are limited together: prod(R_y) <= K. So y costs at least U_y / R_y times its bound at U (U_y: R_y of the whole U). Two tensors share K best
+    where a / R_1 + b / R_2 is least. The idea is the I/O bound of Hong and Kung (STOC 1981), per placement.
+    """
+    n, first, second, k = 0, -1, -1, c.words[x] * lanes_left
+    for y in range(t.seen.shape[0]):
+        if y != x and np.any(c.paid[x, y]):
+            first, second, n = y if n == 0 else first, y if n == 1 else second, n + 1
+    if n == 0 or n > 2 or (n == 2 and np.any(c.paid[x, first] & c.paid[x, second])):
+        return
+    whole1, whole2 = 1.0, 1.0
+    for d in range(t.dim_start[x, 0], t.dim_start[x, 1]):
+        longest = 1.0
+        for i in range(t.dim_rank[d, 0], t.dim_rank[d, 1]):
+            r = t.dim_coef[i, 0]
+            size = float(t.tile[r, u[r]])
+            if c.paid[x, first, r]:
+                whole1 *= size
+            elif n == 2 and c.paid[x, second, r]:
+                whole2 *= size
+            else:
+                continue
+            k *= size
+            longest = max(longest, size)
+        k /= longest  # a window is no shorter than its longest rank
+    if whole1 * whole2 <= k:
+        return
+    for i in range(out.shape[0]):
+        a, apart = low[first, i] * whole1, crossing[first, i]
+        if n == 1:
+            together = a / min(whole1, max(k, 1.0))
+        else:
+            b = low[second, i] * whole2
+            apart += crossing[second, i]
+            least, most = max(k / whole2, 1.0), min(whole1, max(k, 1.0))
+            share = min(max(np.sqrt(k * a / b), least), most) if b > 0.0 else most
+            together = a / share + b / max(min(k / share, whole2), 1.0)
+        out[i] += max(together - apart, 0.0)
+
+
+@njit(cache=True, nogil=True)
+def inward(p: Programs, pair_programs: Ints, pair_signature: Ints, inside: Floats, grid: Grid, crowd: Crowd, heads: Floats, spans: Ints, t: Tables,
+           best: Floats, chosen: Ints, choice: Ints, w: Walk, budget: int) -> int:
+    """Best first over (pair, U): outer labels of U, then all lanes and inner programs of the pair. A pair is a signature and a set of inner links.
+
+    inside [pairs, G, P]: at least what the inside costs at U. choice [outer part, program, U]; returns nodes visited, above budget if it stopped early.
+    """
+    pairs, size, tensors = inside.shape[0], inside.shape[1], t.seen.shape[0]
+    bounds = np.full((pairs * size, 3), np.inf)
+    low, guess, lanes_all = np.zeros((tensors, t.start.shape[0])), np.zeros(t.start.shape[0]), float(np.prod(t.lane_size))
+    for g in range(pairs):
+        for i in range(size):
+            first, last = spans[pair_signature[g], i]
+            if first == last or settle(inside[g, i], heads, first, last, t, best, w) < 0:
+                continue
+            copied(w.least, bounds[g * size + i])
+            crossings(p, pair_programs[g, 0], i, grid, crowd, low)
+            seen = np.int64(0)
+            for k in range(pair_programs[g, 0], pair_programs[g, 1]):
+                x = crowd.first[k]
+                if x >= 0 and not seen >> x & 1:
+                    copied(inside[g, i], guess)
+                    if crowd.words[x] < np.inf:
+                        crowded(x, grid.states[i], lanes_all, t, crowd, low, low, guess)
+                    if settle(guess, heads, first, last, t, best, w) >= 0 and (seen == 0 or below(w.least, bounds[g * size + i])):
+                        copied(w.least, bounds[g * size + i])
+                        seen |= np.int64(1) << 62
+                    seen |= np.int64(1) << x
+            if crowd.first[pair_programs[g, 0]] >= 0 and not seen >> 62 & 1:
+                bounds[g * size + i] = np.inf
+    open_pairs = np.flatnonzero(bounds[:, 0] < np.inf)
+    later = open_pairs[np.argsort(bounds[open_pairs, 1], kind="mergesort")]
+    later = later[np.argsort(bounds[later, 0], kind="mergesort")]
+    visited = 0
+    for c in later:
+        if bounds[c, 0] > best[0] * (1 + CLOSE) or visited > budget:
+            break
+        if below(bounds[c], best):
+            g, i = c // size, c % size
+            found = choice[1]
+            choice[1] = -1
+            visited += lanes(p, pair_programs[g], grid, i, crowd, heads, spans[pair_signature[g], i], t, best, chosen, choice, w, budget - visited)
+            if choice[1] >= 0:
+                choice[2] = i
+            else:
+                choice[1] = found
+    return visited
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def crossings(p: Programs, k: int, i: int, grid: Grid, crowd: Crowd, low: Floats) -> None:
+    """[X, P] at least what the links of every tensor over the border cost at place i of the grid."""
+    low[:] = 0.0
+    for j in range(p.ordered[k]):
+        if crowd.tensor[p.order[k, j]] >= 0:
+            added(grid.low[p.order[k, j], i], low[crowd.tensor[p.order[k, j]]])
+
+
+@njit(cache=True, nogil=True)
+def lanes(p: Programs, programs: Ints, grid: Grid, i: int, crowd: Crowd, heads: Floats, span: Ints, t: Tables, best: Floats, chosen: Ints,
+          choice: Ints, w: Walk, budget: int) -> int:
+    """All lanes that share out the tile at place i, and for each of them all inner programs [from, to) of a pair; their first step is the same."""
+    u, parts, tensors = grid.states[i], t.start.shape[0], t.seen.shape[0]
+    ranks, visited, r, k = u.shape[0], 0, 0, programs[0]
+    low, crossing, total = np.zeros((tensors, parts)), np.zeros((tensors, parts)), np.zeros(parts)
+    crossings(p, k, i, grid, crowd, low)
+    hopeful = np.zeros(tensors + 1, np.bool_)
+    w.state[0], w.moved[0] = u, i > 0
+    w.parts[0], w.need[0] = 0.0, 0.0
+    group, most = p.steps[k, 0, 4], np.prod(t.lane_size)
+    w.at[0, 0] = -1
+    while r >= 0:
+        w.at[0, r] += 1
+        o = t.succ_start[group, r, u[r]] + w.at[0, r]
+        if o >= t.succ_start[group, r, u[r] + 1] or t.fewest[o] * w.fewest[r] > most:
+            r -= 1
+            continue
+        w.used[r + 1] = used_after(w.used[r], o, r, t, w)
+        if w.used[r + 1] < 0:
+            continue
+        w.fewest[r + 1] = w.fewest[r] * t.fewest[o]
+        w.state[1, r] = t.succ[o]
+        for j in range(r + 1, ranks):
+            w.state[1, j] = u[j]
+        visited += 1
+        if visited > budget:
+            return visited
+        crossing[:] = 0.0
+        copied(w.parts[0], w.guess)
+        for j in range(p.ordered[k]):
+            x = crowd.tensor[p.order[k, j]]
+            if x >= 0:
+                add_bound(p.order[k, j], w.state[1], t, w.extra, crossing[x])
+            else:
+                add_bound(p.order[k, j], w.state[1], t, w.extra, w.guess)
+        for x in range(tensors):
+            added(crossing[x], w.guess)
+        copied(w.guess, total)
+        if settle(total, heads, span[0], span[1], t, best, w) < 0:
+            continue
+        some = False
+        hopeful[:] = False
+        for own in range(programs[0], programs[1]):
+            x = crowd.first[own]
+            if x < 0:
+                hopeful[tensors] = True
+            elif not hopeful[x]:
+                copied(total, w.guess)
+                if crowd.words[x] < np.inf:
+                    over = 1.0
+                    for j in range(r + 1):
+                        if t.seen[x, j]:
+                            over *= t.tile[j, u[j]] / t.tile[j, w.state[1, j]]
+                    rest = 1.0
+                    for j in range(r + 1, ranks):
+                        if t.seen[x, j]:
+                            rest *= t.tile[j, u[j]]
+                    over *= min(rest, most / w.fewest[r + 1])
+                    crowded(x, u, over, t, crowd, crossing, low, w.guess)
+                hopeful[x] = settle(w.guess, heads, span[0], span[1], t, best, w) >= 0
+            some = some or hopeful[x]
+        if not some:
+            continue
+        if r < ranks - 1:
+            r += 1
+            w.at[0, r] = -1
+            continue
+        for own in range(programs[0], programs[1]):
+            if hopeful[crowd.first[own]] and account(0, p, own, w.used[ranks], t, w):
+                visited += search(p, own, 1, heads, span[0], span[1], t, best, chosen, choice, w, budget - visited)
+    return visited

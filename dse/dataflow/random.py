@@ -6,11 +6,12 @@ from collections.abc import Mapping as Dict
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from math import gcd, inf
+from math import gcd
 from random import Random
 
-from dse.dataflow.exhaustive import Placement, before, gaps, lanes, layers, least, without_idle
-from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.dataflow.cost_descending import least_held
+from dse.dataflow.exhaustive import Placement, before, gaps, lanes, layers, without_idle
+from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim import cost
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced
@@ -19,7 +20,6 @@ from workloads.einsum import Einsum
 
 MAPPINGS = 1000  # that fit; Timeloop finds 220 to 970 of them per CPU second (specs/field.md, 1.4)
 ATTEMPTS = 20  # draws per mapping that fits
-NONE = (inf, inf, inf)
 
 Layer = Store | int  # what a gap lies below: a storage node, or the border of a fan-out
 
@@ -34,10 +34,12 @@ class Choices:
 
 
 def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[EinsumCost] | Infeasible:
-    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of `least`."""
+    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of `least_held`."""
     e, arch = problem.einsum, problem.arch
-    best, full = least(e, arch), cost.overflow(footprints(least(e, arch), e), e, arch)
-    lowest, fitting = NONE if full else ranked(problem, best), 0
+    best = least_held(e, arch)
+    if isinstance(best, Infeasible):
+        return best
+    lowest, fitting = ranked(problem, best), 0
     for _ in range(mappings * ATTEMPTS):
         mapping = mapping_of(e, arch, draw(e, arch, rng))
         if cost.overflow(footprints(mapping, e), e, arch):
@@ -47,8 +49,6 @@ def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[Eins
         fitting += 1
         if fitting == mappings:
             break
-    if full and lowest == NONE:
-        return full
     return [priced(problem, best, count(best, e, arch), footprints(best, e))]
 
 
@@ -77,11 +77,11 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
 
 
 def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
-    """Tensors per level in a random order; where none may be skipped all, else each by the toss of a coin; all of them at some level."""
-    names = [p.tensor for p in e.tensors()]
+    """Tensors per level in a random order: of those that it may hold all where none may be skipped, else each by the toss of a coin; all at some level."""
+    names = {p.tensor for p in e.tensors()}
     while True:
-        held = [[name for name in names if not level.bypass or rng.random() < 0.5] for level in arch.levels]
-        if set(chain(*held)) == set(names):
+        held = [[name for name in holdable(e, level) if not level.bypass or rng.random() < 0.5] for level in arch.levels]
+        if set(chain(*held)) == names:
             return tuple(tuple(rng.sample(own, len(own))) for own in held)
 
 

@@ -5,13 +5,14 @@ A dataflow is data: Constraints. Systolic arrays (specs/model.md, 3) and row-sta
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, permutations, product
 from typing import Literal
 
-from dse.nest import Loop, Mapping, Store
+from dse.nest import Loop, Mapping, Store, holdable
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
@@ -190,30 +191,35 @@ Cuts = tuple[tuple[int, int], ...]  # (tile, number of the fan-out dimension or 
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
-    """Which tensors every level holds, in which order; every tensor somewhere. One order suffices at an unbounded outermost level."""
+    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order suffices at an unbounded outermost level."""
     names = [p.tensor for p in e.tensors()]
-    every = range(len(names))
     choices: list[list[tuple[int, ...]]] = []
     for v, level in enumerate(arch.levels):
-        forced = {names.index(tensor) for name, tensor in c.kept if name == level.name} if level.bypass else set(every)
-        sets = [own for n in range(len(names) + 1) for own in combinations(every, n) if forced <= set(own)]
+        may = [names.index(tensor) for tensor in holdable(e, level)]
+        forced = {names.index(tensor) for name, tensor in c.kept if name == level.name} | (set() if level.bypass else set(may))
+        sets = [own for n in range(len(may) + 1) for own in combinations(may, n) if forced <= set(own)]
         ordered = v > 0 or level.capacity_bits is not None
         choices.append([order for own in sets for order in (permutations(own) if ordered else [own])])
-    return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(every))
+    return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names))))
+
+
+STATES = 30_000
+Way = tuple[tuple[int, ...], Cuts]  # over one border's lanes: trips per fan-out dimension of the machine, and the loops as cuts
+Dim = tuple[int, int, int]  # number, size, class: dimensions of one class share and merge alike, so that only the tiles that they leave count
 
 
 @dataclass(frozen=True, slots=True)
 class Walks:
     """All ways of one rank from its extent to tiles of 1. States are numbered outermost first.
 
-    cuts: tiles of every state, runs of dividing tiles in time merged. time [state]: the states that may follow in time, first itself; lanes [state][border]:
-    (next state, trips per fan-out dimension), likewise; unit: the state of tiles of 1 that follows in time.
+    cuts: tiles of every state, each with the class of its lanes or -1 in time; cuts that leave the same tiles are one. time [state]: the states that may
+    follow in time, first itself; lanes [state][border]: (next state, ways there), likewise; unit: the state of tiles of 1 that follows in time.
     """
 
     extent: int
     cuts: tuple[Cuts, ...]
     time: tuple[tuple[int, ...], ...]
-    lanes: tuple[tuple[tuple[tuple[int, tuple[int, ...]], ...], ...], ...]
+    lanes: tuple[tuple[tuple[tuple[int, tuple[Way, ...]], ...], ...], ...]
     unit: tuple[int, ...]
 
     def tile(self, state: int) -> int:
@@ -232,16 +238,18 @@ def divisors(n: int) -> list[int]:
 
 
 @lru_cache(maxsize=1 << 12)
-def walks(extent: int, borders: tuple[tuple[tuple[int, int], ...], ...], dims: int, tiles: Tiles) -> Walks:
-    """borders: per border, outermost first, the (number, size) of the fan-out dimensions that take this rank; dims: of the machine."""
+def walks(extent: int, borders: tuple[tuple[Dim, ...], ...], dims: int, tiles: Tiles) -> Walks:
+    """borders: per border, outermost first, the fan-out dimensions that take this rank; dims: of the machine. Raises ValueError above STATES states."""
     cuts: list[Cuts] = []
     time: list[tuple[int, ...]] = []
-    lanes: list[list[tuple[tuple[int, tuple[int, ...]], ...]]] = []
-    queue: list[Cuts] = [()]
+    lanes: list[list[tuple[tuple[int, tuple[Way, ...]], ...]]] = []
+    queue = deque[Cuts]([()])
     numbers: dict[Cuts, int] = {(): 0}
     while queue:
-        own = queue.pop(0)
+        own = queue.popleft()
         cuts.append(own)
+        if len(numbers) > STATES:
+            raise ValueError(f"{extent} elements in {tiles} tiles can be cut in more than {STATES:,} ways; take tiles: divisor, or another mapper")
         tile = own[-1][0] if own else extent
         last = max((d for _, d in own), default=-1)
 
@@ -252,24 +260,34 @@ def walks(extent: int, borders: tuple[tuple[tuple[int, int], ...], ...], dims: i
             return numbers[c]
 
         smaller = range(tile - 1, 0, -1) if tiles == "ragged" else divisors(tile)[-2::-1]
-        time.append((number(own), *(number(_timed(own, n)) for n in smaller)))
-        lanes.append([_spread(own, tile, border, dims, tiles, number) if all(d > last for d, _ in border) else ((number(own), (1,) * dims),)
-                      for border in borders])
-    unit = tuple(numbers[own if (own[-1][0] if own else extent) == 1 else _timed(own, 1)] for own in cuts)
+        time.append((number(own), *(number(_cut(own, n, -1)) for n in smaller)))
+        lanes.append([_spread(own, tile, border, dims, tiles, number) if last < min((d[2] for d in border), default=0) else
+                      ((number(own), (((1,) * dims, ()),)),) for border in borders])
+    unit = tuple(numbers[own if (own[-1][0] if own else extent) == 1 else _cut(own, 1, -1)] for own in cuts)
     return Walks(extent, tuple(cuts), tuple(time), tuple(map(tuple, lanes)), unit)
 
 
-def _timed(own: Cuts, tile: int) -> Cuts:
-    """One more tile in time; the last one goes if the new one divides it: the tiles are the same."""
-    return (*own[:-1], (tile, -1)) if own and own[-1][1] < 0 and own[-1][0] % tile == 0 else (*own, (tile, -1))
+def _cut(own: Cuts, tile: int, of: int) -> Cuts:
+    """One more cut; the last one goes if it is of the same class and the new one divides it: the tiles are the same."""
+    return (*own[:-1], (tile, of)) if own and own[-1][1] == of and own[-1][0] % tile == 0 else (*own, (tile, of))
 
 
-def _spread(own: Cuts, tile: int, border: tuple[tuple[int, int], ...], dims: int, tiles: Tiles,
-            number: Callable[[Cuts], int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """All states over the lanes of one border, at most one loop per dimension, in the machine's order."""
-    found: list[tuple[Cuts, int, tuple[int, ...]]] = [(own, tile, (1,) * dims)]
-    for d, size in border:
-        for c, n, trips in list(found):
+def _spread(own: Cuts, tile: int, border: tuple[Dim, ...], dims: int, tiles: Tiles, number: Callable[[Cuts], int]) -> tuple[tuple[int, tuple[Way, ...]], ...]:
+    """All states over the lanes of one border, at most one loop per dimension, in the machine's order, each with the ways there that need fewest lanes."""
+    found: list[tuple[Cuts, int, Way]] = [(own, tile, ((1,) * dims, ()))]
+    for d, size, of in border:
+        for c, n, (trips, loops) in list(found):
             for inner in sorted({-(-n // f) for f in range(2, size + 1) if tiles != "perfect" or n % f == 0} - {n}, reverse=True):
-                found.append(((*c, (inner, d)), inner, (*trips[:d], -(-n // inner), *trips[d + 1:])))
-    return tuple((number(c), trips) for c, _, trips in found)
+                found.append((_cut(c, inner, of), inner, ((*trips[:d], -(-n // inner), *trips[d + 1:]), (*loops, (inner, d)))))
+    ways: dict[Cuts, list[Way]] = {}
+    for c, _, way in found:
+        ways.setdefault(c, []).append(way)
+    return tuple((number(c), _fewest(own_ways)) for c, own_ways in ways.items())
+
+
+def _fewest(ways: list[Way]) -> tuple[Way, ...]:
+    """Without the ways that need no fewer lanes in any dimension than another one."""
+    first: dict[tuple[int, ...], Way] = {}
+    for way in ways:
+        first.setdefault(way[0], way)
+    return tuple(way for trips, way in first.items() if not any(other != trips and all(a <= b for a, b in zip(other, trips, strict=True)) for other in first))

@@ -18,7 +18,8 @@ class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
     gap: how far the objective may lie above the lower bound, as a share of the cost.
-    certificate: what is proven, as optimal(space); visited: nodes that the search for it visited.
+    certificate: what is proven, as optimal(space); visited: nodes that the search for it visited. strategy: how a tile optimizer cut the tensors, as text;
+    host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut beforehand.
     """
 
     name: str
@@ -35,6 +36,9 @@ class EinsumCost:
     price: cost.Price
     certificate: str = field(default="", compare=False)
     visited: int = field(default=0, compare=False)
+    strategy: str = field(default="", compare=False)
+    host_copies: int | None = None
+    host_copy_elems: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

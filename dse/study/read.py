@@ -30,7 +30,7 @@ T = TypeVar("T")
 KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "search", "stop", "solver", "limits", "workers", "sink")
 NEEDED = ("workloads", "machine", "space", "objectives")
 WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name")
-SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx")
+SUFFIXES = catalog.SUFFIXES
 PARAMETER = re.compile(r"\w+=[^\s:=]+")  # of a catalog name
 TRIED = 2000  # machines looked at for one that meets the static constraints
 
@@ -54,7 +54,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRef:
-    """text: catalog name with parameters, or a path; path: absolute, of a file, else empty; digest: of all that a solver sees of it."""
+    """text: as given, a path or a catalog name with parameters; path: absolute, of the file in it, else empty; digest: of all that a solver sees of it."""
 
     name: str
     text: str
@@ -274,15 +274,15 @@ def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults) 
     if not isinstance(bind, Mapping) or any(type(size) is not int or size < 1 for size in bind.values()):
         faults.add(f"{key}.bind = {show(bind)} must give whole numbers of at least 1, e.g. {{N: 1}}; correct it")
         return None
-    stem, colon, tail = text.partition(":")
-    path = str((folder / stem).resolve()) if _is_path(text) else ""
+    before, path, after = catalog.file_in(text)
+    found = str((folder / path).resolve()) if path else ""
     try:
-        loaded = catalog.load(path + colon + tail if path else text, bind, fuse)
+        loaded = catalog.load(before + found + after, bind, fuse)
     except WorkloadError as error:
         faults.lines.extend(f"{key}: {line}" for line in str(error).splitlines())
         return None
-    shown = str(given.get("name", Path(stem).stem if path else text))
-    return WorkloadRef(shown, text, path, tuple((str(k), v) for k, v in bind.items()), float(weight), _digest(loaded)), loaded
+    shown = str(given.get("name", Path(path).stem if path and not before else text))
+    return WorkloadRef(shown, text, found, tuple((str(k), v) for k, v in bind.items()), float(weight), _digest(loaded)), loaded
 
 
 def _digest(workload: Workload) -> str:

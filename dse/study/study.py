@@ -20,6 +20,7 @@ from dse.study.prune import Constraints, column, modelled_violations, reason, st
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw.space import Axis, Space, Value, values
+from workloads import catalog
 from workloads.graph import Workload
 
 BLOCKS: dict[str, Any] = {"search": Search, "stop": Stop, "limits": Limits}
@@ -88,7 +89,8 @@ def to_yaml(study: Study) -> str:
     document["machine"] = f"inputs/{Path(study.machine).name}"
     for i, ref in enumerate(study.workloads):
         if ref.path:
-            document["workloads"][i] = {"file": _input(i, ref), "name": ref.name, "bind": dict(ref.bind), "weight": ref.weight}
+            before, _, after = catalog.file_in(ref.text)
+            document["workloads"][i] = {"workload": f"{before}{_input(i, ref)}{after}", "name": ref.name, "bind": dict(ref.bind), "weight": ref.weight}
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 

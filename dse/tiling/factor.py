@@ -14,21 +14,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.arch import Arch
+from hw.arch import ROLES, Arch, Entry, Level, Tiling
+from hw.tiling import MINIMUM
 
 Shape = tuple[int, ...]
 Ints = NDArray[np.int64]
-Entry = int | str
-PREFERENCE = ("None", "DimN", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW")
-# Smallest useful tiles. pes, macs, vector: of the unit; kernel: rows or columns of the kernel; full: the tensor's.
-MINIMUM: dict[str, tuple[Entry, ...]] = {
-    "convolution.inputs": (1, "kernel", "full", "macs"), "convolution.weights": ("pes", "full", "full", "macs"),
-    "convolution.outputs": (1, 1, "full", "pes"),
-    "depthwise.inputs": (1, "kernel", "full", "vector"),
-    "inner_product.inputs": (1, "macs"), "inner_product.weights": ("pes", "macs"), "inner_product.outputs": (1, "pes"),
-    "pooling.inputs": (1, "kernel", "kernel", "vector"), "pooling.outputs": (1, 1, 1, "vector"),
-    "batch_norm.inputs": (1, "vector", "vector", "vector"), "batch_norm_2d.inputs": (1, "vector"), "batch_norm.weights": (4, "vector"),
-    "attention.queries": (1, "pes", "full"), "attention.keys": (1, "macs", "full")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +27,7 @@ class Unit:
 
     tile_bytes: the largest tile of inputs, weights or outputs; names: the levels that hold them. align: the innermost dimension is
     stored in multiples of it (0: as it is). pes: output channels side by side; macs: input channels that each reduces per step;
-    vector: lanes of the vector unit; accelerators: taken in turn.
+    vector: lanes of the vector unit; accelerators: taken in turn. preference, minimum: as the machine says (hw/arch.py: Tiling).
     """
 
     tile_bytes: int = 32768
@@ -48,7 +38,7 @@ class Unit:
     vector: int = 8
     accelerators: int = 1
     names: tuple[str, str, str] = ("ISPAD", "WSPAD", "OSPAD")
-    preference: tuple[str, ...] = PREFERENCE
+    preference: tuple[str, ...] = Tiling().preference
     minimum: Mapping[str, tuple[Entry, ...]] = field(default_factory=lambda: MINIMUM)
 
     def most(self) -> int:
@@ -60,21 +50,26 @@ class Unit:
 
 
 def unit(arch: Arch, elem_bits: int) -> Unit | None:
-    """What a machine offers; None: no level but the outermost.
+    """What a machine offers; None: inputs, weights and outputs have no levels side by side between the outermost and the array.
 
-    Three scratchpads outside of the array hold inputs, weights and outputs; else the largest level there gives each a third.
+    Each lives at the largest level there that may hold it, in equal shares with the others that live there.
     """
-    inner = arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
-    pads = [level for level in arch.levels[1:inner] if level.capacity_bits]
-    if not pads:
+    homes = [_home(arch, role) for role in ROLES]
+    held = [level for level in homes if level]
+    copies = {arch.instances(arch.levels.index(level)) for level in held}
+    if len(held) < len(ROLES) or len(copies) > 1:
         return None
-    private = len(pads) == 3
-    held = pads if private else [max(pads, key=lambda level: level.capacity_bits or 0)] * 3
-    room = min((level.capacity_bits or 0) // (2 if level.double_buffer else 1) for level in held) // (1 if private else 3)
-    outer = arch.levels.index(held[0])
-    pes, macs = lanes(arch, outer)
-    return Unit(tile_bytes=room // 8, elem_bytes=max(elem_bits // 8, 1), pes=prod(n for _, n in pes), macs=prod(n for _, n in macs),
-                vector=int(arch.compute.alu_per_cycle or 8), accelerators=arch.instances(outer), names=(held[0].name, held[1].name, held[2].name))
+    room = min((level.capacity_bits or 0) // (2 if level.double_buffer else 1) // held.count(level) for level in held)
+    t, (pes, macs) = arch.tiling, lanes(arch, arch.levels.index(held[0]))
+    return Unit(tile_bytes=room // 8, elem_bytes=max(elem_bits // 8, 1), align=t.align, pes=t.pes or prod(n for _, n in pes),
+                macs=t.macs or prod(n for _, n in macs), vector=t.vector or int(arch.compute.alu_per_cycle or 8), accelerators=copies.pop(),
+                names=(held[0].name, held[1].name, held[2].name), preference=t.preference, minimum={**MINIMUM, **t.minimum})
+
+
+def _home(arch: Arch, role: str) -> Level | None:
+    inner = arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
+    found = [level for level in arch.levels[1:inner] if level.capacity_bits and role in level.holds]
+    return max(found, key=lambda level: level.capacity_bits or 0, default=None)
 
 
 def lanes(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
@@ -100,13 +95,15 @@ def layout_of(shape: Sequence[int]) -> str:
 
 
 def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Shape:
-    """The minimum tile of a table entry, clipped to the shape."""
+    """The minimum tile of a table entry, clipped to the shape; of inputs at least one window."""
     known = {"pes": u.pes, "macs": u.macs, "vector": u.vector}
 
     def size(dim: int, entry: Entry) -> int:
-        if isinstance(entry, int):
-            return entry
-        return kernel[dim - 1] if entry == "kernel" else shape[dim] if entry == "full" else known[entry]
+        window = kernel[dim - 1] if kernel and 0 < dim < 3 else 1
+        if entry == "full":
+            return shape[dim]
+        n = entry if isinstance(entry, int) else window if entry == "kernel" else known[entry]
+        return max(n, window) if key.endswith(".inputs") else n
 
     return tuple(min(size(dim, entry), shape[dim]) for dim, entry in enumerate(u.minimum[key]))
 

@@ -6,6 +6,7 @@ Which role a rank plays follows from the tensors that it stands in, not from its
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from dse.nest import Infeasible
 from dse.tiling.halo import Window
@@ -20,6 +21,10 @@ class Reading:
     operator: Operator
     ranks: dict[str, str]
     groups: tuple[tuple[str, int], ...] = ()
+
+    def repeats(self) -> int:
+        """How often the operator runs."""
+        return prod(size for _, size in self.groups)
 
 
 def read(e: Einsum) -> Reading | Infeasible:

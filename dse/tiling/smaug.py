@@ -92,8 +92,11 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
 
 
 def _inputs(op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = "") -> Ints | Infeasible:
-    """Tiles of the input that fit, in the order that decides ties."""
+    """Tiles of the input that fit, in the order that decides ties. Those under a window hold whole steps of it, or all."""
     minimum = smallest(u, f"{kind or op.kind}.inputs", shape, op.kernel)
+    if op.kind in WINDOWED:
+        whole = (m if m == n else w.size + (m - w.size) // w.step * w.step for m, n, w in zip(minimum[1:3], shape[1:3], op.windows(), strict=True))
+        minimum = (minimum[0], *whole, minimum[3])
     found = enumerate_tiles(shape, label, minimum, step, u)
     if len(found):
         return found

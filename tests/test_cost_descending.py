@@ -1,0 +1,84 @@
+"""What must be held, and what double buffering doubles: infeasible is proven."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.dataflow.cost_descending import candidates, cost_descending, least_held, topology
+from dse.dataflow.exhaustive import enumerated, size
+from dse.nest import Infeasible, Loop, faults
+from dse.sim import cost
+from dse.sim.counts import footprints
+from dse.sim.evaluate import Problem, lanes_overflow
+from hw.arch import Arch, Compute, Fanout, Level
+from tests.nests import KINDS, random_arch, random_einsum
+from tests.small import small_problem
+from workloads.einsum import einsum
+
+GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 6, "k": 8})
+
+
+def tight_problem(rng: Random, mappings: int) -> Problem:
+    """A small problem on a machine whose levels hold a few elements, most of them twice."""
+    while True:
+        e, arch = random_einsum(rng, (*KINDS, "spmm", "spmv")), random_arch(rng)
+        e = replace(e, extents=tuple((rank, min(n, rng.randint(1, 6))) for rank, n in e.extents))
+        inner = (replace(level, bypass=rng.random() < 0.3, double_buffer=rng.random() < 0.85, capacity_bits=8 * rng.choice([2, 3, 4, 5, 6, 9, 30]))
+                 for level in arch.levels[1:])
+        arch = replace(arch, levels=(arch.levels[0], *inner))
+        if len(arch.levels) <= 3 and prod(n for _, n in e.extents) > 1 and size(e, arch, "divisor") <= mappings:
+            return Problem(arch, e, "energy")
+
+
+def two_levels(capacity_bytes: int, double_buffer: bool = True, lanes: int = 1, outermost_bytes: int | None = None) -> Arch:
+    outer = Level("DRAM", outermost_bytes and 8 * outermost_bytes, 8, 200.0, 200.0, 8.0, "shared", bypass=False)
+    inner = Level("RF", 8 * capacity_bytes, 8, 1.0, 1.0, 8.0, "shared", double_buffer=double_buffer, bypass=False)
+    return Arch("small", (outer, inner), (Fanout("array", 1, (("X", lanes),), (True,), (True,), ""),), Compute(1.0, 0.5), 1.0, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_infeasible_is_proven(seed: int) -> None:
+    problem = tight_problem(Random(seed), 3_000)
+    e, arch = problem.einsum, problem.arch
+    least, found = least_held(e, arch), cost_descending(problem, Random(0))
+    if isinstance(enumerated(problem), Infeasible):
+        assert isinstance(least, Infeasible) and found == least and least.need_bytes > least.have_bytes
+        return
+    assert not isinstance(least, Infeasible) and isinstance(found, list)
+    for mapping in (least, found[0].mapping):
+        assert faults(mapping, e, arch) == [] and lanes_overflow(mapping, e, arch) is None
+        assert cost.overflow(footprints(mapping, e), e, arch) is None
+
+
+def test_tiles_that_no_temporal_loop_moves_are_held_once() -> None:
+    problem = small_problem(Random(363751), "energy", 5_000)  # 2 bytes double-buffered for the 2 tensors of a copy; lanes for all of it
+    found = cost_descending(problem, Random(0))
+    assert isinstance(found, list)
+    assert all(node.over for node in found[0].mapping.nodes if isinstance(node, Loop))
+
+
+def test_a_node_that_sinks_is_held_once() -> None:
+    """5 bytes for 3 tensors: two move, the third sinks past its own ranks; with 4 bytes all lanes must cut a second one to one element."""
+    least = least_held(GEMM, two_levels(5))
+    assert not isinstance(least, Infeasible)
+    assert sorted(f.moving for f in footprints(least, GEMM) if f.level == "RF") == [False, True, True]
+    assert str(least_held(GEMM, two_levels(4, lanes=16))) == "C: RF needs 6 bytes, has 4"
+    assert not isinstance(least_held(GEMM, two_levels(4, lanes=24)), Infeasible)  # C: 4 x 6 lanes
+    assert str(least_held(GEMM, two_levels(2, lanes=24))) == "C: RF needs 6 bytes, has 2"
+
+
+def test_an_einsum_that_fits_whole_is_not_planned_twice() -> None:
+    whole = [p.stored_elems() for p in GEMM.tensors()]
+    planned = candidates(GEMM, topology(two_levels(sum(whole))))
+    assert not isinstance(planned, Infeasible)
+    assert [*whole[:2], 1] in [[f.elems for f in held if f.level == "RF" and not f.moving] for _, _, held in planned]  # the last of them sinks
+
+
+def test_an_outermost_level_that_is_too_small_is_named() -> None:
+    assert str(candidates(GEMM, topology(two_levels(64, outermost_bytes=100)))) == "C: DRAM needs 104 bytes, has 100"

@@ -1,0 +1,119 @@
+"""Levels that may hold some tensors only: placements, mapspaces and every mapper keep to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.dataflow import exhaustive, space
+from dse.dataflow.annealing import annealing
+from dse.dataflow.optimal import solved
+from dse.dataflow.random import random
+from dse.nest import Infeasible, Loop, Mapping, Store, faults
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.stack import DATAFLOW
+from hw import machine
+from hw.arch import ROLES, Arch
+from tests.nests import random_arch, random_einsum
+from tests.small import small_problem
+from workloads import catalog
+from workloads.einsum import Einsum
+
+
+def hurried(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    return solved(problem, budget=20_000)
+
+
+LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5), "optimal": hurried}  # budgets of a test
+MAPPERS = {**DATAFLOW, **LESS}
+
+
+def private(rng: Random, arch: Arch) -> Arch:
+    """The machine with levels that hold some roles, the outermost all."""
+    roles = [tuple(rng.sample(ROLES, rng.choice((1, 1, 2, 3)))) for _ in arch.levels[1:]]
+    return replace(arch, levels=(arch.levels[0], *(replace(level, holds=held) for level, held in zip(arch.levels[1:], roles, strict=True))))
+
+
+def well_placed(e: Einsum, arch: Arch, placement: exhaustive.Placement) -> bool:
+    """By the definition of a mapping: these nodes with all loops below them have no fault."""
+    stores = [Store(level.name, tensor) for level, own in zip(arch.levels, placement, strict=True) for tensor in own]
+    return not faults(Mapping((*stores, *(Loop(rank, 1) for rank, n in e.extents if n > 1))), e, arch)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_placements_are_those_without_a_fault(seed: int) -> None:
+    rng = Random(seed)
+    e, arch = random_einsum(rng), random_arch(rng)
+    arch = replace(arch, levels=tuple(replace(level, bypass=v > 0 and rng.random() < 0.7) for v, level in enumerate(arch.levels[:3])), fanouts=())
+    own, free = private(rng, arch), replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))
+    wanted = {p for p in exhaustive.placements(e, free) if well_placed(e, own, p)}
+    names = [p.tensor for p in e.tensors()]
+    assert list(exhaustive.placements(e, own)) and set(exhaustive.placements(e, own)) == wanted
+    numbered = [tuple(tuple(names[x] for x in held) for held in placement) for placement in space.placements(e, own, space.Constraints())]
+    assert set(numbered) == wanted and len(numbered) == len(wanted)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(seed: int) -> None:
+    rng = Random(seed)
+    e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
+    arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], holds=("weight",))), fanouts=())
+    kept = [list(space.placements(e, arch, space.Constraints(kept=((arch.levels[1].name, tensor),)))) for tensor in "AB"]
+    assert kept[0] == [] and all(placement[1] == (1,) for placement in kept[1]) and kept[1]
+
+
+@pytest.mark.parametrize("name", sorted(DATAFLOW))
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), objective=st.sampled_from(["energy", "latency", "edp"]))
+def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective: str) -> None:
+    rng = Random(seed)
+    problem = small_problem(rng, objective, 4000)
+    problem = replace(problem, arch=private(rng, problem.arch))
+    e, arch = problem.einsum, problem.arch
+    best, found = exhaustive.enumerated(problem), MAPPERS[name](problem, Random(1))
+    if isinstance(best, Infeasible):
+        assert isinstance(found, Infeasible)
+        return
+    assert isinstance(found, list) and faults(found[0].mapping, e, arch) == [] and einsum_cost(problem, found[0].mapping) == found[0]
+    low, high = (figure(objective, one.energy_pj, one.latency_cycles) for one in (best[0], found[0]))
+    assert low <= high * (1 + 1e-9) and (name != "exhaustive" or low == high)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_optimum_is_that_of_the_enumeration(seed: int) -> None:
+    rng = Random(seed)
+    problem = small_problem(rng, "energy", 3000)
+    problem = replace(problem, arch=private(rng, problem.arch))
+    best, found = exhaustive.enumerated(problem), solved(problem)
+    assert isinstance(best, Infeasible) == isinstance(found, Infeasible)
+    if not isinstance(best, Infeasible) and not isinstance(found, Infeasible):
+        assert found[0].energy_pj == pytest.approx(best[0].energy_pj, rel=1e-9)
+
+
+def test_private_scratchpads_cut_the_placements_of_smv() -> None:
+    arch = machine.arch(machine.load("smv"))
+    e = catalog.load("conv:k=64,c=64,p=28,q=28,r=3,s=3").einsums[0]
+    shared = replace(arch, levels=tuple(replace(level, holds=ROLES) for level in arch.levels))
+    assert [sum(1 for _ in space.placements(e, where, space.Constraints())) for where in (shared, arch)] == [65_536, 16]
+
+
+@pytest.mark.parametrize("name", ["cost_descending", "random"])
+def test_heuristics_on_private_scratchpads(name: str) -> None:
+    """One block of loops for the three: no worse than twice what one shared scratchpad of the same room takes."""
+    arch = machine.arch(machine.load("smv"))
+    shared = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], name="PAD", holds=ROLES, capacity_bits=3 * 2**18), arch.levels[4]),
+                     fanouts=(replace(arch.fanouts[0], outside=2),))
+    layers = ("conv:k=64,c=64,p=28,q=28,r=3,s=3", "gemm:m=64,n=256,k=512", "pool:c=64,p=56,q=56,r=2,s=2,stride=2")
+    for source, objective in product(layers, ("energy", "latency")):
+        e = catalog.load(source).einsums[0]
+        private_pads, one_pad = (MAPPERS[name](Problem(where, e, objective), Random(1)) for where in (arch, shared))
+        assert isinstance(private_pads, list) and isinstance(one_pad, list) and faults(private_pads[0].mapping, e, arch) == []
+        own, other = (figure(objective, one.energy_pj, one.latency_cycles) for one in (private_pads[0], one_pad[0]))
+        assert own <= 2 * other

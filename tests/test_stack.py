@@ -1,0 +1,154 @@
+"""The solver stack: SMAUG's tiling as a pick, from a solved workload to rows, text and back."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.worker import Ask, Lease, job_of, solve_lease
+from dse import explain
+from dse.cli import main
+from dse.nest import Infeasible, faults
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.stack import Picks, again, solve
+from dse.study import study as studies
+from hw import machine
+from workloads import catalog
+from workloads.graph import unique
+
+SMV = machine.arch(machine.load("smv"))
+NET = catalog.load("light_squeezenet")  # nests, and schedules that are none
+SMAUG = Picks(tiling="smaug")
+WHY = "outside the nest space: the first tile has more rows than the next"
+UNNESTED, NESTED = "conv:k=64,c=64,p=56,q=56,r=3,s=3,pad=1", "conv:k=64,c=64,p=28,q=28,r=3,s=3,stride=2"
+STUDY = f"""\
+name: pads
+workloads: ["{UNNESTED}", "{NESTED}"]
+machine: smv
+space:
+  ispad.capacity: [4 KiB, 16 KiB, 32 KiB]
+  array.pe: [4, 8]
+objectives: [energy_pj, latency_ns]
+solver: {{tiling: smaug}}
+"""
+
+
+@pytest.fixture(scope="module")
+def solved() -> Solution:
+    found = solve(SMV, NET, SMAUG)
+    assert isinstance(found, list)
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run."""
+    found = tmp_path_factory.mktemp("pads")
+    (found / "pads.yaml").write_text(STUDY)
+    assert main(["run", str(found / "pads.yaml"), "--workers", "0", "--out", str(found / "run")]) == 0
+    return found
+
+
+def metrics(cost: EinsumCost) -> tuple[float, float, str]:
+    return cost.energy_pj, cost.latency_cycles, cost.mapping_key
+
+
+def test_a_nest_costs_what_the_evaluator_says_and_others_are_counted_in_the_certificate(solved: Solution) -> None:
+    costs = list(zip(solved.einsums, unique(NET), strict=True))
+    nests = [(cost, group.einsum) for cost, group in costs if not cost.mapping.outside]
+    assert 0 < len(nests) < len(costs)
+    assert re.fullmatch(rf"gap .* % \(smaug; {len(costs) - len(nests)} of {len(costs)} einsums outside the nest space\)", solved.certificate)
+    for cost, e in nests:
+        assert faults(cost.mapping, e, SMV) == [] and cost.certificate == ""
+        priced = einsum_cost(Problem(SMV, e, "energy"), cost.mapping)
+        assert isinstance(priced, EinsumCost) and metrics(priced) == metrics(cost)
+    assert all(cost.host_copies is not None and cost.host_copy_elems is not None for cost in solved.einsums)
+    assert solved.energy_pj == sum(cost.count * cost.energy_pj for cost in solved.einsums)
+
+
+def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
+    stored = {cost.name: str(cost.mapping) for cost in solved.einsums}
+    assert again(SMV, NET, SMAUG, stored) == solved
+    small = catalog.load("gemm:m=16,n=8,k=8")
+    found = solve(machine.arch(machine.load("a3")), small, Picks())
+    assert isinstance(found, list)
+    priced = again(machine.arch(machine.load("a3")), small, Picks(), {cost.name: str(cost.mapping) for cost in found[0].einsums})
+    assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
+
+
+def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reason() -> None:
+    assert solve(SMV, catalog.load(NESTED), Picks(tiling="smaug", mapper="exhaustive")) == solve(SMV, catalog.load(NESTED), SMAUG)
+    wide = solve(SMV, catalog.load("conv:k=16,c=64,p=8,q=4000,r=3,s=3,pad=1"), SMAUG)
+    assert isinstance(wide, Infeasible) and (wide.level, wide.have_bytes) == ("ISPAD", 32768) and wide.need_bytes > wide.have_bytes
+    assert "SMAUG needs 1 optimizers of sparse tensors" in str(solve(SMV, catalog.load("spmm:m=64,k=64,n=8,nnz=400"), SMAUG))
+
+
+def test_what_is_printed(solved: Solution) -> None:
+    *_, copies = explain.network(SMV, NET, solved)
+    assert copies.header == ("einsum", "host_copies", "host_copy_elems", "schedule") and len(copies.rows) == len(solved.einsums)
+    assert {row[3] for row in copies.rows} >= {"a nest", WHY}
+    for cost, group in zip(solved.einsums, unique(NET), strict=True):
+        text, _ = explain.einsum(SMV, group.einsum, cost)
+        assert "SMAUG " in text and ("store DRAM" in text) == (not cost.mapping.outside) and (cost.mapping.outside in text)
+    plain = explain.document(SMV, solved)["einsums"][0]
+    assert plain["host_copies"] == solved.einsums[0].host_copies and json.dumps(plain)
+    no_copies = solve(SMV, catalog.load("gemm:m=4,n=8,k=8"), Picks())
+    assert isinstance(no_copies, list) and len(explain.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0])) == 2
+
+
+def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "schedule.yaml"
+    for source in (NESTED, UNNESTED):
+        assert main(["map", source, "smv", "--set", "solver.tiling=smaug", "--format", "yaml"]) == 0
+        file.write_text(capsys.readouterr().out)
+        code = main(["simulate", source, "smv", str(file), "--format", "json"])
+        said = capsys.readouterr()
+        if source == NESTED:
+            found = solve(SMV, catalog.load(source), SMAUG)
+            assert code == 0 and isinstance(found, list) and json.loads(said.out)["energy_pj"] == found[0].energy_pj
+        else:
+            assert code == 2 and said.out == ""
+            assert said.err == f"{file}: conv: mapping is {WHY}; only nests are priced, dse map --set solver.tiling=smaug makes it again\n"
+
+
+def test_an_unknown_tiling_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", NESTED, "smv", "--set", "solver.tiling=smog"]) == 2
+    assert capsys.readouterr().err == 'solver.tiling = "smog" is unknown; did you mean smaug?\n'
+    assert main(["list", "solvers"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"solver.tiling +smaug +SMAUG's tiling", said) and re.search(r"solver.tiling +mapper +tiles as the mapper", said)
+
+
+def test_rows_hold_the_hosts_copies_and_the_text(folder: Path) -> None:
+    lease = Lease(0, (Ask(0, 0, "exhaustive"), Ask(5, 0, "exhaustive")))
+    rows = {table: found.to_pylist() for table, found in solve_lease(job_of(studies.load(folder / "pads.yaml")), lease).tables.items()}
+    found = {row["workload"]: row for row in rows["einsums"]}
+    nests = {row["mapping_key"]: row["nest"] for row in rows["mappings"]}
+    assert found[UNNESTED]["host_copies"] > 0 and found[UNNESTED]["host_copy_elems"] > 56 * 56 * 64
+    assert nests[found[UNNESTED]["mapping_key"]].startswith(f"{WHY}\nSMAUG convolution") and nests[found[NESTED]["mapping_key"]].startswith("store DRAM")
+    assert {row["level"] for row in rows["counts"]} >= {"DRAM", "ISPAD", "WSPAD", "OSPAD", "WREG", "MAC"}
+    refused = rows["machines"][0]
+    assert (refused["status"], refused["limit_level"], refused["need_bytes"], refused["have_bytes"]) == ("infeasible", "ISPAD", 10752, 4096)
+
+
+def test_a_sweep_over_scratchpads_and_pes_is_shown_and_asked_in_sql(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(folder / "run")
+    statement = ("SELECT machine, e.workload, host_copies, nest LIKE 'outside%' AS unnested, e.energy_pj, sum(t.energy_pj) AS parts FROM einsums e "
+                 "JOIN mappings USING (mapping_key) JOIN traffic t USING (machine, schedule, workload, einsum) GROUP BY ALL")
+    assert main(["sql", run, statement, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 8 and all(0 < row["parts"] <= row["energy_pj"] * (1 + 1e-9) for row in rows)
+    assert {row["workload"] for row in rows if row["unnested"]} == {UNNESTED} and all(row["host_copies"] > 0 for row in rows)
+    assert main(["show", run, "best"]) == 0
+    said = capsys.readouterr().out
+    assert WHY in said and "  inputs 1 x 56 x 56 x 64 through ISPAD: DimNH" in said and "store DRAM I W O" in said and "tiles cut by the host" in said
+
+
+def test_a_study_names_its_tiling_among_what_shapes_rows(folder: Path) -> None:
+    study = studies.load(folder / "pads.yaml")
+    assert studies.identity(study)["solver.tiling"] == "smaug"
+    assert yaml.safe_load(studies.to_yaml(study))["solver"] == {"tiling": "smaug"}
