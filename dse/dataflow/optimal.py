@@ -34,7 +34,7 @@ from workloads.einsum import Dim, Einsum, Projection
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-BUDGET = 30_000_000  # visited nodes, some ten seconds
+BUDGET = 4_000_000  # visited nodes, some seconds
 LABELS = 1 << 20
 OBJECTIVES = {"energy": 0, "latency": 1, "edp": 2}
 FREE = Constraints()
@@ -123,33 +123,33 @@ def _split(s: Search, budget: int) -> tuple[Found | None, int]:
         p = cost.price(count(nest(s.own, e, arch, *found), e, arch), e, arch)
         goal[:] = p.latency_cycles, p.energy_pj, p.latency_cycles
     floor, (t, weight) = lower_bound(s.problem), tables(s)
-    bounds, border = _bounds(s, join, t, weight), min(f.outside for f in arch.fanouts)
+    bounds, crowd = _bounds(s, join, t, weight), _crowd(e, arch, join, t, min(f.outside for f in arch.fanouts))
+    w = kernels.walk(join.ins.steps.shape[1], t)
     limits = [floor * window for window in WINDOWS if 0 < floor * window < goal[0]] if s.problem.objective != "latency" else []
     for limit in (*limits, inf):
         best = np.array([limit, inf, inf]) if limit < inf else goal
-        better, n = _best_below(join, border, t, bounds, best, budget - visited)
+        better, n = _best_below(join, crowd, t, bounds, best, w, budget - visited)
         found, visited = better or found, visited + n
         if better or visited > budget:
             break
     return found, visited
 
 
-def _best_below(join: Join, border: int, t: kernels.Tables, bounds: tuple[kernels.Grid, Floats, Floats], best: Floats, budget: int) -> tuple[Found | None, int]:
+def _best_below(join: Join, crowd: kernels.Crowd, t: kernels.Tables, bounds: tuple[kernels.Grid, Floats, Floats], best: Floats, w: kernels.Walk,
+                budget: int) -> tuple[Found | None, int]:
     """The best mapping below `best`, which it lowers."""
     grid, inside, tails = bounds
     (size, ranks), levels, parts = grid.states.shape, len(t.room), len(t.start)
     labels = min(LABELS, 64 * size * len(join.outs.length) + 64)
     heads = kernels.Heads(np.empty((labels, parts)), np.empty((labels, levels)), *(np.empty(labels, np.int64) for _ in range(4)))
     ends = np.full((len(tails), size), -1, np.int64)
-    steps = max(join.outs.steps.shape[1], join.ins.steps.shape[1])
-    w = kernels.walk(steps, t)
     visited = kernels.outward(join.outs, join.signature, grid, tails, t, best, heads, ends, w, budget)
     if visited > budget:
         return None, int(visited)
     own, numbers, spans = kernels.collected(ends, heads)
     chosen, choice = np.zeros((join.ins.steps.shape[1], ranks), np.int64), np.full(3, -1, np.int64)
     visited += kernels.inward(join.ins, join.pair_programs, join.pair_signature, inside, grid,
-                              _crowd(join, t, border), own, spans, t, best, chosen, choice, w, budget - visited)
+                              crowd, own, spans, t, best, chosen, choice, w, budget - visited)
     if choice[1] < 0:
         return None, int(visited)
     at, states = int(numbers[choice[0]]), []
@@ -164,20 +164,20 @@ def _best_below(join: Join, border: int, t: kernels.Tables, bounds: tuple[kernel
 def _bounds(s: Search, join: Join, t: kernels.Tables, weight: Floats) -> tuple[kernels.Grid, Floats, Floats]:
     """The grid with what links cost there; [pairs, G, P] at least what the inside costs, [sigs, G, P] the same whatever stands inside."""
     units, size, parts = s.own.grid, len(s.own.grid.states), len(t.start)
-    exact, low = np.zeros((len(t.links), size, parts)), np.zeros((len(t.links), size, parts))
+    exact, low, plain = (np.zeros((len(t.links), size, parts)) for _ in range(3))
     for link in join.links:
         own = [p for p in range(*s.own.links[link]) if weight[p].any()]
         bound = units.bound[own]
+        low[link] = plain[link] = np.maximum(bound.T @ weight[own], 0.0)
         if all(s.own.products[p].sign > 0 for p in own):
-            bound = np.maximum(bound, np.array([s.own.products[p].floor for p in own])[:, None])
-        low[link] = np.maximum(bound.T @ weight[own], 0.0)
+            low[link] = np.maximum(bound, np.array([s.own.products[p].floor for p in own])[:, None]).T @ weight[own]
         if link in join.outer_links:
             exact[link] = units.exact[own].T @ weight[own]
     inside = np.stack([low[list(links)].sum(axis=0) for links in join.pair_links])
     for g, links in enumerate(join.pair_links):
         inside[g, :, 0] += _joint(s, t, links, weight)
     tails = np.stack([inside[join.pair_signature == sig].min(axis=0) for sig in range(len(set(join.pair_signature.tolist())))])
-    return kernels.Grid(units.states, units.digit, units.stride, units.after_start, units.after, exact, low), inside, tails
+    return kernels.Grid(units.states, units.digit, units.stride, units.after_start, units.after, exact, low, plain), inside, tails
 
 
 def _joint(s: Search, t: kernels.Tables, links: Sequence[int], weight: Floats) -> Floats:
@@ -201,15 +201,18 @@ def _joint(s: Search, t: kernels.Tables, links: Sequence[int], weight: Floats) -
     return np.where(ratio > 1.0, np.maximum(together - apart, 0.0), 0.0)
 
 
-def _crowd(join: Join, t: kernels.Tables, border: int) -> kernels.Crowd:
+def _crowd(e: Einsum, arch: Arch, join: Join, t: kernels.Tables, border: int) -> kernels.Crowd:
     """Room and order at the first level inside the border."""
-    tensors, depth = len(t.seen), len(t.room)
-    words = np.array([t.room[border] / t.bits[x] if border < depth and t.csr[x] == 0 else inf for x in range(tensors)])
-    paid = t.seen[:, None, :] & ~t.seen[None, :, :]
+    tensors, depth, dims = e.tensors(), len(t.room), fanout_dims(arch.fanouts)
+    words = np.array([t.room[border] / t.bits[x] if border < depth and t.csr[x] == 0 else inf for x in range(len(tensors))])
+    once = [[sum(rank in dim.ranks() for dim in p.dims) < 2 for rank in _long(e)] for p in tensors]
+    paid = t.seen[:, None, :] & ~t.seen[None, :, :] & np.array(once)[:, None, :]
     first = [steps[1].tensor if steps[1].kind == NODE and steps[1].level == border and steps[1].parent >= 0 else -1 for steps in join.in_steps]
-    tensor = [x if parent < border <= child else -1
-              for x in range(tensors) for parent in range(depth) for child in range(parent + 1, depth + 1)]
-    return kernels.Crowd(words, paid, np.array(first, np.int64), np.array([*tensor, -1], np.int64))
+    shares = [all(dim[4] if p is e.output else dim[3] for dim in dims) for p in tensors]
+    links = [(x, parent, child) for x in range(len(tensors)) for parent in range(depth) for child in range(parent + 1, depth + 1)]
+    tensor = [x if parent < border <= child else -1 for x, parent, child in links]
+    direct = [x if parent < border and child == depth and shares[x] else -1 for x, parent, child in links]
+    return kernels.Crowd(words, paid, np.array(first, np.int64), np.array([*tensor, -1], np.int64), np.array([*direct, -1], np.int64))
 
 
 @dataclass(frozen=True, slots=True)

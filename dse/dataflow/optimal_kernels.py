@@ -21,7 +21,7 @@ Bools = NDArray[np.bool_]
 
 NODE, GAP, LANES, MAC = 0, 1, 2, 3  # kinds of steps
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
-WAYS, SETS = 32, 1 << 12  # lanes in use: ways to have them, and how many such sets are remembered
+WAYS, SETS = 256, 1 << 12  # lanes in use: ways to have them, and how many such sets are remembered
 
 
 class Tables(NamedTuple):
@@ -111,6 +111,7 @@ class Walk(NamedTuple):
     extra: Floats
     figure: Floats
     least: Floats
+    alone: Floats
     lowest: Ints
 
 
@@ -122,7 +123,7 @@ def walk(steps: int, t: Tables) -> Walk:
     return Walk(np.zeros((steps + 1, ranks), np.int64), np.zeros((steps, ranks), np.int64), np.zeros((steps + 1, parts)), np.zeros((steps + 1, levels)),
                 np.zeros(steps + 1, np.bool_), np.zeros(rows, np.int64), np.ones((SETS + rows, WAYS, dims), np.int16), size, np.ones(1, np.int64),
                 np.full(2 * SETS, -1, np.int64), np.full((SETS, lists), -2, np.int32), np.ones(ranks + 1, np.int64), np.zeros(parts), np.zeros(parts),
-                np.zeros(parts), np.zeros(3), np.zeros(3), np.zeros(ranks, np.int64))
+                np.zeros(parts), np.zeros(3), np.zeros(3), np.zeros((2, parts)), np.zeros(ranks, np.int64))
 
 
 @njit(cache=True, nogil=True, forceinline=True)
@@ -181,8 +182,9 @@ def add_link(link: int, states: Ints, t: Tables, parts: Floats) -> None:
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def add_bound(link: int, states: Ints, t: Tables, extra: Floats, parts: Floats) -> None:
-    """Add at most what a link costs in any descendant of the states to parts; reads that are skipped are part of those that are made. extra: room."""
+def add_bound(link: int, states: Ints, floors: bool, t: Tables, extra: Floats, parts: Floats) -> None:
+    """Add at most what a link costs in any descendant of the states to parts, floors: also where lanes limit it. Reads that are skipped are part of
+    those that are made. extra: room."""
     n, first, last = parts.shape[0], t.links[link, 0], t.links[link, 1]
     minus = False
     for i in range(n):
@@ -191,7 +193,7 @@ def add_bound(link: int, states: Ints, t: Tables, extra: Floats, parts: Floats) 
         minus = minus or t.weights[p, n] < 0
     for p in range(first, last):
         value = product_at(p, states, t, t.high if t.weights[p, n] < 0 else t.low)
-        if not minus:
+        if floors and not minus:
             value = max(value, t.floor[p])
         for i in range(n):
             extra[i] += t.weights[p, i] * value
@@ -361,7 +363,7 @@ def promising(e: int, p: Programs, k: int, done: int, states: Ints, heads: Float
     """Whether what is settled before step e, and at least what the links cost that are open after `done` steps, is below best with some outer part."""
     copied(w.parts[e], w.guess)
     for i in range(p.rest[k, done, 0], p.rest[k, done, 1]):
-        add_bound(p.order[k, i], states, t, w.extra, w.guess)
+        add_bound(p.order[k, i], states, True, t, w.extra, w.guess)
     return settle(w.guess, heads, first, last, t, best, w) >= 0
 
 
@@ -449,7 +451,7 @@ class Grid(NamedTuple):
     """All tiles U that may enter the first fan-out, G of them, as states of the ranks before any lane.
 
     states [G, R]; digit [G, R] numbers of these states within a rank; stride [R]; after_start [R, . + 1], after: numbers that may follow a number in time.
-    exact, low [K, G, P]: what a link costs at U, and at least in any descendant.
+    exact, low [K, G, P]: what a link costs at U, and at least in any descendant; plain: low without the floors that lanes set.
     """
 
     states: Ints
@@ -459,6 +461,7 @@ class Grid(NamedTuple):
     after: Ints
     exact: Floats
     low: Floats
+    plain: Floats
 
 
 class Heads(NamedTuple):
@@ -594,13 +597,25 @@ class Crowd(NamedTuple):
     """What limits the first level inside: room of a node of x, and which tensors pay if x stands first there.
 
     words [X]: the most that a node of x may hold, inf if nothing bounds it; paid [X, X, R]: ranks of x that y does not see;
-    first [N]: the tensor whose node stands first in inner program n, -1 if none stands at that level. tensor [K] of a link, -1 if it does not cross the border.
+    first [N]: the tensor whose node stands first in inner program n, -1 if none stands at that level. tensor [K] of a link, -1 if it does not cross the border;
+    direct [K] if it serves compute, over lanes that all share, else -1.
     """
 
     words: Floats
     paid: Bools
     first: Ints
     tensor: Ints
+    direct: Ints
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def least_sum(a: float, b: float, whole1: float, whole2: float, k: float) -> float:
+    """The least a / R1 + b / R2 with 1 <= R1 <= whole1, 1 <= R2 <= whole2, R1 R2 <= k."""
+    k = max(k, 1.0)
+    if b <= 0.0:
+        return a / min(whole1, k)
+    share = min(max(np.sqrt(k * a / b), k / whole2, 1.0), whole1, k)
+    return float(a / share + b / max(min(k / share, whole2), 1.0))
 
 
 @njit(cache=True, nogil=True)
@@ -636,16 +651,42 @@ def crowded(x: int, u: Ints, lanes_left: float, t: Tables, c: Crowd, crossing: F
     if whole1 * whole2 <= k:
         return
     for i in range(out.shape[0]):
-        a, apart = low[first, i] * whole1, crossing[first, i]
-        if n == 1:
-            together = a / min(whole1, max(k, 1.0))
-        else:
-            b = low[second, i] * whole2
-            apart += crossing[second, i]
-            least, most = max(k / whole2, 1.0), min(whole1, max(k, 1.0))
-            share = min(max(np.sqrt(k * a / b), least), most) if b > 0.0 else most
-            together = a / share + b / max(min(k / share, whole2), 1.0)
-        out[i] += max(together - apart, 0.0)
+        b = low[second, i] * whole2 if n == 2 else 0.0
+        together = least_sum(low[first, i] * whole1, b, whole1, whole2, k)
+        out[i] += max(together - crossing[first, i] - (crossing[second, i] if n == 2 else 0.0), 0.0)
+
+
+@njit(cache=True, nogil=True)
+def served(p: Programs, k: int, r: int, lanes_left: float, narrowest: Floats, t: Tables, c: Crowd, crossing: Floats, w: Walk, out: Floats) -> None:
+    """At least what compute's accesses over the border cost: out [P] += what the lanes that are left add to crossing [X, P].
+
+    Ranks up to r have their lanes. An access serves the lanes over the ranks that its tensor does not see, at most U / narrowest of each, and if two
+    tensors see different ranks, at most `lanes_left` for both together.
+    """
+    n, first, second = 0, 0, 0
+    for j in range(p.ordered[k]):
+        if c.direct[p.order[k, j]] >= 0:
+            first, second, n = (j if n == 0 else first), (j if n == 1 else second), n + 1
+    if n == 0 or n > 2:
+        return
+    x, y = c.direct[p.order[k, first]], c.direct[p.order[k, second]]
+    whole1, whole2 = 1.0, 1.0
+    for j in range(r + 1, t.tile.shape[0]):
+        share = float(t.tile[j, w.state[0, j]]) / narrowest[j]
+        if not t.seen[x, j] and n == 2 and not t.seen[y, j]:
+            return
+        whole1 *= 1.0 if t.seen[x, j] else share
+        whole2 *= 1.0 if t.seen[y, j] else share
+    whole2 = whole2 if n == 2 else 1.0
+    if whole1 * whole2 <= lanes_left:
+        return
+    w.alone[:] = 0.0
+    add_bound(p.order[k, first], w.state[1], False, t, w.extra, w.alone[0])
+    if n == 2:
+        add_bound(p.order[k, second], w.state[1], False, t, w.extra, w.alone[1])
+    for i in range(out.shape[0]):
+        together = least_sum(w.alone[0, i] * whole1, w.alone[1, i] * whole2, whole1, whole2, lanes_left)
+        out[i] += max(together - crossing[x, i] - (crossing[y, i] if n == 2 else 0.0), 0.0)
 
 
 @njit(cache=True, nogil=True)
@@ -657,7 +698,8 @@ def inward(p: Programs, pair_programs: Ints, pair_signature: Ints, inside: Float
     """
     pairs, size, tensors = inside.shape[0], inside.shape[1], t.seen.shape[0]
     bounds = np.full((pairs * size, 3), np.inf)
-    low, guess, lanes_all = np.zeros((tensors, t.start.shape[0])), np.zeros(t.start.shape[0]), float(np.prod(t.lane_size))
+    low, floored = np.zeros((tensors, t.start.shape[0])), np.zeros((tensors, t.start.shape[0]))
+    guess, lanes_all = np.zeros(t.start.shape[0]), float(np.prod(t.lane_size))
     for g in range(pairs):
         for i in range(size):
             first, last = spans[pair_signature[g], i]
@@ -671,7 +713,11 @@ def inward(p: Programs, pair_programs: Ints, pair_signature: Ints, inside: Float
                 if x >= 0 and not seen >> x & 1:
                     copied(inside[g, i], guess)
                     if crowd.words[x] < np.inf:
-                        crowded(x, grid.states[i], lanes_all, t, crowd, low, low, guess)
+                        floored[:] = 0.0
+                        for j in range(p.ordered[k]):
+                            if crowd.tensor[p.order[k, j]] >= 0:
+                                added(grid.low[p.order[k, j], i], floored[crowd.tensor[p.order[k, j]]])
+                        crowded(x, grid.states[i], lanes_all, t, crowd, floored, low, guess)
                     if settle(guess, heads, first, last, t, best, w) >= 0 and (seen == 0 or below(w.least, bounds[g * size + i])):
                         copied(w.least, bounds[g * size + i])
                         seen |= np.int64(1) << 62
@@ -699,11 +745,11 @@ def inward(p: Programs, pair_programs: Ints, pair_signature: Ints, inside: Float
 
 @njit(cache=True, nogil=True, forceinline=True)
 def crossings(p: Programs, k: int, i: int, grid: Grid, crowd: Crowd, low: Floats) -> None:
-    """[X, P] at least what the links of every tensor over the border cost at place i of the grid."""
+    """[X, P] at least what the links of every tensor over the border cost at place i of the grid, were there as many lanes as one likes."""
     low[:] = 0.0
     for j in range(p.ordered[k]):
         if crowd.tensor[p.order[k, j]] >= 0:
-            added(grid.low[p.order[k, j], i], low[crowd.tensor[p.order[k, j]]])
+            added(grid.plain[p.order[k, j], i], low[crowd.tensor[p.order[k, j]]])
 
 
 @njit(cache=True, nogil=True)
@@ -718,6 +764,11 @@ def lanes(p: Programs, programs: Ints, grid: Grid, i: int, crowd: Crowd, heads: 
     w.state[0], w.moved[0] = u, i > 0
     w.parts[0], w.need[0] = 0.0, 0.0
     group, most = p.steps[k, 0, 4], np.prod(t.lane_size)
+    narrowest = np.ones(ranks)
+    for j in range(ranks):
+        narrowest[j] = t.tile[j, u[j]]
+        for o in range(t.succ_start[group, j, u[j]], t.succ_start[group, j, u[j] + 1]):
+            narrowest[j] = min(narrowest[j], t.tile[j, t.succ[o]])
     w.at[0, 0] = -1
     while r >= 0:
         w.at[0, r] += 1
@@ -740,13 +791,16 @@ def lanes(p: Programs, programs: Ints, grid: Grid, i: int, crowd: Crowd, heads: 
         for j in range(p.ordered[k]):
             x = crowd.tensor[p.order[k, j]]
             if x >= 0:
-                add_bound(p.order[k, j], w.state[1], t, w.extra, crossing[x])
+                add_bound(p.order[k, j], w.state[1], True, t, w.extra, crossing[x])
             else:
-                add_bound(p.order[k, j], w.state[1], t, w.extra, w.guess)
+                add_bound(p.order[k, j], w.state[1], True, t, w.extra, w.guess)
         for x in range(tensors):
             added(crossing[x], w.guess)
         copied(w.guess, total)
-        if settle(total, heads, span[0], span[1], t, best, w) < 0:
+        if settle(w.guess, heads, span[0], span[1], t, best, w) < 0:
+            continue
+        served(p, k, r, most / w.fewest[r + 1], narrowest, t, crowd, crossing, w, w.guess)
+        if settle(w.guess, heads, span[0], span[1], t, best, w) < 0:
             continue
         some = False
         hopeful[:] = False
