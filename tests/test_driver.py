@@ -243,6 +243,23 @@ def test_a_deadline_leaves_a_machine_undone_and_resume_redoes_it(tmp_path: Path,
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
 
 
+def hungry(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """Asks for more than any machine has."""
+    if _marked(problem):
+        bytearray(1 << 60)
+    return cost_descending(problem, rng)
+
+
+def test_a_machine_without_memory_is_left_undone_and_resume_redoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.run(study(tmp_path), tmp_path / "whole", workers=0)
+    with monkeypatch.context() as patch:
+        out = driver.run(with_mapper(study(tmp_path), patch, hungry), tmp_path / "run", workers=0)
+    assert out.exit_code == 1 and out.status.done == SIZE and statuses(tmp_path / "run")["error"] == 1
+    assert "MemoryError" in events(tmp_path / "run", "error")[0]
+    assert driver.resume(tmp_path / "run", workers=0).solved == 1
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+
+
 def test_a_second_run_into_the_folder_is_refused_while_the_first_goes_on(tmp_path: Path) -> None:
     small, told = study(tmp_path), []
 

@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ray.cluster_utils import Cluster
+from ray.exceptions import ActorDiedError
 
 from cluster import driver, pool
 from cluster.store import RunFault
+from cluster.worker import PACKAGES, Ask, Done, Job, Lease
 from dse import stack
 from dse.dataflow.cost_descending import cost_descending
 from dse.nest import Infeasible
@@ -42,12 +49,24 @@ def cursed(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     return cost_descending(problem, rng)
 
 
-stack.DATAFLOW["cursed"] = cursed
+EATEN_BYTES = 3 << 29
 
 
-def under_curse(small: Study) -> Study:
+def hungry(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """cost_descending, but one machine fills EATEN_BYTES first, slowly enough for a monitor to see it."""
+    held = []
+    while _marked(problem) and sum(map(len, held)) < EATEN_BYTES:
+        held.append(b"1" * (64 << 20))
+        time.sleep(0.1)
+    return cost_descending(problem, rng)
+
+
+stack.DATAFLOW |= {"cursed": cursed, "hungry": hungry}
+
+
+def under_curse(small: Study, mapper: str = "cursed") -> Study:
     refs = tuple(Curse(*(getattr(ref, f.name) for f in fields(WorkloadRef))) for ref in small.workloads)
-    return replace(small, workloads=refs, solver=replace(small.solver, mapper="cursed"))
+    return replace(small, workloads=refs, solver=replace(small.solver, mapper=mapper))
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +96,46 @@ def test_a_machine_that_kills_its_actor_is_split_out(tmp_path: Path) -> None:
     out = driver.run(under_curse(study(tmp_path)), tmp_path / "run", workers=2)
     assert out.exit_code == 1 and out.status.done == SIZE and statuses(tmp_path / "run")["error"] == 1
     assert "lost" in events(tmp_path / "run", "error")[0]
+
+
+class Box:
+    """Where an actor's calls arrive: leases lie in it until the test answers them or lets the actor die."""
+
+    def __init__(self) -> None:
+        self.solve = self
+
+    def remote(self, lease: Lease) -> Lease:
+        return lease
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=500, deadline=None)
+def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
+    """Leases over actors, answered in any order; no answer that is on its way leaves an actor that dies.
+
+    deadly machines end their own actor; the glutton eats the memory of the node, so that every busy actor is ended.
+    """
+    rng = Random(seed)
+    deadly, glutton = set(rng.sample(range(24), rng.randrange(4))), rng.randrange(48)
+    ends = [*sorted(rng.sample(range(1, 24), rng.randrange(24))), 24]
+    leases = iter([Lease(n + 1, tuple(Ask(m, 0, "") for m in range(low, high))) for n, (low, high) in enumerate(pairwise([0, *ends]))])
+    loop = pool.Pool(None, cast(Job, None), 3, lambda actor, line: None, seats=[pool.Seat(n, Box(), None) for n in range(3)])
+    solved: list[int] = []
+    lost: list[int] = []
+    more = True
+    while (more := pool._dispatch(loop, leases, more)) or any(seat.flights for seat in loop.seats):
+        busy = [seat for seat in loop.seats if seat.flights]
+        seat = rng.choice(busy)
+        inside = {ask.machine for flight in seat.flights for ask in flight.lease.asks}
+        dying = busy if glutton in inside else [seat] if inside & deadly else []
+        found = [done for one in dying for done in pool._failed(loop, one, ActorDiedError())]
+        found += [] if dying else pool._answered(loop, seat, Done(seat.flights[0].lease, {}, 1.0))
+        for done in found:
+            (lost if done.lost else solved).extend(ask.machine for ask in done.lease.asks)
+        for one in dying:
+            one.actor, one.rests = Box(), 0.0
+    assert not loop.queue and sorted(solved + lost) == list(range(24))
+    assert set(lost) == deadly | ({glutton} & set(range(24)))
 
 
 SCRIPT = """
@@ -114,6 +173,49 @@ def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path) -
 def test_no_cluster_at_the_address_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunFault, match="127.0.0.1:1: no Ray cluster answers there") as fault:
         driver.run(study(tmp_path), tmp_path / "run", address="127.0.0.1:1")
+    assert "\n" not in str(fault.value)
+
+
+JOIN = """
+import sys
+from cluster import pool
+pool.JOIN_S = 3.0
+try:
+    with pool.cluster(sys.argv[1], 1) as cpus: print(cpus)
+except pool.PoolFault as fault: print(fault)
+"""
+
+
+def joined(address: str) -> str:
+    """What a process says that starts as a user's does: Ray's own defaults."""
+    env = {**{name: value for name, value in os.environ.items() if name != pool.INNER}, "PYTHONPATH": str(ROOT), "RAY_py_gcs_connect_timeout_s": "1"}
+    return subprocess.run([sys.executable, "-c", JOIN, address], env=env, capture_output=True, text=True, timeout=90, check=True).stdout
+
+
+def test_a_cluster_on_loopback_is_joined_from_its_own_machine(head: str) -> None:
+    assert joined(head) == "2\n"
+
+
+def test_a_server_that_is_no_cluster_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        said = joined(f"127.0.0.1:{silent.getsockname()[1]}")
+    assert said.count("\n") == 1 and "could not join" in said and "ray start --address" in said
+
+
+def test_a_cluster_is_joined_after_one_of_our_own(tmp_path: Path, head: str) -> None:
+    """Ray starts its own with a token, and keeps it."""
+    for i, address in enumerate([None, head]):
+        assert driver.run(study(tmp_path, stop="points: 20"), tmp_path / f"run{i}", workers=1, address=address).exit_code == 0
+
+
+def test_actors_of_another_installation_are_refused(tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with open(tmp_path / "other" / "dse" / "record.py", "a") as changed:
+        changed.write("# another version\n")
+    monkeypatch.setattr(pool, "ROOT", str(tmp_path / "other"))
+    with pytest.raises(RunFault, match="other/cluster/worker.py: this dse is not the driver's; install the same") as fault:
+        driver.run(study(tmp_path), tmp_path / "run", workers=1, address=head)
     assert "\n" not in str(fault.value)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dse.dataflow.space import Constraints, Tiles, Walks, Way, walks
+from dse.dataflow.space import Constraints, Tiles, Walks, Way, fewest_ways, walks
 from dse.sim.cost import bits_of, op_cycles
 from dse.sim.counts import dim_sum, nonzero
 from hw.arch import Arch, Fanout
@@ -69,6 +69,7 @@ class Formulas:
 
     ramps: (levels outside, product that counts the folds, dimensions from, to) of the systolic arrays.
     access: products that count what compute reads or writes through the outermost border, with the ranks that they do not see.
+    even [R]: ranks whose uneven lanes (tiles that a smaller number of lanes leaves as well) never cost less.
     moves: successors for the kernels (succ_start, succ, succ_ways, fewest, way_list, ways, tile); flat: factors for the kernels (products to
     high); grid: what may enter the outermost fan-out.
     """
@@ -80,6 +81,7 @@ class Formulas:
     links: tuple[tuple[int, int], ...]
     ramps: tuple[tuple[int, int, int, int], ...]
     access: dict[int, Bools]
+    even: Bools
     moves: tuple[Ints, ...]
     flat: tuple[NDArray[Any], ...]
     grid: Units
@@ -146,8 +148,17 @@ def _formulas(e: Einsum, depth: int, fanouts: tuple[Fanout, ...], skips: tuple[b
     own = tuple(draft.walks[rank] for rank in draft.ranks)
     factors, products = _merged(own, draft.factors, draft.products)
     grid = _units(own, factors, products) if tiles != "ragged" else NOWHERE
-    return Formulas(draft.ranks, own, factors, products, (*links, (first, first + 1)), tuple(ramps), draft.access,
-                    _moves(own, len({dim[2] for dim in draft.dims}), len(draft.dims)), _flat(factors, products), grid)
+    even = np.array([_even(e, rank, skips) for rank in draft.ranks])
+    moves = _moves(own, len({dim[2] for dim in draft.dims}), len(draft.dims))
+    return Formulas(draft.ranks, own, factors, products, (*links, (first, first + 1)), tuple(ramps), draft.access, even, moves, _flat(factors, products), grid)
+
+
+def _even(e: Einsum, rank: str, skips: Sequence[bool]) -> bool:
+    """Of a rank that stands alone in its dimensions, more lanes for the same tile only mean more tiles; but every lane over a reduced rank starts its own
+    sums, which saves reads."""
+    dims = [dim for p in e.tensors() for dim in p.dims if rank in dim.ranks()]
+    plain = all(len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and dim.size >= e.sizes()[rank] for dim in dims)
+    return plain and (rank in e.output.full() or not any(skips))
 
 
 class _Draft:
@@ -370,6 +381,9 @@ def _later(w: Walks) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
     for s in sorted(range(len(w.cuts)), key=lambda s: (w.tile(s), -s)):
         after = {*w.time[s], *(state for border in w.lanes[s] for state, _ in border)} - {s}
         follows[s] = np.unique(np.concatenate([[s], *(follows[state] for state in after)]))
+    for state in range(len(w.cuts)) if w.lanes[0] else ():  # the first of states that are alike stands for all of them
+        for first, *rest in ([found for found, _ in own] for own in alike(w, state, 0)):
+            follows[first] = np.unique(np.concatenate([follows[first], *(follows[s] for s in rest)])) if rest else follows[first]
     tile = np.array([w.tile(s) for s in range(len(w.cuts))])
     rows = [[follows[s] for s in range(len(tile))], [follows[s][tile[follows[s]] == 1] for s in range(len(tile))]]
     every, last = (np.concatenate(own) for own in rows)
@@ -426,9 +440,10 @@ After = Sequence[tuple[int, tuple[Way, ...]]]  # states that follow one, with th
 
 
 def _moves(own: Sequence[Walks], borders: int, dims: int) -> tuple[Ints, ...]:
-    """Successors of every state: in time, to tiles of 1, both directly below lanes (canonical: only where these are ragged), over each border."""
+    """Successors of every state: in time, to tiles of 1, both directly below lanes (canonical: only where these are ragged), over each border, and last
+    over the first border one state for all that leave a lane the same tile, with the ways of all (`alike`)."""
     alone = (((1,) * dims, ()),)
-    groups: list[list[list[After]]] = [[] for _ in range(4 + borders)]
+    groups: list[list[list[After]]] = [[] for _ in range(5 + borders)]
     for w in own:
         states = range(len(w.cuts))
         time: list[After] = [[(s, alone) for s in follow] for follow in w.time]
@@ -438,7 +453,9 @@ def _moves(own: Sequence[Walks], borders: int, dims: int) -> tuple[Ints, ...]:
         groups[2].append([time[s] if w.ragged(s) else time[s][:1] for s in states])
         groups[3].append([unit[s] if w.ragged(s) or w.tile(s) == 1 else [] for s in states])
         for b in range(borders):
-            groups[4 + b].append([sorted(w.lanes[s][b], key=lambda found: fewest(found[1])) for s in states])
+            groups[4 + b].append([list(chain.from_iterable(alike(w, s, b))) for s in states])
+        groups[-1].append([[(own_states[0][0], fewest_ways([way for _, ways in own_states for way in ways])) for own_states in alike(w, s, 0)]
+                           if borders else [] for s in states])
     most = max(len(w.cuts) for w in own)
     fewest_of: list[int] = []
     start = np.zeros((len(groups), len(own), most + 1), np.int64)
@@ -459,6 +476,14 @@ def _moves(own: Sequence[Walks], borders: int, dims: int) -> tuple[Ints, ...]:
         tile[r, : len(w.cuts)] = [w.tile(s) for s in range(len(w.cuts))]
     return (start, np.array(after, np.int64), np.array(ways_of, np.int64), np.array(fewest_of, np.int64), ranges(map(len, lists)),
             np.array([trips for own_ways in lists for trips in own_ways], np.int64).reshape(sum(map(len, lists)), dims), tile)
+
+
+def alike(w: Walks, state: int, border: int) -> list[list[tuple[int, tuple[Way, ...]]]]:
+    """States over a border by the tile that a lane gets, each group and the groups sorted by the lanes that they need at least."""
+    groups: dict[int, list[tuple[int, tuple[Way, ...]]]] = {}
+    for found in sorted(w.lanes[state][border], key=lambda found: fewest(found[1])):
+        groups.setdefault(w.tile(found[0]), []).append(found)
+    return list(groups.values())
 
 
 def fewest(ways: Sequence[Way]) -> int:

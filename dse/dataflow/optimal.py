@@ -327,7 +327,7 @@ def tables(s: Search) -> tuple[kernels.Tables, Floats]:
     return kernels.Tables(
         room=np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in levels]),
         doubled=np.array([level.double_buffer for level in levels]), bits=np.array([bits[p.tensor] for p in tensors], np.float64),
-        succ_start=succ_start, succ=succ, succ_ways=succ_ways, fewest=fewest, way_list=way_list, ways=ways,
+        succ_start=succ_start, succ=succ, succ_ways=succ_ways, fewest=fewest, even=own.even, way_list=way_list, ways=ways,
         lane_size=np.array([dim[1] for dim in dims], np.int64), tile=tile, full=full, seen=seen, dim_start=ranges(len(p.dims) for p in tensors),
         dim_rank=ranges(map(len, terms)), dim_coef=np.array([t for has in terms for t in has] or [(0, 0)], np.int64),
         csr=np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]), links=links, weights=rows, products=spans,

@@ -29,7 +29,7 @@ class Tables(NamedTuple):
 
     room bits [V], doubled [V]; bits [X]. succ [M]: successors, of state s of rank r in group g from succ_start[g, r, s] to [g, r, s + 1]; succ_ways [M]
     number of the list of their ways over lanes, way_list [., 2] from, to in ways [W, D]; fewest [M] lanes of the way that needs fewest, in this order;
-    lane_size [D]. tile [R, S]. full, seen [X, R]; dim_start [X, 2] dimensions of a tensor, dim_rank [., 2]
+    even [R] see Formulas; lane_size [D]. tile [R, S]. full, seen [X, R]; dim_start [X, 2] dimensions of a tensor, dim_rank [., 2]
     terms of a dimension, dim_coef [., 2] (rank, coefficient); csr [X] 2 * density if compressed, else 0. links [K, 2] products from, to; weights [T, P + 1]
     (last the sign); products [T, 2] factors from, to; factor_start [., 3] table offset, ranks from, to; factor_rank, factor_stride; table, low, high;
     floor [T]. start [P]; folds cycles per array; port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle, least
@@ -43,6 +43,7 @@ class Tables(NamedTuple):
     succ: Ints
     succ_ways: Ints
     fewest: Ints
+    even: Bools
     way_list: Ints
     ways: Ints
     lane_size: Ints
@@ -118,7 +119,7 @@ class Walk(NamedTuple):
 @njit(cache=True, nogil=True)
 def walk(steps: int, t: Tables) -> Walk:
     ranks, parts, levels, dims, lists = t.tile.shape[0], t.start.shape[0], t.room.shape[0], t.lane_size.shape[0], t.way_list.shape[0]
-    rows = steps * ranks + 1
+    rows = steps * ranks + 1 + 2 * ranks  # the last ones are for `uneven`
     size = np.ones(SETS + rows, np.int64)
     return Walk(np.zeros((steps + 1, ranks), np.int64), np.zeros((steps, ranks), np.int64), np.zeros((steps + 1, parts)), np.zeros((steps + 1, levels)),
                 np.zeros(steps + 1, np.bool_), np.zeros(rows, np.int64), np.ones((SETS + rows, WAYS, dims), np.int16), size, np.ones(1, np.int64),
@@ -763,7 +764,7 @@ def lanes(p: Programs, programs: Ints, grid: Grid, i: int, crowd: Crowd, heads: 
     hopeful = np.zeros(tensors + 1, np.bool_)
     w.state[0], w.moved[0] = u, i > 0
     w.parts[0], w.need[0] = 0.0, 0.0
-    group, most = p.steps[k, 0, 4], np.prod(t.lane_size)
+    group, most = t.succ_start.shape[0] - 1, np.prod(t.lane_size)
     narrowest = np.ones(ranks)
     for j in range(ranks):
         narrowest[j] = t.tile[j, u[j]]
@@ -829,7 +830,57 @@ def lanes(p: Programs, programs: Ints, grid: Grid, i: int, crowd: Crowd, heads: 
             r += 1
             w.at[0, r] = -1
             continue
+        visited += uneven(p, programs, u, hopeful, crowd, heads, span, t, best, chosen, choice, w, budget - visited)
+    return visited
+
+
+@njit(cache=True, nogil=True)
+def uneven(p: Programs, programs: Ints, u: Ints, hopeful: Bools, crowd: Crowd, heads: Floats, span: Ints, t: Tables, best: Floats, chosen: Ints,
+           choice: Ints, w: Walk, budget: int) -> int:
+    """The ways to cut u into lanes of the tiles that state[1] leaves them, fewest lanes first, and for each the hopeful inner programs.
+
+    A way that cuts an even rank into more lanes than it needs is left out if fewer fit as well.
+    """
+    ranks, visited, r, k = u.shape[0], 0, 0, programs[0]
+    group, row = p.steps[k, 0, 4], w.used.shape[0] - 2 * ranks
+    used = np.zeros(ranks + 1, np.int64)
+    tile, first, at = w.state[1].copy(), np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    for j in range(ranks):
+        first[j] = t.succ_start[group, j, u[j]]
+        while t.succ[first[j]] != tile[j]:
+            first[j] += 1
+    at[0] = -1
+    while r >= 0:
+        at[r] += 1
+        o = first[r] + at[r]
+        if o >= t.succ_start[group, r, u[r] + 1] or t.tile[r, t.succ[o]] != t.tile[r, tile[r]]:
+            r -= 1
+            continue
+        used[r + 1] = used_after(used[r], o, row + r, t, w)
+        if used[r + 1] < 0:
+            continue
+        if r < ranks - 1:
+            r += 1
+            at[r] = -1
+            continue
+        beaten = False
+        for j in range(ranks):
+            if at[j] > 0 and t.even[j] and not beaten:
+                fewer = 0
+                for i in range(ranks):
+                    fewer = used_after(fewer, first[i] if i == j else first[i] + at[i], row + ranks + i, t, w) if fewer >= 0 else -1
+                beaten = fewer >= 0
+        if beaten:
+            continue
+        for j in range(ranks):
+            w.state[1, j] = t.succ[first[j] + at[j]]
+        w.used[ranks] = used[ranks]
+        visited += 1
+        if not promising(0, p, k, 0, w.state[1], heads, span[0], span[1], t, best, w):
+            continue
         for own in range(programs[0], programs[1]):
-            if hopeful[crowd.first[own]] and account(0, p, own, w.used[ranks], t, w):
+            if hopeful[crowd.first[own]] and account(0, p, own, int(used[ranks]), t, w):
                 visited += search(p, own, 1, heads, span[0], span[1], t, best, chosen, choice, w, budget - visited)
+    for j in range(ranks):
+        w.state[1, j] = tile[j]
     return visited

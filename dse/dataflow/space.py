@@ -282,10 +282,10 @@ def _spread(own: Cuts, tile: int, border: tuple[Dim, ...], dims: int, tiles: Til
     ways: dict[Cuts, list[Way]] = {}
     for c, _, way in found:
         ways.setdefault(c, []).append(way)
-    return tuple((number(c), _fewest(own_ways)) for c, own_ways in ways.items())
+    return tuple((number(c), fewest_ways(own_ways)) for c, own_ways in ways.items())
 
 
-def _fewest(ways: list[Way]) -> tuple[Way, ...]:
+def fewest_ways(ways: list[Way]) -> tuple[Way, ...]:
     """Without the ways that need no fewer lanes in any dimension than another one."""
     first: dict[tuple[int, ...], Way] = {}
     for way in ways:

@@ -3,7 +3,7 @@
     python -m tests.prove.kills [--each 20] [--seed 1]
 
 Runs of 300 machines that solve three real einsums each, on three raylets. Half of the drivers are killed inside a commit.
-Before, one actor is stopped for a minute, and one head is lost.
+Before, one machine eats more memory than its node has, one actor is stopped for a minute, and one head is lost.
 Every disturbed run, resumed, must hold the rows of the undisturbed ones with no, one and two workers; prints one line per run.
 """
 
@@ -19,11 +19,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from cluster import driver
+from ray.cluster_utils import Cluster
+
+from cluster import driver, pool
 from dse.study import study as studies
 from tests import test_kills as t
 from tests.test_driver import HEAVY, Rows, rows, study
-from tests.test_pool import wait_for
+from tests.test_pool import EATEN_BYTES, under_curse, wait_for
 
 METHODS = ("exhaustive", "nsga2", "tpe")
 VICTIMS = ("driver", "actor", "raylet")
@@ -118,6 +120,27 @@ def headless(path: Path, out: Path, made: t.Bed, whole: Rows) -> t.Bed:
     return made
 
 
+def starved(folder: Path) -> None:
+    """Ray's monitor ends the actors of a machine that eats the memory of its node: the others are solved, a resume on a node with more completes the run."""
+    folder.mkdir()
+    small = under_curse(study(folder), "hungry")
+    driver.run(small, folder / "whole", workers=0)
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
+    share = 1 - (kib["MemAvailable"] - EATEN_BYTES / 2 / 1024) / kib["MemTotal"]
+    with pool.loopback(), pool.restored(["RAY_TMPDIR"]), tempfile.TemporaryDirectory(prefix="dse-few-", dir="/tmp") as own:
+        os.environ["RAY_TMPDIR"] = own
+        scarce = {"memory_usage_threshold": share, "memory_monitor_refresh_ms": 100}
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "node_ip_address": "127.0.0.1",
+                                                             "object_store_memory": 100 << 20, "_system_config": scarce})
+        try:
+            first = driver.run(small, folder / "run", workers=2, address=made.address).status
+        finally:
+            made.shutdown()
+    again = driver.run(small, folder / "run", workers=2)
+    assert first.error and again.exit_code == 0 and rows(folder / "run") == rows(folder / "whole")
+    print(f"an actor out of memory: {first.state}, {first.done} machines, {first.error} lost; resumed with more, rows identical", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--each", type=int, default=20)
@@ -128,6 +151,7 @@ def main() -> int:
     made = t.bed()
     try:
         with tempfile.TemporaryDirectory(prefix="dse-kills-") as folder:
+            starved(Path(folder) / "starved")
             for i, method in enumerate(METHODS):
                 path = prepared(Path(folder), method)
                 whole = undisturbed(path)

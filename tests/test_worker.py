@@ -1,0 +1,105 @@
+"""A lease as tables: rows of einsums, mappings and counts are those of the solutions; a machine that fails leaves none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from cluster import worker
+from cluster.worker import Ask, Job, Lease
+from dse import stack
+from dse.dataflow.cost_descending import cost_descending
+from dse.nest import Infeasible
+from dse.sim import bounds
+from dse.sim.evaluate import EinsumCost, Problem, Solution
+from dse.study import study as studies
+from hw.arch import Arch
+from hw.space import decode
+from tests.test_driver import HEAVY, faulty, study, with_mapper
+from workloads.graph import unique
+
+SOME = (100, 150, 200, 219, 250, 299)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return worker.job_of(study(tmp_path_factory.mktemp("worker"), workloads=f"{HEAVY}, 'gemm:m=64,n=32,k=48'"))
+
+
+def solve(job: Job, *machines: int) -> dict[str, pa.Table]:
+    return dict(worker.solve_lease(job, Lease(1, tuple(Ask(m, 3, "exhaustive") for m in machines))).tables)
+
+
+def machine(job: Job, number: int) -> tuple[Arch, list[Solution]]:
+    arch = decode(job.study.space, number)
+    assert isinstance(arch, Arch)
+    found = [stack.solve(arch, workload, job.study.solver) for workload in job.workloads]
+    return arch, [one[0] for one in found if not isinstance(one, Infeasible)]
+
+
+def test_rows_are_those_of_the_solutions(job: Job) -> None:
+    tables = solve(job, *SOME)
+    for table, found in tables.items():
+        assert found.schema.equals(job.schemas[table], check_metadata=True) and found.num_rows
+    rows, nests = tables["einsums"].to_pylist(), {row["mapping_key"]: row["nest"] for row in tables["mappings"].to_pylist()}
+    counts: dict[str, list[dict[str, object]]] = {}
+    for row in tables["counts"].to_pylist():
+        counts.setdefault(row["mapping_key"], []).append(row)
+    at = 0
+    for number in SOME:
+        _, solutions = machine(job, number)
+        for ref, workload, solution in zip(job.study.workloads, job.workloads, solutions, strict=True):
+            for group, cost in zip(unique(workload), solution.einsums, strict=True):
+                row = rows[at]
+                assert (row["machine"], row["schedule"], row["workload"], row["kind"]) == (number, 0, ref.name, group.einsum.kind)
+                assert (row["einsum"], row["einsum_key"], row["energy_pj"], row["gap"]) == (cost.name, cost.key, cost.energy_pj, cost.gap)
+                assert nests[row["mapping_key"]] == str(cost.mapping)
+                assert [(c["level"], c["tensor"], c["elems"]) for c in counts[row["mapping_key"]]] == [(c.level, c.tensor, c.elems) for c in cost.counts]
+                at += 1
+    assert at == len(rows)
+
+
+def test_a_mapping_stands_once_in_a_lease(job: Job) -> None:
+    once, twice = solve(job, *SOME), solve(job, *SOME, *SOME)
+    for table in ("mappings", "counts"):
+        assert sorted(once[table].to_pylist(), key=repr) == sorted(twice[table].to_pylist(), key=repr)
+    assert twice["einsums"].num_rows == 2 * once["einsums"].num_rows
+    assert len(set(once["mappings"]["mapping_key"].to_pylist())) == once["mappings"].num_rows
+
+
+def test_a_lease_is_the_machines_of_it(job: Job) -> None:
+    """No row depends on what is solved beside it."""
+    whole = solve(job, *SOME)
+    for table in ("machines", "points", "workload_costs", "einsums", "prices"):
+        assert whole[table].to_pylist() == [row for m in SOME for row in solve(job, m)[table].to_pylist()]
+
+
+def test_bounds_are_those_of_the_weighted_set(job: Job) -> None:
+    row = solve(job, 299)["machines"].to_pylist()[0]
+    arch, _ = machine(job, 299)
+    groups = [(ref.weight * g.count, g.einsum) for ref, found in zip(job.study.workloads, job.uniques, strict=True) for g in found]
+    assert row["bound_energy_pj"] == pytest.approx(sum(n * bounds.energy_pj(e, arch) for n, e in groups))
+    assert row["bound_latency_ns"] == pytest.approx(sum(n * bounds.latency_cycles(e, arch) for n, e in groups) / arch.clock_ghz)
+
+
+def late(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """Fails at the second workload, when the first is solved."""
+    return faulty(problem, rng) if problem.einsum.sizes()["m"] == 96 else cost_descending(problem, rng)
+
+
+def test_a_machine_that_fails_halfway_leaves_one_row_and_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heavy = worker.job_of(study(tmp_path, workloads=HEAVY))
+    cursed = next(m for m in range(studies.grid(heavy.study).size) if marked(heavy, m))
+    with_mapper(heavy.study, monkeypatch, late)
+    tables = solve(heavy, cursed, 299)
+    assert [row["status"] for row in tables["machines"].to_pylist()] == ["error", "ok"]
+    assert set(tables["einsums"]["machine"].to_pylist()) == set(tables["prices"]["machine"].to_pylist()) == {299}
+    assert "this machine is cursed" in tables["events"].to_pylist()[0]["text"]
+
+
+def marked(job: Job, number: int) -> bool:
+    values = studies.parameters(job.study, number)
+    return values["glb_capacity"] == 4096 and values["glb_bypass"] is True and values["array_x"] == values["array_y"] == 4
