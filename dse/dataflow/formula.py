@@ -148,7 +148,8 @@ def _formulas(e: Einsum, depth: int, fanouts: tuple[Fanout, ...], skips: tuple[b
     own = tuple(draft.walks[rank] for rank in draft.ranks)
     factors, products = _merged(own, draft.factors, draft.products)
     grid = _units(own, factors, products) if tiles != "ragged" else NOWHERE
-    even = np.array([_even(e, rank, skips) for rank in draft.ranks])
+    alike_dims = len({own for own, dim in zip(classes(fanouts, merge), draft.dims, strict=True) if dim[2] == draft.first_border}) == 1
+    even = np.array([alike_dims and _even(e, rank, skips) for rank in draft.ranks])
     moves = _moves(own, len({dim[2] for dim in draft.dims}), len(draft.dims))
     return Formulas(draft.ranks, own, factors, products, (*links, (first, first + 1)), tuple(ramps), draft.access, even, moves, _flat(factors, products), grid)
 
