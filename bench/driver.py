@@ -9,11 +9,13 @@ commits and asks. With an actor, the CPU of the driver's process while it runs s
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from cluster import driver, worker
+from cluster.driver import Outcome
 from dse.study import study as studies
 from dse.study.study import Study
 
@@ -40,6 +42,14 @@ def study(folder: Path, method: str, points: int, workloads: str) -> Study:
     return studies.load(path)
 
 
+def complete(outcome: Outcome) -> Outcome:
+    """A run that was cut short measures nothing: ends the benchmark with one line."""
+    status = outcome.status
+    if outcome.exit_code:
+        sys.exit(f"the run is not complete: {status.state}, {status.done} of {status.planned} machines, {status.error} errors; {status.reason}")
+    return outcome
+
+
 def in_process(folder: Path, machines: int) -> tuple[float, float]:
     """CPU seconds per machine: of the bare loop (decode and solve), and of all that a run does."""
     spent = 0.0
@@ -57,17 +67,17 @@ def in_process(folder: Path, machines: int) -> tuple[float, float]:
     worker.decode, worker.solve = timed(worker.decode), timed(worker.solve)
     small = study(folder, "random", machines, HEAVY)
     begun = time.process_time()
-    driver.run(small, folder / "run0", workers=0)
+    complete(driver.run(small, folder / "run0", workers=0))
     whole = time.process_time() - begun
     worker.decode, worker.solve = bare
     return spent / machines, whole / machines
 
 
 def with_actors(folder: Path, machines: int, workers: int) -> float:
-    """CPU seconds per machine of the driver's process, from the first report to the last."""
+    """CPU seconds per machine of the driver's process, from the first report of a result to the last."""
     marks: list[tuple[int, float]] = []
-    driver.run(study(folder, "random", machines, HEAVY), folder / f"run{workers}", workers=workers,
-               progress=lambda status: marks.append((status.done, time.process_time())) if status.state == "running" else None)
+    complete(driver.run(study(folder, "random", machines, HEAVY), folder / f"run{workers}", workers=workers,
+                        progress=lambda status: marks.append((status.done, time.process_time())) if status.state == "running" and status.done else None))
     (first, begun), (last, ended) = marks[0], marks[-1]
     return (ended - begun) / (last - first)
 
@@ -78,7 +88,7 @@ def resumed(folder: Path, method: str, points: int) -> tuple[float, float]:
     times = []
     for _ in range(2):
         begun = time.perf_counter()
-        driver.run(small, folder / f"resume-{method}", workers=0)
+        complete(driver.run(small, folder / f"resume-{method}", workers=0))
         times.append(time.perf_counter() - begun)
     return times[0], times[1]
 

@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 from analysis import db
+from bench.driver import complete
 from cluster import driver
 from dse import record
 from dse.study import pareto
@@ -43,7 +44,7 @@ def searched(study: Study, rows: dict[str, dict[int, list[dict]]], points: int) 
 def main(path: str, points: int) -> int:
     whole = studies.load(path, ["search.method=exhaustive"])
     with tempfile.TemporaryDirectory() as folder:
-        driver.run(whole, Path(folder) / "whole", workers=2)
+        complete(driver.run(whole, Path(folder) / "whole", workers=2))
         con = db.connect(Path(folder) / "whole", {t: record.schema(t, studies.columns(whole, t)) for t in record.TABLES})
         rows: dict[str, dict[int, list[dict]]] = {"machines": {}, "points": {}}
         for table, found in rows.items():

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from cluster import store as stores
 from cluster.store import RunFault, Store
-from cluster.worker import VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shadowing, solve_lease, tables_of
+from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shadowing, solve_lease, tables_of
 from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.plan import Asks
@@ -235,10 +235,10 @@ def _last_status(out: Path) -> dict[str, Any]:
 
 
 def _read_back(run: Run) -> None:
-    """Committed machines, the asks, and what of them is missing. What a deadline or a lost actor left undone is taken back."""
+    """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back."""
     machines = stores.read(run.store, "machines")
     if machines is not None:
-        undone = machines.filter(pc.and_(pc.equal(machines["status"], "error"), pc.match_substring_regex(machines["reason"], "^(deadline|lost):")))
+        undone = machines.filter(pc.and_(pc.equal(machines["status"], "error"), pc.match_substring_regex(machines["reason"], f"^({'|'.join(UNDONE)})")))
         run.store = stores.retract(run.store, undone["machine"].to_pylist())
         machines = machines.filter(pc.invert(pc.is_in(machines["machine"], undone["machine"].combine_chunks())))
         _learn(run, machines, stores.read(run.store, "points"))
@@ -414,6 +414,8 @@ def _commit(run: Run) -> None:
 
 
 def _ended(run: Run, report: Callable[..., Status]) -> Outcome:
+    if not run.halt and any(run.missing):  # never seen; but a gap must not pass for a finished run
+        run.halt = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
     reason = run.halt or run.end + ("" if run.feasible else f"; the front is empty: {_why_empty(run)}")
     state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
     run.events.append(event("stop", reason))
@@ -462,12 +464,15 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
 
 
 def _front(run: Run) -> tuple[int, float]:
-    """Size of the front of all feasible points, and its hypervolume."""
+    """Size of the front of all feasible points, and its hypervolume. Of the others only those that span the box are kept."""
     objectives = run.job.study.objectives
     if not run.feasible:
         return 0, 0.0
     values = np.array(run.feasible, dtype=float) * np.array([-1.0 if o.direction == "max" else 1.0 for o in objectives])
-    best = values[pareto.front(values)]
+    kept = pareto.front(values)
+    best = values[kept]
+    kept[values.argmax(axis=0)] = True
+    run.feasible = [point for point, keep in zip(run.feasible, kept, strict=True) if keep]
     return len(best), pareto.hypervolume(pareto.scaler(values)(best), np.full(len(objectives), 1.1))
 
 

@@ -4,6 +4,7 @@
 when an actor has room (at most DEPTH in flight each), so a slow reader slows the actors down. Executed at least once,
 yielded exactly once. Retries are ours (max_task_retries=0: Ray would rerun without a bound); Ray restarts the actors
 (max_restarts=-1). Measured in specs/substrate.md, 1: one actor call costs 1 ms of CPU, ActorPool twice that.
+Longer than 400 lines: the loop over one state, and the cluster that it starts, joins and watches.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import os
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # these are read when ray is imported
 os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # what fails behind a failed lease is dropped on purpose
+os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")  # one attempt to join; Ray makes twenty, of 30 s each
 
 import shutil
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -29,21 +33,25 @@ from typing import Any
 import ray
 from ray import cloudpickle
 from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader, Config
 from ray.exceptions import ActorDiedError, RayError
 
 from cluster.store import RunFault
-from cluster.worker import Done, Job, Lease
+from cluster.worker import Done, Job, Lease, sources
 
 DEPTH = 2  # leases per actor: the next one waits at the actor while one is solved
-TRIES = 3  # per lease, then once more per machine of it
+TRIES = 3  # times that an actor may die of one machine
 WAVE = 16  # actors started at a time: each imports NumPy and Numba
 LATE_S = 30.0  # an idle actor takes a copy of a lease that is this late, and LATE_TIMES its expected time
 LATE_TIMES = 5.0
 GRACE_S = 30.0  # past the deadlines of a lease's machines, before its actor is ended from outside
 STARVED_S = 300.0  # without one live actor
+JOIN_S = 20.0  # to join a cluster that is there already
 HEAD_S = 15.0  # the head does not answer; Ray itself ends the process after 60 s
+SAME = "install the same sources on every node, and change none during a run; then resume: all that was committed is safe"
 OBJECT_STORE_BYTES = 256 << 20
 LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # ray.init sets them; a later cluster may have no tokens
+LOCAL = ("127.0.0.1", "localhost", "::1")
 INNER = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR  # "0": Ray's daemons listen on 127.0.0.1, else on every address of the machine
 ROOT = str(Path(__file__).resolve().parent.parent)
 Log = Callable[[int, str], None]  # (number of the actor, line)
@@ -65,7 +73,7 @@ class Solver:
         if os.path.isfile(os.path.join(root, "cluster", "worker.py")):
             sys.path.insert(0, root)
 
-    def ready(self, job: list[Any]) -> tuple[int, str, str]:
+    def ready(self, job: list[Any], sources: str) -> tuple[int, str, str]:
         """(process, node, fault); the fault is empty, or one line. job: in a list, so that it is fetched after the imports are checked."""
         import os
         import socket
@@ -74,7 +82,7 @@ class Solver:
 
         from cluster import worker
 
-        fault = worker.shadowing()
+        fault = worker.shadowing() or ("" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}")
         if not fault:
             worker.calm()
             self.loaded = client.get(job[0])
@@ -111,14 +119,17 @@ class Seat:
 
 @dataclass(slots=True)
 class Pool:
-    """State of one run's loop. queue: leases that came back, with the tries they have had."""
+    """State of one run's loop. queue: leases that came back; suspects: those whose actor died, alone with theirs from then on;
+    tries: how often that happened again to a suspect of one machine."""
 
     job_ref: Any
     job: Job
     workers: int | None
     log: Log
+    sources: str = ""
     seats: list[Seat] = field(default_factory=list)
     queue: deque[Lease] = field(default_factory=deque)
+    suspects: set[int] = field(default_factory=set)
     tries: dict[int, int] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     copied: set[int] = field(default_factory=set)
@@ -129,32 +140,61 @@ class Pool:
     answered: float = 0.0
 
 
+class Unjoined(BaseException):
+    """JOIN_S have passed. Ray's own attempts, a minute of them, swallow every Exception."""
+
+
 @contextmanager
 def cluster(address: str | None, workers: int | None) -> Iterator[int]:
     """Joins the cluster at `address`, or starts one on this machine; gives the number of its CPUs. All is shut down on leaving.
 
-    Raises PoolFault if there is no cluster at the address.
+    Raises PoolFault if there is no cluster at the address, or none that this process can join.
     """
-    if address and address != "auto" and not _answers(address):
-        raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head`, or leave --address out")
-    space = f"dse-{os.getpid()}-{time.monotonic_ns()}"
+    inner = not address
+    if address and address != "auto":
+        inner = _loopback_only(address)
+        if not inner and not _answers(address):
+            raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head` (one on 127.0.0.1 is "
+                            "reached from its own machine only), or leave --address out")
+    space = {"namespace": f"dse-{os.getpid()}-{time.monotonic_ns()}", "log_to_driver": False, "logging_level": logging.ERROR}
     temporary = None if address else _own_folder()
-    with restored(LEAKS), nullcontext() if address else loopback():
+    with _own_access(), loopback() if inner else nullcontext():
         try:
             if address:
-                with _silent():
-                    ray.init(address=address, namespace=space, log_to_driver=False, logging_level=logging.ERROR)
+                _join(address, space)
             else:
                 ray.init(num_cpus=workers or os.cpu_count(), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-                         _node_ip_address="127.0.0.1", _temp_dir=temporary, namespace=space,
-                         log_to_driver=False, logging_level=logging.ERROR)
+                         _node_ip_address="127.0.0.1", _temp_dir=temporary, **space)
             yield int(ray.cluster_resources().get("CPU", 0))
-        except ConnectionError as fault:
-            raise PoolFault(_refused(address or "")) from fault
         finally:
             ray.shutdown()
             if temporary:
                 shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _join(address: str, space: dict[str, Any]) -> None:
+    """ray.init for JOIN_S at most (Ray itself waits for minutes where its head is not reached, or has no node on this machine)."""
+    main = threading.current_thread() is threading.main_thread()
+
+    def ring(_signal: int, _frame: object) -> None:
+        raise Unjoined
+
+    before = signal.signal(signal.SIGALRM, ring) if main else None
+    try:
+        if main:
+            signal.setitimer(signal.ITIMER_REAL, JOIN_S)
+        with _silent():
+            ray.init(address=address, **space)
+    except ConnectionError as fault:
+        raise PoolFault(_refused(address)) from fault
+    except (Unjoined, RuntimeError) as fault:
+        raise PoolFault(f"--address {address}: a server listens there, but this process could not join a cluster within {JOIN_S:.0f} s; this machine must be a "
+                        f"node of it (`ray start --address={address}` here), and the head must listen where its nodes reach it (`ray start --head "
+                        "--node-ip-address=...`, not 127.0.0.1)") from fault
+    finally:
+        if main:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager
@@ -169,6 +209,17 @@ def _silent() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+@contextmanager
+def _own_access() -> Iterator[None]:
+    """A local cluster of Ray 2.60 turns tokens on for the whole process: one that is joined later may have none, and would drop us in silence."""
+    try:
+        with restored(LEAKS):
+            yield
+    finally:
+        Config.initialize("")  # reads the environment again
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
@@ -217,11 +268,24 @@ def _own_folder() -> str:
 
 def _answers(address: str) -> bool:
     """Somebody listens at host:port (of localhost also at the outer address). Ray itself would wait for minutes."""
+    host, port = _host(address)
+    return _listens(host, port) or (host in LOCAL and _listens(ray.util.get_node_ip_address(), port))
+
+
+def _loopback_only(address: str) -> bool:
+    """A cluster as `loopback` makes it: Ray would look for it at the outer address of this machine."""
+    host, port = _host(address)
+    return host in LOCAL and _listens(host, port) and not _listens(ray.util.get_node_ip_address(), port)
+
+
+def _host(address: str) -> tuple[str, str]:
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    outer = [ray.util.get_node_ip_address()] if host in ("127.0.0.1", "localhost") else []
-    for name in (host.strip("[]"), *outer):
-        with suppress(OSError, ValueError), socket.create_connection((name, int(port)), timeout=2.0):
-            return True
+    return host.strip("[]"), port
+
+
+def _listens(host: str, port: str) -> bool:
+    with suppress(OSError, ValueError, OverflowError), socket.create_connection((host, int(port)), timeout=2.0):
+        return True
     return False
 
 
@@ -234,7 +298,7 @@ def over_ray(job: Job, workers: int | None, log: Log, leases: Iterator[Lease | N
     Raises PoolFault: head lost, no actor alive, a node that imports other packages than ours.
     """
     now = time.monotonic()
-    pool = Pool(ray.put(job), job, workers, log, alive=now, answered=now)
+    pool = Pool(ray.put(job), job, workers, log, sources(), alive=now, answered=now)
     more = True
     try:
         while True:
@@ -247,8 +311,9 @@ def over_ray(job: Job, workers: int | None, log: Log, leases: Iterator[Lease | N
             _watch(pool)
     finally:
         for seat in pool.seats:
-            with suppress(RayError):
-                ray.kill(seat.actor)
+            if seat.actor is not None:
+                with suppress(RayError):
+                    ray.kill(seat.actor)
 
 
 def _grow(pool: Pool) -> None:
@@ -266,7 +331,7 @@ def _grow(pool: Pool) -> None:
 def _seat(pool: Pool) -> Seat:
     pool.started += 1
     actor = _by_value().remote(ROOT)
-    return Seat(pool.started, actor, actor.ready.remote([pool.job_ref]))
+    return Seat(pool.started, actor, actor.ready.remote([pool.job_ref], pool.sources))
 
 
 def _by_value() -> Any:
@@ -279,11 +344,11 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], more: bool) -> bool:
     """Fill the free places, evenly; False when the leases have come to their end."""
     for depth in range(1, DEPTH + 1):
         for seat in pool.seats:
-            if not seat.live() or len(seat.flights) >= depth:
+            if not _room(pool, seat, depth):
                 continue
-            lease: Lease | None = None
-            if pool.queue:
-                lease = pool.queue.popleft()
+            lease = next((back for back in pool.queue if _may_go(pool, seat, back)), None)
+            if lease is not None:
+                pool.queue.remove(lease)
             elif more:
                 try:
                     lease = next(leases)
@@ -294,6 +359,25 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], more: bool) -> bool:
             if lease is not None:
                 seat.flights.append(Flight(seat.actor.solve.remote(lease), lease, time.monotonic()))
     return more
+
+
+def _room(pool: Pool, seat: Seat, depth: int) -> bool:
+    """Nothing is put behind a suspect; and while one waits, behind no lease, so that an actor gets free for it."""
+    if not seat.live() or len(seat.flights) >= depth:
+        return False
+    return not seat.flights or not any(lease.number in pool.suspects for lease in (seat.flights[0].lease, *pool.queue))
+
+
+def _may_go(pool: Pool, seat: Seat, lease: Lease) -> bool:
+    """A suspect goes to an idle actor, and has its last try while no other suspect flies: one that eats the memory of a node kills its neighbours."""
+    if lease.number not in pool.suspects:
+        return True
+    others = [number for seat in pool.seats for flight in seat.flights if (number := flight.lease.number) in pool.suspects]
+    return not seat.flights and not (others and any(_at_last(pool, number) for number in (lease.number, *others)))
+
+
+def _at_last(pool: Pool, number: int) -> bool:
+    return pool.tries.get(number, 0) == TRIES - 1
 
 
 def _late(pool: Pool) -> Lease | None:
@@ -332,6 +416,7 @@ def _welcome(pool: Pool, seat: Seat) -> None:
     try:
         process, node, fault = ray.get(seat.asked, timeout=30)
     except RayError as error:
+        pool.log(seat.number, f"not ready: {_last_line(error)}")
         _fallen(pool, seat, error)
         return
     if fault:
@@ -342,44 +427,49 @@ def _welcome(pool: Pool, seat: Seat) -> None:
 
 
 def _landed(pool: Pool, seat: Seat) -> Iterator[Done]:
-    flight = seat.flights[0]
     try:
-        done: Done | None = ray.get(flight.ref, timeout=60)
+        done: Done | None = ray.get(seat.flights[0].ref, timeout=60)
     except RayError as error:
         yield from _failed(pool, seat, error)
         return
     if done is None:
         pool.queue.extend(flight.lease for flight in seat.flights)
         _fallen(pool, seat, None)
-        return
-    seat.flights.popleft()
+    else:
+        yield from _answered(pool, seat, done)
+
+
+def _answered(pool: Pool, seat: Seat, done: Done) -> Iterator[Done]:
+    lease = seat.flights.popleft().lease
     if seat.flights:
         seat.flights[0].since = time.monotonic()
-    pace = done.seconds / len(flight.lease.asks)
+    pace = done.seconds / len(lease.asks)
     pool.pace_s = pace if not pool.pace_s else 0.9 * pool.pace_s + 0.1 * pace
-    pool.log(seat.number, f"lease {flight.lease.number}: {len(flight.lease.asks)} machines in {done.seconds:.3f} s")
-    if flight.lease.number not in pool.finished:
-        pool.finished.add(flight.lease.number)
-        pool.tries.pop(flight.lease.number, None)
+    pool.log(seat.number, f"lease {lease.number}: {len(lease.asks)} machines in {done.seconds:.3f} s")
+    if lease.number not in pool.finished:
+        pool.finished.add(lease.number)
+        pool.tries.pop(lease.number, None)
         yield done
 
 
 def _failed(pool: Pool, seat: Seat, error: RayError) -> Iterator[Done]:
-    """The oldest lease of the actor has had a try; what queued behind it goes back as it was."""
-    first, *rest = seat.flights
+    """Leases of a lost actor go back, each to be alone with an actor from now on.
+
+    Which of several it died of is not known: it takes the answers along that are on their way. One that was alone is split into
+    its machines, a machine that was alone TRIES times is given up.
+    """
+    back = [flight.lease for flight in seat.flights]
     _fallen(pool, seat, error)
-    back = [flight.lease for flight in rest]
-    lease = first.lease
-    tries = pool.tries.get(lease.number, 0) + 1
-    pool.tries[lease.number] = tries
-    pool.log(seat.number, f"lease {lease.number} failed, try {tries} of {TRIES}: {_last_line(error)}")
-    if tries < TRIES:
-        back.insert(0, lease)
-    elif len(lease.asks) > 1:
-        back[:0] = [replace(lease, number=-(lease.number << 12) - i, asks=(ask,)) for i, ask in enumerate(lease.asks)]
-    elif lease.number not in pool.finished:
-        pool.finished.add(lease.number)
-        yield Done(lease, {}, 0.0, f"its actor was lost {TRIES} times ({_last_line(error)})")
+    pool.log(seat.number, f"lost with leases {', '.join(str(lease.number) for lease in back)}: {_last_line(error)}")
+    match back:
+        case [lease] if len(lease.asks) > 1:
+            back = [replace(lease, number=-(lease.number << 12) - i, asks=(ask,)) for i, ask in enumerate(lease.asks)]
+        case [lease]:
+            pool.tries[lease.number] = pool.tries.get(lease.number, 0) + 1
+            if pool.tries[lease.number] == TRIES and lease.number not in pool.finished:
+                pool.finished.add(lease.number)
+                yield Done(lease, {}, 0.0, f"its actor was lost {TRIES} times ({_last_line(error)})")
+    pool.suspects.update(lease.number for lease in back)
     pool.queue.extendleft(lease for lease in reversed(back) if lease.number not in pool.finished)
 
 
@@ -416,7 +506,7 @@ def _watch(pool: Pool) -> None:
         if seat.rests and now >= seat.rests:
             if seat.actor is None:
                 seat.actor = _by_value().remote(ROOT)
-            seat.rests, seat.asked = 0.0, seat.actor.ready.remote([pool.job_ref])
+            seat.rests, seat.asked = 0.0, seat.actor.ready.remote([pool.job_ref], pool.sources)
     if any(seat.live() for seat in pool.seats):
         pool.alive = now
     elif now - pool.alive > STARVED_S:

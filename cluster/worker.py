@@ -16,7 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,13 @@ from hw.arch import Arch
 from hw.space import Unbuildable, decode
 from workloads.graph import Unique, Workload, unique
 
+UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
+Columns = dict[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,13 @@ class Lease:
 class Job:
     """What a worker is told once, and what follows from it for every machine.
 
-    uniques: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine.
+    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine.
     """
 
     study: Study
     workloads: tuple[Workload, ...]
     uniques: tuple[tuple[Unique, ...], ...]
+    macs: tuple[int, ...]
     schemas: Mapping[str, pa.Schema]
     key: str
     deadline_s: float | None
@@ -82,6 +87,17 @@ class Done:
     lost: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """One workload in one schedule of a machine: rows of `einsums`, made for a whole lease at once (their number is what laying out costs)."""
+
+    machine: int
+    schedule: int
+    workload: str
+    costs: tuple[EinsumCost, ...]
+    groups: tuple[Unique, ...]
+
+
 class Overdue(Exception):
     """The deadline of a machine has passed."""
 
@@ -93,30 +109,36 @@ def job_of(study: Study) -> Job:
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
     shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
-    return Job(study, workloads, uniques, schemas, json.dumps(content), study.limits.seconds)
+    return Job(study, workloads, uniques, tuple(workload.macs() for workload in workloads), schemas, json.dumps(content), study.limits.seconds)
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
     started = time.perf_counter()
     rows: Rows = {}
+    schedules: list[Laid] = []
     for ask in lease.asks:
-        for table, new in solve_machine(job, ask).items():
+        found, laid = solve_machine(job, ask)
+        schedules += laid
+        for table, new in found.items():
             rows.setdefault(table, []).extend(new)
-    return Done(lease, tables_of(job, rows), time.perf_counter() - started)
+    return Done(lease, tables_of(job, rows) | _einsum_tables(job, schedules), time.perf_counter() - started)
 
 
-def solve_machine(job: Job, ask: Ask) -> Rows:
-    """All rows of one machine. What goes wrong inside becomes an `error` row, its traceback an event."""
+def solve_machine(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
+    """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event."""
     try:
         with _within(job.deadline_s):
             return _solved(job, ask)
     except Overdue:
-        return failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
+        rows = failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
+    except MemoryError as fault:
+        rows = failed(job, ask, "memory: its process has none left; a resume tries again", "".join(traceback.format_exception(fault)))
     except Violated as fault:
-        return failed(job, ask, f"{VIOLATED} machine {ask.machine}: {str(fault).splitlines()[0]}", str(fault))
+        rows = failed(job, ask, f"{VIOLATED} machine {ask.machine}: {str(fault).splitlines()[0]}", str(fault))
     except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's (DESIGN.md, 3)
         last = traceback.format_exception_only(fault)[-1].strip().splitlines()
-        return failed(job, ask, last[0] if last else type(fault).__name__, "".join(traceback.format_exception(fault)))
+        rows = failed(job, ask, last[0] if last else type(fault).__name__, "".join(traceback.format_exception(fault)))
+    return rows, []
 
 
 def failed(job: Job, ask: Ask, reason: str, trace: str = "") -> Rows:
@@ -134,21 +156,43 @@ def event(kind: str, text: str, machine: int | None = None) -> Row:
 
 
 def tables_of(job: Job, rows: Rows) -> dict[str, pa.Table]:
-    """Arrow tables in the columns of record.py and of the study; a mapping's rows once."""
-    tables = {}
-    for table, new in rows.items():
-        schema = job.schemas[table]
-        if table in ("mappings", "counts"):
-            new = _once(new)
-        columns = [pa.array([row.get(field.name) for row in new], field.type) for field in schema]
-        tables[table] = pa.Table.from_arrays(columns, schema=schema)
-    return tables
+    """Arrow tables in the columns of record.py and of the study."""
+    return {table: _table(job, table, {name: [row.get(name) for row in new] for name in job.schemas[table].names}) for table, new in rows.items()}
 
 
-def _once(rows: list[Row]) -> list[Row]:
-    """First occurrence of each row; a mapping comes whole, so equal rows are equal mappings."""
-    seen: set[tuple[Any, ...]] = set()
-    return [row for row in rows if not ((key := tuple(row.values())) in seen or seen.add(key))]  # type: ignore[func-returns-value]
+def _table(job: Job, table: str, columns: Columns, values: Sequence[object] = ()) -> pa.Table:
+    """Columns that are not given are attributes of the values."""
+    schema = job.schemas[table]
+    arrays = [pa.array(columns[f.name] if f.name in columns else list(map(attrgetter(f.name), values)), f.type) for f in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
+    """einsums, mappings and counts, a column at a time; the rows of a mapping once."""
+    costs = [cost for at in schedules for cost in at.costs]
+    if not costs:
+        return {}
+    groups = [group for at in schedules for group in at.groups]
+    of_einsums: Columns = {"einsum": [cost.name for cost in costs], "einsum_key": [cost.key for cost in costs], "kind": [g.einsum.kind for g in groups]}
+    for name in ("machine", "schedule", "workload"):
+        of_einsums[name] = [value for at in schedules for value in [getattr(at, name)] * len(at.costs)]
+    first = {cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)}
+    mappings = [cost for cost, _ in first.values()]
+    of_mappings: Columns = {"einsum_key": [cost.key for cost in mappings], "nest": [_nest(cost.mapping) for cost in mappings]}
+    counts = [count for cost in mappings for count in cost.counts]
+    of_counts: Columns = {"mapping_key": [cost.mapping_key for cost in mappings for _ in cost.counts],
+                          "bits": [bits for cost, group in first.values() for bits in _bits(cost, group)]}
+    return {"einsums": _table(job, "einsums", of_einsums, costs), "mappings": _table(job, "mappings", of_mappings, mappings),
+            "counts": _table(job, "counts", of_counts, counts)}
+
+
+_nest = lru_cache(maxsize=1 << 14)(str)  # machines with the same mapping come in one lease after the other
+
+
+def _bits(cost: EinsumCost, group: Unique) -> list[int | None]:
+    """Of one element, per count; None: the machine's word."""
+    bits = {p.tensor: p.bits for p in group.einsum.tensors()}
+    return [bits.get(count.tensor) for count in cost.counts]
 
 
 @contextmanager
@@ -170,12 +214,12 @@ def _within(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _solved(job: Job, ask: Ask) -> Rows:
+def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     study = job.study
     head = _head(job, ask)
     arch = decode(study.space, ask.machine)
     if isinstance(arch, Unbuildable):
-        return {"machines": [{**head, "status": "infeasible", "reason": arch.reason}]}
+        return {"machines": [{**head, "status": "infeasible", "reason": arch.reason}]}, []
     head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz}
     head |= _bounds(job, arch)
     prices = _prices(arch, ask.machine)
@@ -183,12 +227,25 @@ def _solved(job: Job, ask: Ask) -> Rows:
     for ref, workload in zip(study.workloads, job.workloads, strict=True):
         found = solve(arch, workload, study.solver)
         if isinstance(found, Infeasible):
-            return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}
+            return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)
-    rows: Rows = {"machines": [{**head, "status": "ok"}], "prices": prices}
-    for schedule, (point, choice) in enumerate(_schedules(study, ask.machine, arch, fronts)):
-        _lay_out(rows, job, arch, {"machine": ask.machine, "schedule": schedule}, point, choice)
-    return rows
+    rows, laid = _laid_out(job, ask.machine, arch, fronts)
+    return {"machines": [{**head, "status": "ok"}], "prices": prices, **rows}, laid
+
+
+def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:
+    """points and workload_costs of a machine's schedules, and what makes their einsums."""
+    rows: Rows = {"points": [], "workload_costs": []}
+    laid: list[Laid] = []
+    for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
+        at = {"machine": machine, "schedule": schedule}
+        worst = max(choice, key=lambda solution: solution.gap)
+        rows["points"].append({**at, **point, "gap": worst.gap, "certificate": worst.certificate, **_VERSIONS})
+        for ref, macs, groups, solution in zip(job.study.workloads, job.macs, job.uniques, choice, strict=True):
+            own = {"workload": ref.name, "weight": ref.weight, "macs": macs, "gap": solution.gap, "certificate": solution.certificate}
+            rows["workload_costs"].append({**at, **pareto.metrics(_cost(solution, arch)), **own})
+            laid.append(Laid(machine, schedule, ref.name, solution.einsums, groups))
+    return rows, laid
 
 
 def _head(job: Job, ask: Ask) -> Row:
@@ -236,32 +293,6 @@ def _cost(solution: Solution, arch: Arch) -> pareto.Cost:
     return pareto.Cost(solution.energy_pj, solution.latency_cycles, solution.latency_cycles / arch.clock_ghz, solution.steady_cycles / arch.clock_ghz)
 
 
-def _lay_out(rows: Rows, job: Job, arch: Arch, at: Row, point: Row, choice: tuple[Solution, ...]) -> None:
-    """Add the rows of one schedule."""
-    worst = max(choice, key=lambda solution: solution.gap)
-    rows.setdefault("points", []).append({**at, **point, "area_mm2": arch.area_mm2(), "gap": worst.gap, "certificate": worst.certificate, **_VERSIONS})
-    for ref, workload, groups, solution in zip(job.study.workloads, job.workloads, job.uniques, choice, strict=True):
-        here = {**at, "workload": ref.name}
-        costs = pareto.metrics(_cost(solution, arch))
-        own = {"weight": ref.weight, "macs": workload.macs(), "gap": solution.gap, "certificate": solution.certificate}
-        rows.setdefault("workload_costs", []).append({**here, **costs, **own})
-        for cost, group in zip(solution.einsums, groups, strict=True):
-            rows.setdefault("einsums", []).append({**here, **_einsum(cost, group)})
-            rows.setdefault("mappings", []).append({"mapping_key": cost.mapping_key, "einsum_key": cost.key, "nest": str(cost.mapping)})
-            rows.setdefault("counts", []).extend(_counts(cost, group))
-
-
-def _einsum(cost: EinsumCost, group: Unique) -> Row:
-    return {"einsum": cost.name, "einsum_key": cost.key, "kind": group.einsum.kind, "count": cost.count, "mapping_key": cost.mapping_key,
-            "energy_pj": cost.energy_pj, "latency_cycles": cost.latency_cycles, "bound_by": cost.bound_by, "gap": cost.gap}
-
-
-def _counts(cost: EinsumCost, group: Unique) -> list[Row]:
-    bits = {p.tensor: p.bits for p in group.einsum.tensors()}
-    return [{"mapping_key": cost.mapping_key, "level": c.level, "tensor": c.tensor, "action": c.action, "elems": c.elems,
-             "busiest_elems": c.busiest_elems, "bits": bits.get(c.tensor)} for c in cost.counts]
-
-
 def _prices(arch: Arch, machine: int) -> list[Row]:
     rows: list[Row] = [
         {"machine": machine, "level": level.name, "read_pj": level.read_pj, "write_pj": level.write_pj, "width_bits": level.width_bits,
@@ -282,6 +313,15 @@ def shadowing() -> str:
         if found is None or root not in found.parents:
             return f"{found or name}: shadows the package {name} of dse in {root}; rename it, or start from another folder"
     return ""
+
+
+def sources() -> str:
+    """Digest of this installation's code and tables: rows of one run come from one of them."""
+    root = Path(__file__).resolve().parent.parent
+    found = hashlib.sha256()
+    for path in sorted(path for name in PACKAGES for path in (root / name).rglob("*") if path.suffix in (".py", ".csv")):
+        found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 def calm() -> None:
