@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow import optimal_kernels as kernels
+from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.formula import Formulas, fanout_dims, formulas, link_number, ranges, weights
 from dse.dataflow.optimal_kernels import GAP, LANES, MAC, NODE
 from dse.dataflow.space import Constraints, Placement, Tiles, placements
@@ -61,11 +62,22 @@ def optimal(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints = FREE, budget: int = BUDGET) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum; ties by energy, then latency, within a relative 1e-10. budget: nodes visited at most.
 
-    If the budget ends first: the best mapping found, over divisor tiles never above the optimum of the smaller perfect space where that was proven.
+    If the budget ends first: the best mapping found, over divisor tiles never above the optimum of the smaller perfect space where that was proven, and
+    without constraints never above `cost_descending`.
     """
+    found = _proven(problem, tiles, constraints, budget)
+    if isinstance(found, Infeasible) or found[0].gap == 0 or constraints != FREE:
+        return found
+    other = cost_descending(problem, Random(0))
+    both = [*found, *(replace(one, visited=found[0].visited) for one in other)] if isinstance(other, list) else found
+    return [min(both, key=lambda one: figure(problem.objective, one.energy_pj, one.latency_cycles))]
+
+
+def _proven(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
+    """As `solved`, of this space only."""
     e, arch = problem.einsum, problem.arch
     whole = not arch.fanouts or min(f.outside for f in arch.fanouts) == 0 or arch.levels[0].bypass or tiles == "ragged"
-    known = solved(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
+    known = _proven(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
     s = Search(problem, formulas(e, arch, tiles, constraints), tiles, constraints, known[0] if isinstance(known, list) else None)
     spent = s.known.visited if s.known else 0
     found, visited = (_every_placement if whole else _split)(s, budget - spent)
