@@ -78,7 +78,7 @@ class Infeasible:
 
 
 def mapping_key(einsum_key: str, mapping: Mapping) -> str:
-    """Content key of one mapping of one einsum."""
+    """Content key of one mapping of one einsum (and of what else its counts depend on)."""
     return hashlib.sha256(f"{einsum_key}\n{mapping}".encode()).hexdigest()[:16]
 
 

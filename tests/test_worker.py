@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ from dse import stack
 from dse.dataflow.cost_descending import cost_descending
 from dse.nest import Infeasible
 from dse.sim import bounds
-from dse.sim.evaluate import EinsumCost, Problem, Solution
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.study import study as studies
 from hw.arch import Arch
 from hw.space import decode
@@ -68,6 +69,15 @@ def test_a_mapping_stands_once_in_a_lease(job: Job) -> None:
         assert sorted(once[table].to_pylist(), key=repr) == sorted(twice[table].to_pylist(), key=repr)
     assert twice["einsums"].num_rows == 2 * once["einsums"].num_rows
     assert len(set(once["mappings"]["mapping_key"].to_pylist())) == once["mappings"].num_rows
+
+
+def test_counts_that_differ_have_keys_that_differ(job: Job) -> None:
+    arch, [solution, *_] = machine(job, 100)
+    problem, nest = Problem(arch, unique(job.workloads[0])[0].einsum, "energy"), solution.einsums[0].mapping
+    fanouts = tuple(replace(f, multicast=tuple(not flag for flag in f.multicast)) for f in arch.fanouts)
+    wide, alone = (einsum_cost(replace(problem, arch=other), nest) for other in (replace(arch, word_bits=2 * arch.word_bits), replace(arch, fanouts=fanouts)))
+    found = [one for one in (einsum_cost(problem, nest), wide, alone) if isinstance(one, EinsumCost)]
+    assert len(found) > 1 and len({one.mapping_key for one in found}) == len(found)
 
 
 def test_a_lease_is_the_machines_of_it(job: Job) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
 from dse.sim import bounds, cost
-from dse.sim.counts import Count, Footprint, count, footprints
+from dse.sim.counts import Count, Footprint, count, footprints, wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique, Workload, unique
@@ -92,10 +92,11 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
-    key = canonical_key(e)
+    key, wires = canonical_key(e), wiring(arch)  # what lanes share and how wide words are is part of the rows of a mapping
+    number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = max(1 - floor / value, 0.0) if value else 0.0
-    return EinsumCost(e.name, key, 1, mapping, mapping_key(key, mapping), rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, p)
+    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, p)
 
 
 def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
