@@ -1,9 +1,10 @@
 """Mappers side by side in one run: CPU seconds (compile excluded), and energy of every mapping under our evaluator.
 
-python -m bench.mappers speed [NETWORK...]       optimal on every unique einsum, energy of the divisor and the ragged space
+python -m bench.mappers speed [NETWORK...]       optimal on every unique einsum of edge_array, over perfect factors and over the default space (lanes that
+                                                 need not divide, dividing tiles in time: `divisor`); ragged tiles in time: python -m bench.smaug
 python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in FOLDER, default a temporary one) on
                                                  ResNet-18 and ResNet-50; AccelForge and KAPLA as published or measured before
-python -m bench.mappers baselines [NETWORK...]   cost_descending, random, annealing over optimal, as a README table
+python -m bench.mappers baselines [NETWORK...]   cost_descending, random, annealing over optimal on edge_array, as a README table
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -25,9 +27,11 @@ from bench.peers.environment import python_of
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.optimal import optimal, solved
-from dse.dataflow.random import random
+from dse.dataflow.random import MAPPINGS, random
+from dse.dataflow.space import Tiles
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem, figure
+from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_optimal import OBJECTIVES, arch_of, einsums
 from workloads import catalog
@@ -40,7 +44,9 @@ TPU_LIKE = Arch("tpu_like", (
     Level("DRAM", None, 64, 700.0, 750.0, 1.0, bypass=False), Level("SRAM", 1 << 24, 64, 416.16 / 32, 378.4 / 32, 32.0), Level("RF", 1024, 8, 0.095, 0.095)),
     (Fanout("array", 2, (("x", 32), ("y", 32)), (True, True), (True, True)),), Compute(0.04, 0.04), 1.0, 8)
 SPEED = ["resnet50", "vgg19", "squeezenet", "bert_base", "llama7b:phase=prefill", "llama7b:phase=decode"]
-NETWORKS = ["alexnet", "vgg19", "resnet50", "squeezenet", "shufflenet", "inception_v1", "densenet121"]
+NETWORKS = [*sorted(catalog.MODELS.values()), "mlp_m:batch=64", "lstm"]
+SPACES: tuple[Tiles, ...] = ("perfect", "divisor")
+BUDGET = 2_000_000  # nodes visited per einsum and space
 ROUNDS = (24, 32)  # of annealing here; the paper's budget is the mapper's default
 Solve = Callable[[Problem], list[EinsumCost] | Infeasible]
 
@@ -66,18 +72,29 @@ def unique_macs(source: str) -> list[Unique]:
     return [group for group in unique(catalog.load(source)) if group.einsum.kind == "mac"]
 
 
+def edge_array() -> Arch:
+    """Three levels, free bypass, 16 x 16 lanes, as in specs of the optimal mapper: 128 KiB and 512 B per lane."""
+    return component.build(machine.load("edge_array"))
+
+
 def speed(networks: Sequence[str]) -> Iterator[str]:
-    """Per layer: CPU ms of optimal, pJ of the optimum over divisor and over ragged tiles; per network the median and the worst."""
-    warm_up(TPU_LIKE)
+    """Per layer CPU ms and pJ of the optimum over each space, and what is not proven within the budget; per network and space median and worst."""
+    arch = edge_array()
+    warm_up(arch)
     for source in networks:
-        spent = []
+        spent: dict[Tiles, list[float]] = {tiles: [] for tiles in SPACES}
+        open_ = dict.fromkeys(SPACES, 0)
         for group in unique_macs(source):
-            one, seconds = timed(_optimal, Problem(TPU_LIKE, group.einsum, "energy"))
-            rough, slower = timed(partial(solved, tiles="ragged"), Problem(TPU_LIKE, group.einsum, "energy"))
-            spent.append(1000 * seconds)
-            yield (f"{source} {group.names[0]} x{group.count} {_shape(group.einsum)}: {spent[-1]:.1f} ms, divisor {_pj(one)}, "
-                   f"ragged {_pj(rough)} ({1000 * slower:.1f} ms)")
-        yield f"{source}: {len(spent)} unique einsums, CPU ms median {median(spent):.1f}, worst {max(spent):.1f}, sum {sum(spent):.1f}"
+            texts = []
+            for tiles in SPACES:
+                one, seconds = timed(partial(solved, tiles=tiles, budget=BUDGET), Problem(arch, group.einsum, "energy"))
+                spent[tiles].append(1000 * seconds)
+                open_[tiles] += not isinstance(one, Infeasible) and one.gap > 0
+                texts.append(f"{tiles} {1000 * seconds:.1f} ms, {_pj(one)}")
+            yield f"{source} {group.names[0]} x{group.count} {_shape(group.einsum)}: {'; '.join(texts)}"
+        for tiles, ms in spent.items():
+            yield (f"{source}, {tiles}: {len(ms)} unique einsums, CPU ms median {median(ms):.1f}, worst {max(ms):.1f}, sum {sum(ms):.0f}; "
+                   f"{open_[tiles]} not proven in {BUDGET} nodes")
 
 
 def _shape(e: Einsum) -> str:
@@ -85,7 +102,9 @@ def _shape(e: Einsum) -> str:
 
 
 def _pj(found: EinsumCost | Infeasible) -> str:
-    return str(found) if isinstance(found, Infeasible) else f"{found.energy_pj:.6g} pJ"
+    if isinstance(found, Infeasible):
+        return str(found)
+    return f"{found.energy_pj:.6g} pJ" + (f" (not proven, gap {100 * found.gap:.1f} %)" if found.gap else "")
 
 
 def peers(layers: int, folder: Path) -> Iterator[str]:
@@ -97,35 +116,49 @@ def peers(layers: int, folder: Path) -> Iterator[str]:
 
 
 def against_zigzag(layers: int, folder: Path) -> Iterator[str]:
-    """ResNet-18 on the same machine: ZigZag maps every layer, we map every unique one; its mappings are costed by our evaluator."""
+    """ResNet-18 on the same machine: ZigZag maps every layer, we map every unique one, in ZigZag's dataflow over perfect factors as it does, and in our
+    default space; its mappings are costed by our evaluator."""
     work = folder / "zigzag_run"
     work.mkdir(exist_ok=True)
     found = zigzag_files.run(python_of("zigzag", folder), TPU_LIKE, work, layers)
     workload = catalog.load(found["network"])
     own, keys = {e.name: e for e in workload.einsums}, {name: group.key for group in unique(workload) for name in group.names}
     warm_up(TPU_LIKE)
-    done: dict[str, tuple[EinsumCost, float, float]] = {}  # per unique einsum: ours, our seconds, ZigZag's seconds
-    theirs = ours = 0.0
+    done: dict[str, Ours] = {}
+    theirs = same = free = 0.0
+    above: list[str] = []
     for layer in found["layers"]:
         e = own[zigzag_files.name_of(layer)]
-        if keys[e.name] not in done:
-            done[keys[e.name]] = (*_solved(e), layer["cpu_s"])
-        one, seconds, _ = done[keys[e.name]]
+        ours = done.setdefault(keys[e.name], done.get(keys[e.name]) or _ours(e))
         other, how = zigzag_files.translated(layer, e, TPU_LIKE)
-        theirs, ours = theirs + other.energy_pj, ours + one.energy_pj
+        theirs, same, free = theirs + other.energy_pj, same + ours.same.energy_pj, free + ours.free.energy_pj
+        above += [e.name] if ours.same.energy_pj > other.energy_pj * (1 + 1e-9) else []
         yield (f"{e.name} {_shape(e)}: ZigZag {layer['cpu_s']:.2f} s, {other.energy_pj:.6g} pJ ({how}; {layer['energy_pj']:.6g} by its own model); "
-               f"optimal {1000 * seconds:.1f} ms, {one.energy_pj:.6g} pJ, ratio {other.energy_pj / one.energy_pj:.3f}")
-    seconds, once = sum(s for _, s, _ in done.values()), sum(s for _, _, s in done.values())
-    yield (f"ResNet-18, {len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s ({once:.1f} for one of each of the {len(done)} unique), "
-           f"optimal {seconds:.2f}: {found['cpu_s'] / seconds:.0f} times faster ({once / seconds:.0f} on unique layers); "
-           f"energy of ZigZag's mappings over ours {theirs / ours:.3f}")
+               f"its dataflow {1000 * ours.same_s:.1f} ms, {_pj(ours.same)}, ratio {other.energy_pj / ours.same.energy_pj:.3f}; "
+               f"default {1000 * ours.free_s:.1f} ms, {_pj(ours.free)}, ratio {other.energy_pj / ours.free.energy_pj:.3f}")
+    same_s, free_s = sum(one.same_s for one in done.values()), sum(one.free_s for one in done.values())
+    yield (f"ResNet-18, {len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s; optimal on {len(done)} unique einsums in its dataflow {same_s:.2f}, "
+           f"{found['cpu_s'] / same_s:.0f} times faster; in the default space {free_s:.2f}, {found['cpu_s'] / free_s:.0f} times; "
+           f"energy of ZigZag's mappings over ours {theirs / same:.3f}, over the default {theirs / free:.3f}; above ZigZag: {', '.join(above) or 'none'}")
 
 
-def _solved(e: Einsum) -> tuple[EinsumCost, float]:
-    one, seconds = timed(_optimal, Problem(TPU_LIKE, e, "energy"))
-    if isinstance(one, Infeasible):
-        raise ValueError(str(one))
-    return one, seconds
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """Optimum of one einsum in ZigZag's dataflow and in the default space, with CPU seconds."""
+
+    same: EinsumCost
+    same_s: float
+    free: EinsumCost
+    free_s: float
+
+
+def _ours(e: Einsum) -> Ours:
+    problem = Problem(TPU_LIKE, e, "energy")
+    same, same_s = timed(partial(solved, tiles="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE)), problem)
+    free, free_s = timed(_optimal, problem)
+    if isinstance(same, Infeasible) or isinstance(free, Infeasible):
+        raise ValueError(f"{same} {free}")
+    return Ours(same, same_s, free, free_s)
 
 
 def beside_nn_dataflow(layers: int, folder: Path) -> Iterator[str]:
@@ -166,23 +199,29 @@ def kapla() -> Iterator[str]:
 
 
 def baselines(networks: Sequence[str]) -> Iterator[str]:
-    """Energy over optimal and CPU seconds of every mapper, unique einsums weighted by how often they run."""
+    """Energy over optimal and CPU seconds of every mapper, unique einsums weighted by how often they run; equal ones of several networks are solved once."""
     mappers: dict[str, Solve] = {
-        "optimal": _optimal, "cost_descending": lambda problem: cost_descending(problem, Random(0)), "random": lambda problem: random(problem, Random(0)),
-        "annealing": lambda problem: annealing(problem, Random(0), *ROUNDS)}
-    warm_up(TPU_LIKE)
-    yield f"| network, {TPU_LIKE.name} | " + " | ".join(f"{name}: energy, CPU s" for name in mappers) + " |"
-    yield "|---|" + "---|" * len(mappers)
+        "optimal": partial(solved, budget=BUDGET), "cost_descending": lambda problem: cost_descending(problem, Random(0)),
+        "random": lambda problem: random(problem, Random(0)), "annealing": lambda problem: annealing(problem, Random(0), *ROUNDS)}
+    arch = edge_array()
+    warm_up(arch)
+    done: dict[tuple[str, str], tuple[EinsumCost | Infeasible, float]] = {}
+    yield f"| network on {arch.name} | unique einsums | not proven | " + " | ".join(f"{name}: energy, CPU s" for name in mappers) + " |"
+    yield "|---|---|---|" + "---|" * len(mappers)
     for source in networks:
-        totals = {name: _network(solve, unique_macs(source)) for name, solve in mappers.items()}
-        yield f"| {source} | " + " | ".join(f"{pj / totals['optimal'][0]:.3f}, {seconds:.2f}" for pj, seconds in totals.values()) + " |"
-    yield f"annealing: {ROUNDS[0]} rounds of {ROUNDS[1]}; the paper's budget, 1024 of 128, is its default"
-
-
-def _network(solve: Solve, groups: Sequence[Unique]) -> tuple[float, float]:
-    """(pJ, CPU seconds) of a network."""
-    results = [(*timed(solve, Problem(TPU_LIKE, group.einsum, "energy")), group.count) for group in groups]
-    return sum(n * _value(one, "energy") for one, _, n in results), sum(seconds for _, seconds, _ in results)
+        groups, cells, best = unique_macs(source), [], 0.0
+        for name, solve in mappers.items():
+            for group in groups:
+                if (name, group.key) not in done:
+                    done[name, group.key] = timed(solve, Problem(arch, group.einsum, "energy"))
+            found = [(*done[name, group.key], group.count) for group in groups]
+            pj = sum(n * _value(one, "energy") for one, _, n in found)
+            best = best or pj
+            cells.append(f"{pj / best:.3f}, {sum(seconds for _, seconds, _ in found):.2f}")
+        gaps = [one.gap for group in groups if not isinstance(one := done["optimal", group.key][0], Infeasible) and one.gap]
+        yield f"| {source} | {len(groups)} | {len(gaps)} | {' | '.join(cells)} |"
+    yield (f"optimal: {BUDGET} nodes per einsum at most; random: {MAPPINGS} mappings that fit; annealing: {ROUNDS[0]} rounds of {ROUNDS[1]}, its default "
+           "(the paper's) is 1024 of 128")
 
 
 def main(arguments: list[str]) -> None:

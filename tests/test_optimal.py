@@ -18,7 +18,8 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import before, enumerated
 from dse.dataflow.formula import Factor, Formulas, formulas, table
 from dse.dataflow.optimal import solved
-from dse.dataflow.space import Constraints, Tiles, Walks, broken, walks
+from dse.dataflow.space import Constraints, Tiles, broken
+from dse.dataflow.walks import UNIT, Walks, lanes, walks
 from dse.nest import Infeasible, faults
 from dse.sim.counts import dim_sum, tile_sizes, tile_spans
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
@@ -99,13 +100,14 @@ def test_a_spent_budget_is_no_certificate() -> None:
 @given(st.integers(2, 30), st.integers(1, 5), st.integers(1, 4), st.sampled_from([0, 1]))
 def test_walks_end_in_single_elements_and_keep_every_element(extent: int, columns: int, rows: int, one: int) -> None:
     w = walks(extent, (((0, columns, 0), (1, rows, one)),), 2, "divisor")
-    for state, cuts in enumerate(w.cuts):
-        assert w.tile(w.unit[state]) == 1
+    for state in range(len(w.tiles)):
+        cuts = w.cuts_of(state)
+        assert w.tile(w.after[w.start[UNIT, state]]) == 1
         assert sum(size * n for size, n in tile_sizes(extent, tuple((tile, False) for tile, _ in cuts))) == extent
-        for after, ways in w.lanes[state][0]:
+        for after, ways in lanes(w, state, 0).items():
             for trips, loops in ways:
                 assert trips[0] <= columns and trips[1] <= rows and w.tile(after) <= w.tile(state)
-                assert spans(w, (*cuts, *loops)) == spans(w, w.cuts[after])  # one state, one way to cut the rank
+                assert spans(w, (*cuts, *loops)) == spans(w, w.cuts_of(after))  # one state, one way to cut the rank
 
 
 def spans(w: Walks, cuts: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -120,7 +122,7 @@ def test_tables_equal_the_counts_and_lie_between_their_bounds(seed: int) -> None
     assert all((f.low <= f.exact).all() and (f.exact <= f.high).all() for f, inner in own_factors(found) if inner or f.exact.size == 1)
     for dim in (dim for p in problem.einsum.tensors() for dim in p.dims):
         ranks = [(walks(problem.einsum.sizes()[rank], (((0, 3, 0),),), 1, "divisor"), (False, False)) for rank in dim.ranks()]
-        options = [[(w.extent, tuple((tile, False) for tile, _ in cuts)) for cuts in w.cuts] for w, _ in ranks]
+        options = [[(w.extent, tuple((tile, False) for tile, _ in w.cuts_of(s))) for s in range(len(w.tiles))] for w, _ in ranks]
         for clip in (False, True):
             assert table(dim, ranks, clip, False).ravel().tolist() == [dim_sum(dim, own, clip, False) for own in product(*options)]
 

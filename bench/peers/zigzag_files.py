@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dse.dataflow.space import Constraints
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch
@@ -42,6 +45,13 @@ def mapping_file(arch: Arch) -> list[dict[str, Any]]:
     return [{"name": "default", "spatial_mapping": {"D1": [f"K, {rows}"], "D2": [f"C, {columns}"]}, "memory_operand_links": links}]
 
 
+def dataflow(e: Einsum, arch: Arch) -> Constraints:
+    """The same for our mappers."""
+    names = CONV if "p" in e.sizes() else GEMM
+    (rows, _), (columns, _) = arch.fanouts[0].dims
+    return Constraints(((rows, (names["K"],)), (columns, (names["C"],))))
+
+
 def run(python: Path, arch: Arch, folder: Path, layers: int) -> dict[str, Any]:
     """What the driver prints. Raises CalledProcessError if ZigZag fails."""
     (folder / "machine.yaml").write_text(yaml.safe_dump(machine_file(arch), sort_keys=False))
@@ -61,7 +71,8 @@ def translated(layer: dict[str, Any], e: Einsum, arch: Arch) -> tuple[EinsumCost
     """ZigZag's mapping of a layer under our evaluator, and how it was carried over.
 
     Its memories of one operand may sit on either side of the array's border at any loop; ours stand all outside or all inside of it. Where they cross, the
-    outer ones move outwards (fewer fetches, more space), or else the inner ones inwards. Raises ValueError if neither fits.
+    outer ones move outwards (fewer fetches, more space), or else the inner ones inwards. It holds neither padding nor the words that a stride skips, we do:
+    a mapping that does not fit for that is costed as if it did.
     """
     names = CONV if "p" in e.sizes() else GEMM
     operands = dict(zip(("I", "W", "O"), (p.tensor for p in e.tensors()), strict=True))
@@ -72,12 +83,15 @@ def translated(layer: dict[str, Any], e: Einsum, arch: Arch) -> tuple[EinsumCost
     inside = max(own[v] for own in cuts.values() for v in range(border, len(arch.levels)))
     ways = [(inside, "as it is")] if inside <= outside else [(inside, "outer memories moved outwards"), (outside, "inner memories moved inwards")]
     spatial = [(names[dim], int(n), arch.fanouts[0].dims[i][0]) for i, (dim, n) in enumerate(layer["spatial"]) if names.get(dim) in e.sizes()]
-    for at, how in ways:
+    roomy = replace(arch, levels=tuple(replace(v, capacity_bits=v.capacity_bits and UNBOUNDED_BITS) for v in arch.levels))
+    full = ""
+    for on, (at, how) in product((arch, roomy), ways):
         moved = {tensor: [max(cut, at) if v < border else min(cut, at) for v, cut in enumerate(own)] for tensor, own in cuts.items()}
-        cost = einsum_cost(Problem(arch, e, "energy"), _nest(order, spatial, moved, at, e, arch))
+        cost = einsum_cost(Problem(on, e, "energy"), _nest(order, spatial, moved, at, e, arch))
         if not isinstance(cost, Infeasible):
-            return cost, how
-    raise ValueError(f"{layer['name']}: {cost}")
+            return cost, how if on is arch else f"{how}; {full}"
+        full = str(cost)
+    raise ValueError(f"{layer['name']}: {full}")
 
 
 def _cuts(levels: list[list[list[Any]]], names: dict[str, str], e: Einsum) -> list[int]:

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, product
-from math import prod
+from itertools import product
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dse.dataflow.space import Constraints, Tiles, Walks, Way, fewest_ways, walks
+from dse.dataflow.space import Constraints, Tiles
+from dse.dataflow.walks import LANES, TIME, Walks, walks
 from dse.sim.cost import bits_of, op_cycles
 from dse.sim.counts import dim_sum, nonzero
 from hw.arch import Arch, Fanout
@@ -67,7 +68,6 @@ class Factor:
 class Formulas:
     """ranks: those of more than one value. links: products from, to, numbered as `link_number` says, the last one compute's.
 
-    ramps: (levels outside, product that counts the folds, dimensions from, to) of the systolic arrays.
     access: products that count what compute reads or writes through the outermost border, with the ranks that they do not see.
     even [R]: ranks whose uneven lanes (tiles that a smaller number of lanes leaves as well) never cost less.
     moves: successors for the kernels (succ_start, succ, succ_ways, fewest, way_list, ways, tile); flat: factors for the kernels (products to
@@ -79,7 +79,6 @@ class Formulas:
     factors: tuple[Factor, ...]
     products: tuple[Product, ...]
     links: tuple[tuple[int, int], ...]
-    ramps: tuple[tuple[int, int, int, int], ...]
     access: dict[int, Bools]
     even: Bools
     moves: tuple[Ints, ...]
@@ -90,15 +89,17 @@ class Formulas:
 @dataclass(frozen=True, slots=True)
 class Units:
     """Tiles of all ranks before any lane, and what products are there: states [G, R]; digit [G, R] their numbers within a rank; stride [R]; after_start,
-    after: numbers that may follow a number in time; exact, bound [T, G]: of every product, and at most (high for those subtracted) in any descendant."""
+    after: numbers that may follow a number in time. rows [N, G], and by number exact, bound [T]: of every product, and at most (high for those subtracted)
+    in any descendant."""
 
     states: Ints
     digit: Ints
     stride: Ints
     after_start: Ints
     after: Ints
-    exact: Floats
-    bound: Floats
+    rows: Floats
+    exact: Ints
+    bound: Ints
 
 
 def link_number(tensor: int, parent: int, child: int, depth: int) -> int:
@@ -122,13 +123,12 @@ def classes(fanouts: Sequence[Fanout], merge: bool) -> list[int]:
 def formulas(e: Einsum, arch: Arch, tiles: Tiles, rules: Constraints) -> Formulas:
     """Of an einsum on all machines with the same levels, fan-outs and rules, whatever they cost and hold."""
     skips = tuple(level.skip_first_read for level in arch.levels)
-    systolic = e.kind == "mac" or arch.compute.alu_per_cycle is None
-    return _formulas(e, len(arch.levels), arch.fanouts, skips, systolic, tiles, rules.spatial, rules == Constraints())
+    return _formulas(e, len(arch.levels), arch.fanouts, skips, tiles, rules.spatial, rules == Constraints())
 
 
 @lru_cache(maxsize=64)
-def _formulas(e: Einsum, depth: int, fanouts: tuple[Fanout, ...], skips: tuple[bool, ...], systolic: bool, tiles: Tiles,
-              spatial: tuple[tuple[str, tuple[str, ...]], ...], merge: bool) -> Formulas:
+def _formulas(e: Einsum, depth: int, fanouts: tuple[Fanout, ...], skips: tuple[bool, ...], tiles: Tiles, spatial: tuple[tuple[str, tuple[str, ...]], ...],
+              merge: bool) -> Formulas:
     draft = _Draft(e, depth, fanouts, tiles, dict(spatial), merge)
     links = []
     for x, p in enumerate(e.tensors()):
@@ -140,18 +140,13 @@ def _formulas(e: Einsum, depth: int, fanouts: tuple[Fanout, ...], skips: tuple[b
     first = len(draft.products)
     folds = tuple(draft.factor(None, ((rank, (True,) * len(draft.dims) + (False,)),), False, False) for rank, _ in e.extents)
     draft.products.append(Product(folds, (Use(-1, depth, "compute", nonzero(e), True),), 1, e.points() / prod(size for _, size, *_ in draft.dims), False))
-    ramps, at = [], 0
-    for f in fanouts:
-        if f.ramp and systolic:
-            ramps.append((f.outside, first, at, at + len(f.dims)))
-        at += len(f.dims)
     own = tuple(draft.walks[rank] for rank in draft.ranks)
     factors, products = _merged(own, draft.factors, draft.products)
-    grid = _units(own, factors, products) if tiles != "ragged" else NOWHERE
+    grid = _units(own, factors, products, tiles)
     alike_dims = len({own for own, dim in zip(classes(fanouts, merge), draft.dims, strict=True) if dim[2] == draft.first_border}) == 1
     even = np.array([alike_dims and _even(e, rank, skips) for rank in draft.ranks])
     moves = _moves(own, len({dim[2] for dim in draft.dims}), len(draft.dims))
-    return Formulas(draft.ranks, own, factors, products, (*links, (first, first + 1)), tuple(ramps), draft.access, even, moves, _flat(factors, products), grid)
+    return Formulas(draft.ranks, own, factors, products, (*links, (first, first + 1)), draft.access, even, moves, _flat(factors, products), grid)
 
 
 def _even(e: Einsum, rank: str, skips: Sequence[bool]) -> bool:
@@ -250,7 +245,7 @@ def table(dim: Dim | None, ranks: Sequence[tuple[Walks, tuple[bool, ...]]], clip
     """A factor for all states of its ranks, one axis each: counts.tile_count or counts.dim_sum."""
     if dim is not None and not _plain(dim, [w.extent for w, _ in ranks], clip, distinct):
         return _clipped(dim, ranks, clip, distinct)
-    own = [_pieces(w.extent, *_cut_arrays(w), np.array(flags, np.bool_)) for w, flags in ranks]
+    own = [_pieces(w.extent, w.cut_tile, w.cut_lane, w.cuts, np.array(flags, np.bool_)) for w, flags in ranks]
     if dim is None:
         return own[0][0]
     if len(ranks) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and dim.size >= ranks[0][0].extent:
@@ -278,26 +273,14 @@ def _plain(dim: Dim, extents: Sequence[int], clip: bool, distinct: bool) -> bool
 
 
 def _clipped(dim: Dim, ranks: Sequence[tuple[Walks, tuple[bool, ...]]], clip: bool, distinct: bool) -> Floats:
-    shape = [len(w.cuts) for w, _ in ranks]
+    shape = [len(w.tiles) for w, _ in ranks]
     if not distinct and len(ranks) <= 2 and all(c > 0 for _, c in dim.terms):
-        (a, first), (b, second) = (*ranks, (walks(1, (), 0, "divisor"), ranks[0][1]))[:2]
-        c = [c for _, c in dim.terms] + [0]
-        found: Floats = _covered(a.extent, *_cut_arrays(a), np.array(first, np.bool_), c[0], b.extent, *_cut_arrays(b), np.array(second, np.bool_), c[1],
-                                 dim.offset, dim.size)
+        pair = zip((*ranks, (walks(1, (), 0, "divisor"), ())), (*(c for _, c in dim.terms), 0), strict=False)  # a second rank of one value, if there is none
+        (first, second, *_) = [(w.extent, w.cut_tile, w.cut_lane, w.cuts, np.array(flags or [False], np.bool_), c) for (w, flags), c in pair]
+        found: Floats = _covered(*first, *second, dim.offset, dim.size)
         return found.reshape(shape)
-    tables = [[(w.extent, tuple((tile, flags[d]) for tile, d in cuts)) for cuts in w.cuts] for w, flags in ranks]
+    tables = [[(w.extent, tuple((tile, flags[d]) for tile, d in w.cuts_of(s))) for s in range(len(w.tiles))] for w, flags in ranks]
     return np.array([dim_sum(dim, own, clip, distinct) for own in product(*tables)], np.float64).reshape(shape)
-
-
-@lru_cache(maxsize=256)
-def _cut_arrays(w: Walks) -> tuple[Ints, Ints, Ints]:
-    """Tiles and lanes [S, J], number of cuts [S] of every state."""
-    n = np.array([len(own) for own in w.cuts], np.int64)
-    tile, lane = np.ones((len(n), max(int(n.max()), 1)), np.int64), np.full((len(n), max(int(n.max()), 1)), -1, np.int64)
-    for s, own in enumerate(w.cuts):
-        for j, (t, d) in enumerate(own):
-            tile[s, j], lane[s, j] = t, d
-    return tile, lane, n
 
 
 @njit(cache=True, nogil=True)
@@ -375,27 +358,42 @@ def _covered(extent: int, tile: Ints, lane: Ints, cuts: Ints, first: Bools, c: i
     return found
 
 
-@lru_cache(maxsize=256)
-def _later(w: Walks) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-    """States that may follow every state, itself included, end to end, and where those of a state begin: all of them, and those of tiles of 1."""
-    follows: dict[int, Ints] = {}
-    for s in sorted(range(len(w.cuts)), key=lambda s: (w.tile(s), -s)):
-        after = {*w.time[s], *(state for border in w.lanes[s] for state, _ in border)} - {s}
-        follows[s] = np.unique(np.concatenate([[s], *(follows[state] for state in after)]))
-    for state in range(len(w.cuts)) if w.lanes[0] else ():  # the first of states that are alike stands for all of them
-        for first, *rest in ([found for found, _ in own] for own in alike(w, state, 0)):
-            follows[first] = np.unique(np.concatenate([follows[first], *(follows[s] for s in rest)])) if rest else follows[first]
-    tile = np.array([w.tile(s) for s in range(len(w.cuts))])
-    rows = [[follows[s] for s in range(len(tile))], [follows[s][tile[follows[s]] == 1] for s in range(len(tile))]]
-    every, last = (np.concatenate(own) for own in rows)
-    starts = [np.concatenate(([0], np.cumsum([len(row) for row in own])))[:-1] for own in rows]
-    return (every, starts[0]), (last, starts[1])
+@njit(cache=True, nogil=True)
+def _reached(tiles: Ints, start: Ints, after: Ints, table: Floats, inner: bool, least: bool) -> Floats:
+    """[A, S, B] least (or largest) value over all states that follow, of nodes (inner) or of compute, which is reached with tiles of 1 only."""
+    worst = inf if least else -inf
+    found = table.copy()
+    for s in range(tiles.shape[0]):
+        if not inner and tiles[s] > 1:
+            found[:, s] = worst
+    borders = start.shape[0] - LANES - 1
+    for s in np.argsort(tiles, kind="mergesort"):
+        for group in range(LANES - 1, LANES + borders):  # in time, and over each border
+            own = group if group >= LANES else TIME
+            for m in range(start[own, s], start[own, s + 1]):
+                _better(found, s, after[m], least)
+    for s in range(tiles.shape[0] if borders else 0):  # the first of states that are alike stands for all of them
+        first = start[LANES, s]
+        for m in range(first + 1, start[LANES, s + 1]):
+            first = first if tiles[after[m]] == tiles[after[first]] else m
+            _better(found, after[first], after[m], least)
+    return found
 
 
-def _reached(w: Walks, table: Floats, axis: int, pick: np.ufunc, inner: bool) -> Floats:
-    """Least (or largest) value over all states that follow, of nodes (inner) or of compute, which is reached with tiles of 1 only."""
-    later, starts = _later(w)[not inner]
-    return np.moveaxis(pick.reduceat(np.moveaxis(table, axis, 0)[later], starts, axis=0), 0, axis)
+@njit(cache=True, nogil=True, inline="always")
+def _better(found: Floats, s: int, other: int, least: bool) -> None:
+    for a in range(found.shape[0]):
+        for b in range(found.shape[2]):
+            own, new = found[a, s, b], found[a, other, b]
+            found[a, s, b] = (new if new < own else own) if least else (new if new > own else own)
+
+
+def _bounds(own: Walks, table: Floats, axis: int, inner: bool, least: bool) -> Floats:
+    """`_reached` along one axis of a table."""
+    shape = table.shape
+    flat = table.reshape(prod(shape[:axis]), shape[axis], prod(shape[axis + 1:]))
+    found: Floats = _reached(own.tiles, own.start, own.after, flat, inner, least)
+    return found.reshape(shape)
 
 
 def _merged(own: Sequence[Walks], factors: Sequence[Factor], products: Sequence[Product]) -> tuple[tuple[Factor, ...], tuple[Product, ...]]:
@@ -413,10 +411,10 @@ def _merged(own: Sequence[Walks], factors: Sequence[Factor], products: Sequence[
             exact = np.ones([1] * len(ranks))
             for f in parts:
                 exact = exact * _along(factors[f].exact, factors[f].ranks, ranks)
-            exact = np.array(np.broadcast_to(exact, [len(own[rank].cuts) for rank in ranks]))
+            exact = np.array(np.broadcast_to(exact, [len(own[rank].tiles) for rank in ranks]))
             low, high = exact, exact
             for axis, rank in enumerate(ranks):
-                low, high = (_reached(own[rank], t, axis, pick, inner) for t, pick in ((low, np.minimum), (high, np.maximum)))
+                low, high = _bounds(own[rank], low, axis, inner, True), _bounds(own[rank], high, axis, inner, False)
             numbers[key] = len(found)
             found.append(Factor(ranks, exact, low, high))
         return numbers[key]
@@ -437,59 +435,27 @@ def _along(table: Floats, ranks: tuple[int, ...], axes: tuple[int, ...]) -> Floa
     return np.transpose(table, order).reshape([table.shape[ranks.index(a)] if a in ranks else 1 for a in axes])
 
 
-After = Sequence[tuple[int, tuple[Way, ...]]]  # states that follow one, with the ways there
-
-
 def _moves(own: Sequence[Walks], borders: int, dims: int) -> tuple[Ints, ...]:
-    """Successors of every state: in time, to tiles of 1, both directly below lanes (canonical: only where these are ragged), over each border, and last
-    over the first border one state for all that leave a lane the same tile, with the ways of all (`alike`)."""
-    alone = (((1,) * dims, ()),)
-    groups: list[list[list[After]]] = [[] for _ in range(5 + borders)]
-    for w in own:
-        states = range(len(w.cuts))
-        time: list[After] = [[(s, alone) for s in follow] for follow in w.time]
-        unit: list[After] = [[(follow, alone)] for follow in w.unit]
-        groups[0].append(time)
-        groups[1].append(unit)
-        groups[2].append([time[s] if w.ragged(s) else time[s][:1] for s in states])
-        groups[3].append([unit[s] if w.ragged(s) or w.tile(s) == 1 else [] for s in states])
-        for b in range(borders):
-            groups[4 + b].append([list(chain.from_iterable(alike(w, s, b))) for s in states])
-        groups[-1].append([[(own_states[0][0], fewest_ways([way for _, ways in own_states for way in ways])) for own_states in alike(w, s, 0)]
-                           if borders else [] for s in states])
-    most = max(len(w.cuts) for w in own)
-    fewest_of: list[int] = []
-    start = np.zeros((len(groups), len(own), most + 1), np.int64)
-    tile = np.ones((len(own), most), np.int64)
-    after: list[int] = []
-    lists: dict[tuple[tuple[int, ...], ...], int] = {}
-    ways_of: list[int] = []
-    for g, by_rank in enumerate(groups):
-        for r, by_state in enumerate(by_rank):
-            for s, found in enumerate(by_state):
-                start[g, r, s] = len(after)
-                for state, own_ways in found:
-                    after.append(state)
-                    fewest_of.append(fewest(own_ways))
-                    ways_of.append(lists.setdefault(tuple(trips for trips, _ in own_ways), len(lists)))
-                start[g, r, s + 1] = len(after)
+    """Successors of every state of every rank, group by group (`Walks`), and the lists of their ways, different ones once."""
+    groups, most = LANES + borders + 1, max(len(w.tiles) for w in own)
+    start, tile = np.zeros((groups, len(own), most + 1), np.int64), np.ones((len(own), most), np.int64)
+    numbers: dict[bytes, int] = {}
+    number_of = [np.empty(len(w.lists), np.int64) for w in own]
+    columns: list[tuple[Ints, Ints, Ints]] = []
+    at = 0
+    for g in range(groups):
+        for r, w in enumerate(own):
+            for n in range(w.fresh[g], w.fresh[g + 1]):
+                number_of[r][n] = numbers.setdefault(w.lists[n], len(numbers))
+            first, last = w.start[g, 0], w.start[g, -1]
+            start[g, r, : len(w.tiles) + 1] = w.start[g] + (at - first)
+            columns.append((w.after[first:last], number_of[r][w.ways[first:last]], w.fewest[first:last]))
+            at += last - first
     for r, w in enumerate(own):
-        tile[r, : len(w.cuts)] = [w.tile(s) for s in range(len(w.cuts))]
-    return (start, np.array(after, np.int64), np.array(ways_of, np.int64), np.array(fewest_of, np.int64), ranges(map(len, lists)),
-            np.array([trips for own_ways in lists for trips in own_ways], np.int64).reshape(sum(map(len, lists)), dims), tile)
-
-
-def alike(w: Walks, state: int, border: int) -> list[list[tuple[int, tuple[Way, ...]]]]:
-    """States over a border by the tile that a lane gets, each group and the groups sorted by the lanes that they need at least."""
-    groups: dict[int, list[tuple[int, tuple[Way, ...]]]] = {}
-    for found in sorted(w.lanes[state][border], key=lambda found: fewest(found[1])):
-        groups.setdefault(w.tile(found[0]), []).append(found)
-    return list(groups.values())
-
-
-def fewest(ways: Sequence[Way]) -> int:
-    """Lanes of the way that needs fewest."""
-    return min(prod(trips) for trips, _ in ways)
+        tile[r, : len(w.tiles)] = w.tiles
+    rows = [len(ways) // (8 * dims) if dims else 1 for ways in numbers]
+    return (start, *(np.concatenate(column) for column in zip(*columns, strict=True)), ranges(rows),
+            np.frombuffer(b"".join(numbers), np.int64).reshape(sum(rows), dims).copy(), tile)
 
 
 def _flat(factors: Sequence[Factor], products: Sequence[Product]) -> tuple[NDArray[Any], ...]:
@@ -502,36 +468,46 @@ def _flat(factors: Sequence[Factor], products: Sequence[Product]) -> tuple[NDArr
             *(np.concatenate([getattr(f, name).ravel() for f in factors]) for name in ("exact", "low", "high")))
 
 
-NOWHERE = Units(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64), np.zeros(1, np.int64), np.zeros((1, 1), np.int64), np.zeros(1, np.int64),
-                np.zeros((1, 1)), np.zeros((1, 1)))
-
-
-def _units(own: Sequence[Walks], factors: Sequence[Factor], products: Sequence[Product]) -> Units:
-    states = [[s for s, cuts in enumerate(w.cuts) if all(d < 0 for _, d in cuts)] for w in own]
+def _units(own: Sequence[Walks], factors: Sequence[Factor], products: Sequence[Product], tiles: Tiles) -> Units:
+    """Of tiles that do not divide only the whole ranks: these are never looked up."""
+    states = [np.flatnonzero(w.timed)[: None if tiles != "ragged" else 1] for w in own]
     shape = tuple(len(s) for s in states)
     digit = np.stack([axis.ravel() for axis in np.indices(shape)], axis=1).astype(np.int64)
     stride = np.array([prod(shape[r + 1:]) for r in range(len(own))], np.int64)
-    after_start, after = np.zeros((len(own), max(shape) + 1), np.int64), list[int]()
-    for r, w in enumerate(own):
-        for a, s in enumerate(states[r]):
-            after_start[r, a] = len(after)
-            after += [states[r].index(t) for t in w.time[s]]
-            after_start[r, a + 1] = len(after)
+    later = [[np.searchsorted(s, own[r].after[own[r].start[TIME, n]:own[r].start[TIME, n + 1]][: len(s)]) for n in s] for r, s in enumerate(states)]
+    after_start = np.zeros((len(own), max(shape) + 1), np.int64)
+    at = 0
+    for r, rows in enumerate(later):
+        after_start[r, : len(rows) + 1] = at + np.cumsum([0, *map(len, rows)])
+        at = after_start[r, len(rows)]
+    parts: dict[object, Floats] = {}
+    rows_of: dict[tuple[object, ...], Floats] = {}
+    number: dict[tuple[object, ...], int] = {}
 
-    def over_grid(pick: Callable[[int], str]) -> Floats:
-        spread = {}
-        found = np.ones((len(products), *shape))
-        for t, p in enumerate(products):
-            for f in p.factors:
-                if (f, pick(t)) not in spread:
-                    part = getattr(factors[f], pick(t))[np.ix_(*(states[r] for r in factors[f].ranks))]
-                    spread[f, pick(t)] = _along(part, factors[f].ranks, tuple(range(len(own))))
-                found[t] *= spread[f, pick(t)]
-        return found.reshape(len(products), -1)
+    def part(f: int, name: str) -> object:
+        """The key of a factor's table on the grid: many are the same there."""
+        found = getattr(factors[f], name)[np.ix_(*(states[r] for r in factors[f].ranks))]
+        key = (factors[f].ranks, found.tobytes())
+        if key not in parts:
+            parts[key] = _along(found, factors[f].ranks, tuple(range(len(own))))
+        return key
 
-    numbers = np.stack([np.array(s, np.int64)[digit[:, r]] for r, s in enumerate(states)], axis=1)
-    return Units(numbers, digit, stride, after_start, np.array(after, np.int64), over_grid(lambda t: "exact"),
-                 over_grid(lambda t: "high" if products[t].sign < 0 else "low"))
+    keys = {(f, name): part(f, name) for f in range(len(factors)) for name in ("exact", "low", "high")}
+
+    def row(p: Product, name: str) -> int:
+        key = tuple(keys[f, name] for f in p.factors)
+        if key not in rows_of:
+            found = np.ones(shape)
+            for own_part in key:
+                found *= parts[own_part]
+            rows_of[key] = found.ravel()
+            number[key] = len(number)
+        return number[key]
+
+    numbers = np.stack([s[digit[:, r]] for r, s in enumerate(states)], axis=1)
+    exact, bound = [row(p, "exact") for p in products], [row(p, "high" if p.sign < 0 else "low") for p in products]
+    return Units(numbers, digit, stride, after_start, np.concatenate([n for rows in later for n in rows]), np.stack(list(rows_of.values())), np.array(exact),
+                 np.array(bound))
 
 
 def weights(f: Formulas, e: Einsum, arch: Arch, ports: Sequence[tuple[int, int]], parts: int) -> Floats:

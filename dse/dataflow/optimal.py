@@ -25,6 +25,7 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.formula import Formulas, fanout_dims, formulas, link_number, ranges, weights
 from dse.dataflow.optimal_kernels import GAP, LANES, MAC, NODE
 from dse.dataflow.space import Constraints, Placement, Tiles, placements
+from dse.dataflow.walks import lanes
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim import cost
 from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
@@ -37,7 +38,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BUDGET = 4_000_000  # visited nodes, some seconds
 LABELS = 1 << 20
-OBJECTIVES = {"energy": 0, "latency": 1, "edp": 2}
+OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 FREE = Constraints()
 WINDOWS = tuple(1.08**n for n in range(1, 40))  # first limits on the figure, as multiples of the lower bound
 
@@ -112,7 +113,7 @@ def _every_placement(s: Search, budget: int) -> tuple[Found | None, int]:
     ranks, best, visited = len(s.own.ranks), np.full(3, inf), 0
     heads = t.start[None, :]
     found = None
-    for steps, programs in _whole(_bare(s.problem.einsum), _bare_arch(s.problem.arch), s.rules, s.tiles):
+    for steps, programs in _whole(*_bare(s.problem.einsum, s.rules), bare_arch(s.problem.arch), s.tiles):
         n = len(steps)
         chosen, choice, w = np.zeros((n, ranks), np.int64), np.full(3, -1, np.int64), kernels.walk(n, t)
         visited += kernels.search(programs, 0, 0, heads, 0, 1, t, best, chosen, choice, w, budget - visited)
@@ -124,7 +125,7 @@ def _every_placement(s: Search, budget: int) -> tuple[Found | None, int]:
 def _split(s: Search, budget: int) -> tuple[Found | None, int]:
     """Limits on the figure that widen until something is found: then nothing below it was left out. None if nothing beats what is known."""
     e, arch = s.problem.einsum, s.problem.arch
-    join = _joined(_bare(e), _bare_arch(arch), s.rules, s.tiles)
+    join = joined(e, arch, s.rules, s.tiles)
     found, visited, goal = None, 0, np.full(3, inf)
     if s.known:
         goal[:] = figure(s.problem.objective, s.known.energy_pj, s.known.latency_cycles), s.known.energy_pj, s.known.latency_cycles
@@ -135,7 +136,7 @@ def _split(s: Search, budget: int) -> tuple[Found | None, int]:
         p = cost.price(count(nest(s.own, e, arch, *found), e, arch), e, arch)
         goal[:] = p.latency_cycles, p.energy_pj, p.latency_cycles
     floor, (t, weight) = lower_bound(s.problem), tables(s)
-    bounds, crowd = _bounds(s, join, t, weight), _crowd(e, arch, join, t, min(f.outside for f in arch.fanouts))
+    bounds, crowd = grid_bounds(s, join, t, weight), _crowd(e, arch, join, t, min(f.outside for f in arch.fanouts))
     w = kernels.walk(join.ins.steps.shape[1], t)
     limits = [floor * window for window in WINDOWS if 0 < floor * window < goal[0]] if s.problem.objective != "latency" else []
     for limit in (*limits, inf):
@@ -173,41 +174,56 @@ def _best_below(join: Join, crowd: kernels.Crowd, t: kernels.Tables, bounds: tup
     return ((*first, *second), np.concatenate((np.array(states[::-1]), chosen[: len(second)]))), int(visited)
 
 
-def _bounds(s: Search, join: Join, t: kernels.Tables, weight: Floats) -> tuple[kernels.Grid, Floats, Floats]:
+def grid_bounds(s: Search, join: Join, t: kernels.Tables, weight: Floats) -> tuple[kernels.Grid, Floats, Floats]:
     """The grid with what links cost there; [pairs, G, P] at least what the inside costs, [sigs, G, P] the same whatever stands inside."""
-    units, size, parts = s.own.grid, len(s.own.grid.states), len(t.start)
-    exact, low, plain = (np.zeros((len(t.links), size, parts)) for _ in range(3))
-    for link in join.links:
-        own = [p for p in range(*s.own.links[link]) if weight[p].any()]
-        bound = units.bound[own]
-        low[link] = plain[link] = np.maximum(bound.T @ weight[own], 0.0)
-        if all(s.own.products[p].sign > 0 for p in own):
-            low[link] = np.maximum(bound, np.array([s.own.products[p].floor for p in own])[:, None]).T @ weight[own]
-        if link in join.outer_links:
-            exact[link] = units.exact[own].T @ weight[own]
-    inside = np.stack([low[list(links)].sum(axis=0) for links in join.pair_links])
-    for g, links in enumerate(join.pair_links):
-        inside[g, :, 0] += _joint(s, t, links, weight)
-    tails = np.stack([inside[join.pair_signature == sig].min(axis=0) for sig in range(len(set(join.pair_signature.tolist())))])
-    return kernels.Grid(units.states, units.digit, units.stride, units.after_start, units.after, exact, low, plain), inside, tails
+    units, spans = s.own.grid, np.array(s.own.links, np.int64)
+    floor = np.array([p.floor for p in s.own.products])
+    plus = np.array([all(p.sign > 0 or not weight[n].any() for n, p in enumerate(s.own.products[first:last], first)) for first, last in s.own.links])
+    every, outer = np.isin(np.arange(len(spans)), join.links), np.isin(np.arange(len(spans)), list(join.outer_links))
+    exact = kernels.linked(units.rows, units.exact, floor, weight, spans, outer, ~every)
+    plain = kernels.linked(units.rows, units.bound, floor, weight, spans, every, ~every)
+    low = kernels.linked(units.rows, units.bound, floor, weight, spans, every, plus)
+    tile = np.stack([t.tile[r][units.states[:, r]] for r in range(len(s.own.ranks))], axis=1).astype(np.float64)
+    sets = [tuple(p for link in links for p in range(*s.own.links[link]) if p in s.own.access) for links in join.pair_links]
+    joint = {own: _joint(s, t, own, weight, tile) for own in dict.fromkeys(sets)}
+    inside, tails = kernels.summed(low, _padded([np.array(links) for links in join.pair_links], -1), join.pair_signature, np.stack(list(joint.values())),
+                                   np.array([list(joint).index(own) for own in sets]))
+    once = canonical(s.problem.einsum, s.own, units.digit) if s.rules == FREE else np.ones(len(units.states), np.bool_)
+    return kernels.Grid(units.states, units.digit, units.stride, units.after_start, units.after, once, exact, low, plain), inside, tails
 
 
-def _joint(s: Search, t: kernels.Tables, links: Sequence[int], weight: Floats) -> Floats:
-    """[G] energy that accesses of compute to several tensors cost above their bounds apart, since they share the lanes.
+def canonical(e: Einsum, own: Formulas, digit: Ints) -> NDArray[np.bool_]:
+    """[G] places of the grid to look at: ranks that may change places, as the rows and columns of a square convolution, give every cost twice."""
+    def shape(turn: dict[str, str]) -> list[frozenset[tuple[frozenset[tuple[str, int]], int, int]]]:
+        return [frozenset((frozenset((turn.get(rank, rank), c) for rank, c in dim.terms), dim.offset, dim.size) for dim in p.dims) for p in e.tensors()]
+
+    sizes, dense = e.sizes(), all(p.format == "dense" for p in e.tensors())
+    twins = [(a, b) for a, b in combinations(own.ranks, 2) if sizes[a] == sizes[b]]
+    for swaps in (*((one,) for one in twins), *combinations(twins, 2)):
+        turn = {a: b for pair in swaps for a, b in (pair, pair[::-1])}
+        if dense and len(turn) == 2 * len(swaps) and shape(turn) == shape({}):
+            sides = [[digit[:, own.ranks.index(pair[side])] for pair in swaps] for side in (0, 1)]
+            found = np.ones(len(digit), np.bool_)
+            for a, b in zip(*map(reversed, sides), strict=True):
+                found = (a < b) | ((a == b) & found)
+            return found
+    return np.ones(len(digit), np.bool_)
+
+
+def _joint(s: Search, t: kernels.Tables, own: Sequence[int], weight: Floats, tile: Floats) -> Floats:
+    """[G] energy that accesses of compute to several tensors (products own) cost above their bounds apart: they share the lanes; tile [G, R].
 
     A tensor is read c times per tile U, c the product over the ranks that it does not see of the steps that lanes leave; the product of all c is at least
     that of these extents of U over the lanes, so the sum of n costs w c is at least n times the geometric mean. Only if these ranks are disjoint.
     """
-    own = [p for link in links for p in range(*s.own.links[link]) if p in s.own.access]
     unseen = [s.own.access[p] for p in own]
     none = np.zeros(len(s.own.grid.states))
     if len(own) < 2 or np.sum(unseen, axis=0).max() > 1:
         return none
-    tile = np.stack([t.tile[r][s.own.grid.states[:, r]] for r in range(len(s.own.ranks))], axis=1).astype(np.float64)
     ratio, apart, mean = np.full(len(tile), 1.0 / prod(float(n) for n in t.lane_size)), none, np.ones(len(tile))
     for p, ranks in zip(own, unseen, strict=True):
         free = tile[:, ranks].prod(axis=1)
-        apart = apart + weight[p, 0] * np.maximum(s.own.grid.bound[p], s.own.products[p].floor)
+        apart = apart + weight[p, 0] * np.maximum(s.own.grid.rows[s.own.grid.bound[p]], s.own.products[p].floor)
         mean, ratio = mean * weight[p, 0] * s.problem.einsum.points() / free, ratio * free
     together = len(own) * (mean * ratio) ** (1.0 / len(own))
     return np.where(ratio > 1.0, np.maximum(together - apart, 0.0), 0.0)
@@ -244,9 +260,13 @@ class Join:
     links: tuple[int, ...]
 
 
+def joined(e: Einsum, arch: Arch, rules: Constraints, tiles: Tiles) -> Join:
+    """All placements, outer and inner steps once each. The machine has one border or more below its first level."""
+    return _joined(*_bare(e, rules), bare_arch(arch), tiles)
+
+
 @lru_cache(maxsize=64)
-def _joined(e: Einsum, arch: Arch, rules: Constraints, tiles: Tiles) -> Join:
-    """Of all placements of a bare einsum on a bare machine, outer and inner steps once each."""
+def _joined(e: Einsum, rules: Constraints, arch: Arch, tiles: Tiles) -> Join:
     border = min(f.outside for f in arch.fanouts)
     outer: dict[tuple[Step, ...], tuple[int, ...]] = {}
     inner: dict[tuple[tuple[Step, ...], tuple[int, ...]], tuple[int, ...]] = {}
@@ -270,22 +290,28 @@ def _joined(e: Einsum, arch: Arch, rules: Constraints, tiles: Tiles) -> Join:
 
 
 @lru_cache(maxsize=16)
-def _whole(e: Einsum, arch: Arch, rules: Constraints, tiles: Tiles) -> tuple[tuple[tuple[Step, ...], kernels.Programs], ...]:
+def _whole(e: Einsum, rules: Constraints, arch: Arch, tiles: Tiles) -> tuple[tuple[tuple[Step, ...], kernels.Programs], ...]:
     """Every placement of a bare einsum on a bare machine with its program."""
     return tuple((tuple(steps), _stacked([_program(e, arch, tiles, steps, {s.tensor: s.level for s in steps if s.kind == NODE})]))
                  for _, steps in programs(e, arch, rules))
 
 
-def _bare(e: Einsum) -> Einsum:
-    """The einsum without its sizes: what programs depend on."""
+def _bare(e: Einsum, rules: Constraints) -> tuple[Einsum, Constraints]:
+    """An einsum without names and sizes, and its rules on placements: what programs depend on."""
+    ranks = {rank: f"r{i}" for i, (rank, _) in enumerate(e.extents)}
+    tensors = {p.tensor: f"t{i}" for i, p in enumerate(e.tensors())}
+
     def slim(p: Projection) -> Projection:
-        return replace(p, dims=tuple(Dim(tuple((rank, 1) for rank, _ in dim.terms), 0, 1) for dim in p.dims), bits=None, density=1.0)
+        dims = tuple(Dim(tuple((ranks[rank], 1) for rank, _ in dim.terms), 0, 1) for dim in p.dims)
+        return replace(p, tensor=tensors[p.tensor], dims=dims, bits=None, density=1.0)
 
-    extents = tuple((rank, min(n, 2)) for rank, n in e.extents)
-    return replace(e, name="", kind="", output=slim(e.output), inputs=tuple(slim(p) for p in e.inputs), extents=extents)
+    kept = tuple((level, tensors[tensor]) for level, tensor in rules.kept if tensor in tensors)
+    extents = tuple((ranks[rank], min(n, 2)) for rank, n in e.extents)
+    return (replace(e, name="", kind="", output=slim(e.output), inputs=tuple(slim(p) for p in e.inputs), extents=extents),
+            Constraints(kept=kept, stationary=tensors.get(rules.stationary, "")))
 
 
-def _bare_arch(arch: Arch) -> Arch:
+def bare_arch(arch: Arch) -> Arch:
     """The machine without its prices and sizes."""
     levels = tuple(replace(level, capacity_bits=None if level.capacity_bits is None else 1, width_bits=1, read_pj=0.0, write_pj=0.0, bandwidth=1.0,
                            ports="shared", transfer="next", leak_mw=0.0, area_mm2=0.0, access_cycles=1) for level in arch.levels)
@@ -313,8 +339,11 @@ def _least(e: Einsum, arch: Arch) -> Mapping:
     return Mapping((*(Store(arch.levels[0].name, name) for name in names), *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))
 
 
-def tables(s: Search) -> tuple[kernels.Tables, Floats]:
-    """Everything for the kernels, and [T, P] what a unit of each product costs: energy, compute cycles, cycles of every port."""
+def tables(s: Search, columns: Floats | None = None, rooms: Floats | None = None) -> tuple[kernels.Tables, Floats]:
+    """Everything for the kernels, and [T, P] what a unit of each product costs: energy, compute cycles, cycles of every port.
+
+    columns, rooms: the same for all machines of a family, whose parts are compared one by one (frontier.py).
+    """
     e, arch, own = s.problem.einsum, s.problem.arch, s.own
     levels, tensors, bits = arch.levels, e.tensors(), bits_of(e, arch)
     ports, parts = [], 2
@@ -333,20 +362,23 @@ def tables(s: Search) -> tuple[kernels.Tables, Floats]:
                   for sets in ([p.full() for p in tensors], [p.ranks() for p in tensors]))
     terms = [[(own.ranks.index(rank), c) for rank, c in dim.terms if rank in own.ranks] for p in tensors for dim in p.dims]
     succ_start, succ, succ_ways, fewest, way_list, ways, tile = own.moves
-    weight = weights(own, e, arch, ports, parts)
+    weight = weights(own, e, arch, ports, parts) if columns is None else columns
+    room = np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in levels])
     links, rows, spans, floors = _priced(own, weight)
     factors = own.flat
     return kernels.Tables(
-        room=np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in levels]),
+        room=room, rooms=room[:, None] if rooms is None else rooms,
         doubled=np.array([level.double_buffer for level in levels]), bits=np.array([bits[p.tensor] for p in tensors], np.float64),
         succ_start=succ_start, succ=succ, succ_ways=succ_ways, fewest=fewest, even=own.even, way_list=way_list, ways=ways,
         lane_size=np.array([dim[1] for dim in dims], np.int64), tile=tile, full=full, seen=seen, dim_start=ranges(len(p.dims) for p in tensors),
         dim_rank=ranges(map(len, terms)), dim_coef=np.array([t for has in terms for t in has] or [(0, 0)], np.int64),
         csr=np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]), links=links, weights=rows, products=spans,
-        factor_start=factors[1], factor_rank=factors[2], factor_stride=factors[3], table=factors[4], low=factors[5], high=factors[6], floor=floors, start=start,
+        factor_start=factors[1], factor_rank=factors[2], factor_stride=factors[3], table=factors[4], low=factors[5], high=factors[6], floor=floors,
+        start=start if columns is None else np.zeros(columns.shape[1]),
         folds=np.array([fill_cycles(f, e, arch) for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch)], np.float64),
         port=np.array([(*ports[v], level.transfer == "same") for v, level in enumerate(levels)], np.int64),
-        machine=np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]), objective=OBJECTIVES[s.problem.objective],
+        machine=np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]),
+        objective=OBJECTIVES[s.problem.objective] if columns is None else kernels.ALL,
         rules=np.array([still, s.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in dims)], np.int64)), weight
 
 
@@ -492,7 +524,7 @@ def _lanes(own: Formulas, arch: Arch, level: int, state: dict[str, int], new: di
     """Spatial loops over a border: the first ways of the ranks that fit into the fan-out dimensions together. Adds to the lanes used."""
     dims = fanout_dims(arch.fanouts)
     border = sorted({dim[2] for dim in dims}).index(level)
-    ways = [dict(w.lanes[state[rank]][border])[new[rank]] for rank, w in zip(own.ranks, own.walks, strict=True)]
+    ways = [lanes(w, state[rank], border)[new[rank]] for rank, w in zip(own.ranks, own.walks, strict=True)]
     for choice in product(*ways):
         total = [prod(trips[d] for trips, _ in choice) * used[d] for d in range(len(dims))]
         if all(n <= dim[1] for n, dim in zip(total, dims, strict=True)):

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 NODE, GAP, LANES, MAC = 0, 1, 2, 3  # kinds of steps
+ENERGY, LATENCY, EDP, ALL = 0, 1, 2, 3  # objectives; ALL: nothing is above another unless in every part
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 WAYS, SETS = 256, 1 << 12  # lanes in use: ways to have them, and how many such sets are remembered
 
@@ -33,7 +34,7 @@ class Tables(NamedTuple):
     terms of a dimension, dim_coef [., 2] (rank, coefficient); csr [X] 2 * density if compressed, else 0. links [K, 2] products from, to; weights [T, P + 1]
     (last the sign); products [T, 2] factors from, to; factor_start [., 3] table offset, ranks from, to; factor_rank, factor_stride; table, low, high;
     floor [T]. start [P]; folds cycles per array; port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle, least
-    compute cycles]; rules: see `keeps`.
+    compute cycles]; rules: see `keeps`; rooms [V, .] capacities between which needs do not differ, ascending, the last one `room`.
     """
 
     room: Floats
@@ -70,6 +71,7 @@ class Tables(NamedTuple):
     machine: Floats
     objective: int
     rules: Ints
+    rooms: Floats
 
 
 class Programs(NamedTuple):
@@ -157,7 +159,7 @@ def rank_cost(parts: Floats, t: Tables, out: Floats) -> None:
         own = max(parts[t.port[v, 0]], parts[t.port[v, 1]])
         latency = latency + own if t.port[v, 2] else max(latency, own)
     energy = parts[0] + t.machine[0] * latency
-    out[0] = energy if t.objective == 0 else latency if t.objective == 1 else energy * latency
+    out[0] = energy if t.objective == ENERGY else latency if t.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
 
 
@@ -452,7 +454,8 @@ class Grid(NamedTuple):
     """All tiles U that may enter the first fan-out, G of them, as states of the ranks before any lane.
 
     states [G, R]; digit [G, R] numbers of these states within a rank; stride [R]; after_start [R, . + 1], after: numbers that may follow a number in time.
-    exact, low [K, G, P]: what a link costs at U, and at least in any descendant; plain: low without the floors that lanes set.
+    canonical [G]: False where another place has the same costs, since two ranks of the einsum may change places. exact, low [K, G, P]: what a link costs at
+    U, and at least in any descendant; plain: low without the floors that lanes set.
     """
 
     states: Ints
@@ -460,13 +463,15 @@ class Grid(NamedTuple):
     stride: Ints
     after_start: Ints
     after: Ints
+    canonical: Bools
     exact: Floats
     low: Floats
     plain: Floats
 
 
 class Heads(NamedTuple):
-    """Labels of the outer programs: parts [L, P], need [L, V], at [L] place in the grid, back [L] the label before, program [L], next [L] in a list."""
+    """Labels of the outer programs: parts [L, P], need [L, V] (bits; of a whole program the number of the room), at [L] place in the grid, back [L] the
+    label before, program [L], next [L] in a list."""
 
     parts: Floats
     need: Floats
@@ -477,18 +482,27 @@ class Heads(NamedTuple):
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def listed(label: int, head: Ints, at: int, needs: bool, h: Heads) -> bool:
-    """Enter a label into the list of its place, unless another there is not above it in any part (nor need, if `needs`); drop those that it beats."""
+def roomy(need: Floats, t: Tables, out: Floats) -> None:
+    """Number of the first room of every level that has so many bits."""
+    for v in range(t.rooms.shape[0]):
+        n = 0
+        while n < t.rooms.shape[1] - 1 and t.rooms[v, n] < need[v]:
+            n += 1
+        out[v] = n
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def listed(label: int, head: Ints, at: int, h: Heads) -> bool:
+    """Enter a label into the list of its place, unless another there is not above it in any part or need; drop those that it beats."""
     before, own = -1, head[at]
     while own >= 0:
         covered, covers = True, True
         for i in range(h.parts.shape[1]):
             covered = covered and h.parts[own, i] <= h.parts[label, i]
             covers = covers and h.parts[label, i] <= h.parts[own, i]
-        if needs:
-            for v in range(h.need.shape[1]):
-                covered = covered and h.need[own, v] <= h.need[label, v]
-                covers = covers and h.need[label, v] <= h.need[own, v]
+        for v in range(h.need.shape[1]):
+            covered = covered and h.need[own, v] <= h.need[label, v]
+            covers = covers and h.need[label, v] <= h.need[own, v]
         if covered:
             return False
         after = h.next[own]
@@ -504,6 +518,42 @@ def listed(label: int, head: Ints, at: int, needs: bool, h: Heads) -> bool:
     h.next[label] = head[at]
     head[at] = label
     return True
+
+
+@njit(cache=True, nogil=True)
+def linked(rows: Floats, number: Ints, floor: Floats, weight: Floats, links: Ints, wanted: Bools, floored: Bools) -> Floats:
+    """[K, G, P] what the wanted links cost: every product T a row, weighted; at least its floor at the floored links; never below 0."""
+    found = np.zeros((links.shape[0], rows.shape[1], weight.shape[1]))
+    for k in np.flatnonzero(wanted):
+        for p in range(links[k, 0], links[k, 1]):
+            if np.any(weight[p] != 0.0):
+                least = floor[p] if floored[k] else -np.inf
+                for i in range(rows.shape[1]):
+                    value = max(rows[number[p], i], least)
+                    for j in range(weight.shape[1]):
+                        found[k, i, j] += weight[p, j] * value
+        for i in range(rows.shape[1]):
+            for j in range(weight.shape[1]):
+                found[k, i, j] = max(found[k, i, j], 0.0)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def summed(low: Floats, pair_links: Ints, pair_signature: Ints, joint: Floats, joint_of: Ints) -> tuple[Floats, Floats]:
+    """[pairs, G, P] the links of every pair together, with the energy of joint [., G]; and the least of the pairs of each signature [sigs, G, P]."""
+    parts, every = low.shape[2], low.shape[1] * low.shape[2]
+    flat = low.reshape(low.shape[0], every)
+    inside, tails = np.zeros((pair_links.shape[0], every)), np.full((pair_signature.max() + 1, every), np.inf)
+    for g in range(pair_links.shape[0]):
+        own, least = inside[g], tails[pair_signature[g]]
+        for link in pair_links[g]:
+            if link >= 0:
+                own += flat[link]
+        for i in range(low.shape[1]):
+            own[i * parts] += joint[joint_of[g], i]
+        for i in range(every):
+            least[i] = min(least[i], own[i])
+    return inside.reshape(inside.shape[0], low.shape[1], parts), tails.reshape(tails.shape[0], low.shape[1], parts)
 
 
 @njit(cache=True, nogil=True)
@@ -556,13 +606,16 @@ def outward(p: Programs, signature: Ints, grid: Grid, tails: Floats, t: Tables, 
                             continue
                     if steps[e, 0] == NODE and steps[e, 3] >= 0:
                         added(grid.exact[steps[e, 3], i], h.parts[filled])
-                    copied(tails[sig, i], w.guess)
-                    for j in range(p.rest[k, e + 1, 0], p.rest[k, e + 1, 1]):
-                        added(grid.low[p.order[k, j], i], w.guess)
-                    if settle(w.guess, h.parts, filled, filled + 1, t, best, w) < 0:
-                        continue
+                    if t.objective != ALL:
+                        copied(tails[sig, i], w.guess)
+                        for j in range(p.rest[k, e + 1, 0], p.rest[k, e + 1, 1]):
+                            added(grid.low[p.order[k, j], i], w.guess)
+                        if settle(w.guess, h.parts, filled, filled + 1, t, best, w) < 0:
+                            continue
                     h.at[filled], h.back[filled], h.program[filled] = i, label, k
-                    if listed(filled, ends[sig] if last else place, i, not last, h):
+                    if last:
+                        roomy(h.need[filled], t, h.need[filled])
+                    if listed(filled, ends[sig] if last else place, i, h):
                         filled += 1
             low, high = high, filled
             if not last:
@@ -704,7 +757,7 @@ def inward(p: Programs, pair_programs: Ints, pair_signature: Ints, inside: Float
     for g in range(pairs):
         for i in range(size):
             first, last = spans[pair_signature[g], i]
-            if first == last or settle(inside[g, i], heads, first, last, t, best, w) < 0:
+            if first == last or not grid.canonical[i] or settle(inside[g, i], heads, first, last, t, best, w) < 0:
                 continue
             copied(w.least, bounds[g * size + i])
             crossings(p, pair_programs[g, 0], i, grid, crowd, low)

@@ -5,10 +5,8 @@ A dataflow is data: Constraints. Systolic arrays (specs/model.md, 3) and row-sta
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations, permutations, product
 from typing import Literal
 
@@ -187,7 +185,6 @@ def row_stationary_loops(e: Einsum, f: Fanout) -> tuple[tuple[Loop, ...], tuple[
 
 Placement = tuple[tuple[int, ...], ...]  # per level the numbers of the tensors that it holds, in the order of their nodes
 Tiles = Literal["divisor", "perfect", "ragged"]
-Cuts = tuple[tuple[int, int], ...]  # (tile, number of the fan-out dimension or -1 in time), outermost first
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
@@ -201,93 +198,3 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
         ordered = v > 0 or level.capacity_bits is not None
         choices.append([order for own in sets for order in (permutations(own) if ordered else [own])])
     return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names))))
-
-
-STATES = 30_000
-Way = tuple[tuple[int, ...], Cuts]  # over one border's lanes: trips per fan-out dimension of the machine, and the loops as cuts
-Dim = tuple[int, int, int]  # number, size, class: dimensions of one class share and merge alike, so that only the tiles that they leave count
-
-
-@dataclass(frozen=True, slots=True)
-class Walks:
-    """All ways of one rank from its extent to tiles of 1. States are numbered outermost first.
-
-    cuts: tiles of every state, each with the class of its lanes or -1 in time; cuts that leave the same tiles are one. time [state]: the states that may
-    follow in time, first itself; lanes [state][border]: (next state, ways there), likewise; unit: the state of tiles of 1 that follows in time.
-    """
-
-    extent: int
-    cuts: tuple[Cuts, ...]
-    time: tuple[tuple[int, ...], ...]
-    lanes: tuple[tuple[tuple[tuple[int, tuple[Way, ...]], ...], ...], ...]
-    unit: tuple[int, ...]
-
-    def tile(self, state: int) -> int:
-        return self.cuts[state][-1][0] if self.cuts[state] else self.extent
-
-    def ragged(self, state: int) -> bool:
-        """Whether the lanes just passed do not divide what they share out: only then may a loop in time below them not as well stand above."""
-        own = self.cuts[state]
-        sizes = [self.extent, *(tile for tile, _ in own)]
-        lanes = [i for i, (_, d) in enumerate(own) if d >= 0 and all(dim >= 0 for _, dim in own[i:])]
-        return any(sizes[i] % sizes[i + 1] for i in lanes)
-
-
-def divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-@lru_cache(maxsize=1 << 12)
-def walks(extent: int, borders: tuple[tuple[Dim, ...], ...], dims: int, tiles: Tiles) -> Walks:
-    """borders: per border, outermost first, the fan-out dimensions that take this rank; dims: of the machine. Raises ValueError above STATES states."""
-    cuts: list[Cuts] = []
-    time: list[tuple[int, ...]] = []
-    lanes: list[list[tuple[tuple[int, tuple[Way, ...]], ...]]] = []
-    queue = deque[Cuts]([()])
-    numbers: dict[Cuts, int] = {(): 0}
-    while queue:
-        own = queue.popleft()
-        cuts.append(own)
-        if len(numbers) > STATES:
-            raise ValueError(f"{extent} elements in {tiles} tiles can be cut in more than {STATES:,} ways; take tiles: divisor, or another mapper")
-        tile = own[-1][0] if own else extent
-        last = max((d for _, d in own), default=-1)
-
-        def number(c: Cuts) -> int:
-            if c not in numbers:
-                numbers[c] = len(numbers)
-                queue.append(c)
-            return numbers[c]
-
-        smaller = range(tile - 1, 0, -1) if tiles == "ragged" else divisors(tile)[-2::-1]
-        time.append((number(own), *(number(_cut(own, n, -1)) for n in smaller)))
-        lanes.append([_spread(own, tile, border, dims, tiles, number) if last < min((d[2] for d in border), default=0) else
-                      ((number(own), (((1,) * dims, ()),)),) for border in borders])
-    unit = tuple(numbers[own if (own[-1][0] if own else extent) == 1 else _cut(own, 1, -1)] for own in cuts)
-    return Walks(extent, tuple(cuts), tuple(time), tuple(map(tuple, lanes)), unit)
-
-
-def _cut(own: Cuts, tile: int, of: int) -> Cuts:
-    """One more cut; the last one goes if it is of the same class and the new one divides it: the tiles are the same."""
-    return (*own[:-1], (tile, of)) if own and own[-1][1] == of and own[-1][0] % tile == 0 else (*own, (tile, of))
-
-
-def _spread(own: Cuts, tile: int, border: tuple[Dim, ...], dims: int, tiles: Tiles, number: Callable[[Cuts], int]) -> tuple[tuple[int, tuple[Way, ...]], ...]:
-    """All states over the lanes of one border, at most one loop per dimension, in the machine's order, each with the ways there that need fewest lanes."""
-    found: list[tuple[Cuts, int, Way]] = [(own, tile, ((1,) * dims, ()))]
-    for d, size, of in border:
-        for c, n, (trips, loops) in list(found):
-            for inner in sorted({-(-n // f) for f in range(2, size + 1) if tiles != "perfect" or n % f == 0} - {n}, reverse=True):
-                found.append((_cut(c, inner, of), inner, ((*trips[:d], -(-n // inner), *trips[d + 1:]), (*loops, (inner, d)))))
-    ways: dict[Cuts, list[Way]] = {}
-    for c, _, way in found:
-        ways.setdefault(c, []).append(way)
-    return tuple((number(c), fewest_ways(own_ways)) for c, own_ways in ways.items())
-
-
-def fewest_ways(ways: list[Way]) -> tuple[Way, ...]:
-    """Without the ways that need no fewer lanes in any dimension than another one."""
-    first: dict[tuple[int, ...], Way] = {}
-    for way in ways:
-        first.setdefault(way[0], way)
-    return tuple(way for trips, way in first.items() if not any(other != trips and all(a <= b for a, b in zip(other, trips, strict=True)) for other in first))

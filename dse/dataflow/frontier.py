@@ -1,0 +1,357 @@
+"""Solve once, price many: all mappings of one einsum that could be the best one on some machine of a family, and the best one on a given machine.
+
+A family is machines with the same levels and fan-outs; their prices, bandwidths, capacities and array sizes differ. Over perfect factors (every loop divides)
+the search of optimal.py runs once for all of them: costs are compared part by part (bits moved at a level, cycles of a port and of compute), so a mapping
+goes only if another one is cheaper whatever the prices are. What is left is small; a machine is then a scan (specs/dataflow.md, 4.3 and 4.4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.dataflow import frontier_kernels as kernels
+from dse.dataflow import optimal, optimal_kernels
+from dse.dataflow.formula import Formulas, formulas, ranges
+from dse.dataflow.optimal import FREE, Join, Search
+from dse.nest import Infeasible, Mapping
+from dse.record import SOLVER_VERSION
+from dse.sim.cost import bits_of, op_cycles, op_pj, price
+from dse.sim.counts import count, footprints, nonzero
+from dse.sim.evaluate import EinsumCost, Problem
+from dse.sim.evaluate import priced as costed
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+MOST = 1 << 16  # members
+CHAINS, LABELS = 1 << 22, 1 << 22
+SHAPES = 62  # a bit each
+
+
+class NoFrontier(ValueError):
+    """Why there is none, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Machines that one frontier prices: as `arch`, the largest, but for prices, bandwidths, and
+
+    rooms: capacities in bits per level, ascending, none if unbounded; shapes: sizes of all fan-out dimensions; shares: per level from, to of the share of a
+    write in the energy of a read and a write; separate: ports per level; limited: whether bandwidth may be finite.
+    """
+
+    arch: Arch
+    rooms: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    shares: tuple[tuple[float, float], ...]
+    separate: tuple[bool, ...]
+    limited: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Members N: counts [N, 4 V + 1] as kernels.cheapest has them; parts [N, P] what was compared; rooms [N, V] numbers of the least capacity, shapes [N]
+    bits: what they fit; programs [N, 2] outer and inner steps, states [N, ., R] of the ranks after them. cells, told: what was asked before, members by
+    capacities and shape, and costs by member and shape, whose counts hold on all machines."""
+
+    family: Family
+    counts: Floats
+    parts: Floats
+    rooms: Ints
+    shapes: Ints
+    programs: Ints
+    states: Ints
+    cells: dict[int, Ints] = field(default_factory=dict, compare=False)
+    told: dict[tuple[int, tuple[int, ...]], EinsumCost] = field(default_factory=dict, compare=False)
+
+
+def family(archs: Sequence[Arch]) -> Family:
+    """The least family that holds these machines. Raises NoFrontier if they share no topology, or one that frontiers do not know."""
+    bare = {_topology(arch) for arch in archs}
+    if len(bare) != 1:
+        raise NoFrontier(f"the machines have {len(bare)} different topologies")
+    one = archs[0]
+    borders = {f.outside for f in one.fanouts}
+    if len(borders) != 1 or min(borders) == 0 or any(f.ramp for f in one.fanouts) or one.levels[0].bypass:
+        raise NoFrontier("takes one array below the first level, which holds everything, and no systolic one")
+    if any(level.double_buffer for level in one.levels[min(borders):]):
+        raise NoFrontier("takes no double buffering inside the array")
+    columns = list(zip(*(arch.levels for arch in archs), strict=True))
+    rooms = tuple(tuple(sorted({level.capacity_bits for level in own if level.capacity_bits is not None})) for own in columns)
+    shapes = tuple(sorted({_shape(arch) for arch in archs}))
+    if len(shapes) > SHAPES:
+        raise NoFrontier(f"{len(shapes)} array sizes; takes {SHAPES}")
+    shares = [[level.write_pj / (level.read_pj + level.write_pj) for level in own if level.read_pj + level.write_pj] for own in columns]
+    largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    levels = tuple(replace(level, capacity_bits=own[-1] if own else None) for level, own in zip(one.levels, rooms, strict=True))
+    return Family(replace(_sized(one, largest), levels=levels), rooms, shapes, tuple((min(own, default=0.5), max(own, default=0.5)) for own in shares),
+                  tuple(any(level.ports == "separate" for level in own) for own in columns),
+                  tuple(any(level.bandwidth < inf for level in own) for own in columns))
+
+
+def covers(f: Family, arch: Arch) -> bool:
+    """Whether its frontiers price this machine."""
+    if _topology(f.arch) != _topology(arch) or _shape(arch) not in f.shapes:
+        return False
+    for v, level in enumerate(arch.levels):
+        both = level.read_pj + level.write_pj
+        if (level.capacity_bits is None) != (not f.rooms[v]) or (f.rooms[v] and level.capacity_bits not in f.rooms[v]):
+            return False
+        if (both and not f.shares[v][0] <= level.write_pj / both <= f.shares[v][1]) or (level.ports == "separate") > f.separate[v]:
+            return False
+        if level.bandwidth < inf and not f.limited[v]:
+            return False
+    return True
+
+
+def _topology(arch: Arch) -> tuple[Arch, int]:
+    return optimal.bare_arch(_sized(arch, (1,) * len(_shape(arch)))), arch.word_bits
+
+
+def _shape(arch: Arch) -> tuple[int, ...]:
+    return tuple(size for f in arch.fanouts for _, size in f.dims)
+
+
+def _sized(arch: Arch, shape: Sequence[int]) -> Arch:
+    sizes = iter(shape)
+    return replace(arch, fanouts=tuple(replace(f, dims=tuple((name, next(sizes)) for name, _ in f.dims)) for f in arch.fanouts))
+
+
+def frontier(e: Einsum, f: Family) -> Frontier:
+    """The members for one einsum, from $DSE_CACHE (~/.cache/dse) if they are there. Raises NoFrontier."""
+    folder = Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
+    key = hashlib.sha256(repr((SOLVER_VERSION, replace(e, name=""), replace(f, arch=_topology(f.arch)[0]))).encode()).hexdigest()[:32]
+    path = folder / f"frontier_{key}.npz"
+    if path.exists():
+        with np.load(path) as stored:
+            return Frontier(f, **stored)
+    found = solved(e, f)
+    folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as file:
+        np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "parts", "rooms", "shapes", "programs", "states")})
+    os.replace(file.name, path)
+    return found
+
+
+def solved(e: Einsum, f: Family) -> Frontier:
+    """The members, computed. Raises NoFrontier if they are too many."""
+    own = formulas(e, f.arch, "perfect", FREE)
+    s = Search(Problem(f.arch, e, "energy"), own, "perfect", FREE, None)
+    join = optimal.joined(e, f.arch, FREE, "perfect")
+    most = max(len(own_rooms) for own_rooms in f.rooms)
+    rooms = np.array([[*own_rooms, *[inf] * (most - len(own_rooms))] if own_rooms else [inf] * most for own_rooms in f.rooms] or [[inf]])
+    t, weight = optimal.tables(s, _columns(own, e, f), rooms)
+    grid, bound, _ = optimal.grid_bounds(s, join, t, weight)
+    outer, numbers, spans = _outer(join, grid, t)
+    inside = _inside(join, own, grid, bound, f, outer.parts[numbers], outer.need[numbers], spans)
+    firsts = np.array([inside.kind.tolist().index(kind) for kind in range(int(inside.kind.max()) + 1)], np.int64)
+    chains = kernels.chains(join.ins, firsts, grid, _moved(own, f), _rigid(e, own, len(f.arch.levels)), t, CHAINS)
+    if not len(chains.place):
+        raise NoFrontier(f"{e.name}: more than {CHAINS:,} chains of tiles")
+    members = kernels.front_of(MOST, len(t.start) + len(t.room), len(own.ranks), len(bound))
+    w = optimal_kernels.walk(join.ins.steps.shape[1], t)
+    if not kernels.joined(inside, chains, grid, _order(join, bound, inside), t, w, members):
+        raise NoFrontier(f"{e.name}: more than {MOST:,} mappings")
+    return _stored(e, f, own, s, join, grid, inside, chains, members, outer, numbers)
+
+
+def _columns(own: Formulas, e: Einsum, f: Family) -> Floats:
+    """[T, P] of every product, the parts that are compared. Per level the energies at both ends of the shares; if their bandwidth counts, cycles of ports
+    (outside the array they are the bits, shared ports' halfway between reads and writes); operations of the busiest lane."""
+    border, counted = f.arch.fanouts[0].outside, _counted(own, e, f.arch)
+    found = []
+    for v in range(len(f.arch.levels)):
+        bits, busiest = counted[:, 4 * v: 4 * v + 2], counted[:, 4 * v + 2: 4 * v + 4]
+        low, high = f.shares[v]
+        if f.limited[v] and v < border:
+            low, high = (0.0, 1.0) if f.separate[v] else (min(low, 0.5), max(high, 0.5))
+        found += [bits @ (1 - share, share) for share in dict.fromkeys((low, high))]
+        if f.limited[v] and v >= border:
+            found += [busiest[:, 0], busiest[:, 1]] if f.separate[v] else [busiest.sum(axis=1)]
+    return np.stack([*found, counted[:, -1]], axis=1)
+
+
+def _counted(own: Formulas, e: Einsum, arch: Arch) -> Floats:
+    """[T, 4 V + 1] what a unit of each product adds to the counts of kernels.cheapest."""
+    per = [bits_of(e, arch)[p.tensor] for p in e.tensors()]
+    found = np.zeros((len(own.products), 4 * len(arch.levels) + 1))
+    for t, product in enumerate(own.products):
+        for use in product.uses:
+            at = -1 if use.tensor < 0 else 4 * use.v + 2 * use.busiest + (use.action == "write")
+            found[t, at] += use.scale * (1 if use.tensor < 0 else per[use.tensor])
+    return found
+
+
+def _outer(join: Join, grid: optimal_kernels.Grid, t: optimal_kernels.Tables) -> tuple[optimal_kernels.Heads, Ints, Ints]:
+    """All labels; numbers [L] of those that enter the array, and per (signature, U) which of these [sigs, G, 2]."""
+    levels, parts, sigs = len(t.room), len(t.start), int(join.signature.max()) + 1
+    heads = optimal_kernels.Heads(np.empty((LABELS, parts)), np.empty((LABELS, levels)), *(np.empty(LABELS, np.int64) for _ in range(4)))
+    ends, best = np.full((sigs, len(grid.states)), -1, np.int64), np.full(3, inf)
+    w = optimal_kernels.walk(1, t)
+    if optimal_kernels.outward(join.outs, join.signature, grid, np.zeros((sigs, len(grid.states), parts)), t, best, heads, ends, w, 1 << 60) > 1 << 60:
+        raise NoFrontier(f"more than {LABELS:,} ways to fill the levels outside the array")
+    _, numbers, spans = optimal_kernels.collected(ends, heads)
+    return heads, numbers, spans
+
+
+def _inside(join: Join, own: Formulas, grid: optimal_kernels.Grid, bound: Floats, f: Family, heads: Floats, rooms: Floats, spans: Ints) -> kernels.Inside:
+    kinds: dict[tuple[tuple[int, int], ...], int] = {}
+    kind = [kinds.setdefault(tuple((step.level, step.tensor) for step in steps), len(kinds)) for steps in join.in_steps]
+    most = max(map(len, join.pair_links))
+    links = np.array([[*own_links, *[-1] * (most - len(own_links))] for own_links in join.pair_links], np.int64)
+    serves = np.array([not any(own.products[p].inner for p in range(*span)) for span in own.links])
+    ranks, states = len(own.ranks), max(len(w.cuts) for w in own.walks)
+    down, digit = np.full((ranks, states, int(grid.digit.max()) + 1), -1, np.int64), np.full((ranks, states), -1, np.int64)
+    for r, w in enumerate(own.walks):
+        digits = {w.tile(int(s)): int(d) for s, d in zip(grid.states[:, r], grid.digit[:, r], strict=True)}
+        for s, follow in enumerate(w.time):
+            digit[r, s] = digits[w.tile(s)]
+            down[r, s, [digits[w.tile(after)] for after in follow]] = follow
+    return kernels.Inside(join.ins, join.pair_programs, join.pair_signature, links, np.unique(links[links >= 0]), serves, np.array(kind, np.int64), bound, down,
+                          digit, heads, rooms, spans, np.array(f.shapes, np.int64))
+
+
+def _moved(own: Formulas, f: Family) -> Floats:
+    """[K, ., G] products of every link for tiles before any lane. Raises NoFrontier if what is subtracted depends on the tile: then chains do not compare."""
+    found = np.zeros((len(own.links), max(last - first for first, last in own.links), len(own.grid.states)))
+    for link, span in enumerate(own.links):
+        for c, p in enumerate(range(*span)):
+            if own.products[p].sign > 0:
+                found[link, c] = own.grid.rows[own.grid.exact[p]]
+            elif np.ptp(own.grid.rows[own.grid.exact[p]]) > 0:
+                raise NoFrontier("first reads of an output that are skipped depend on its tiles")
+    return found
+
+
+def _rigid(e: Einsum, own: Formulas, depth: int) -> NDArray[np.bool_]:
+    """[K, R] ranks of windows that padding cuts: what the busiest lane moves there is no share of what all move."""
+    pairs, sizes = depth * (depth + 1) // 2, e.sizes()
+    found = np.zeros((len(own.links), len(own.ranks)), np.bool_)
+    for x, p in enumerate(e.tensors()):
+        for dim in p.dims:
+            cut = dim.offset < 0 or dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) >= dim.size
+            for rank in dim.ranks():
+                if cut and len(dim.terms) > 1 and rank in own.ranks:
+                    found[x * pairs: (x + 1) * pairs, own.ranks.index(rank)] = True
+    return found
+
+
+def _order(join: Join, bound: Floats, inside: kernels.Inside) -> Ints:
+    """Tiles U that can be reached, the most promising first: least sum of parts, each over its least value anywhere."""
+    pairs, size, parts = bound.shape
+    least = np.full((len(inside.spans), size, parts), inf)
+    for sig, i in zip(*np.nonzero(inside.spans[..., 1] > inside.spans[..., 0]), strict=True):
+        least[sig, i] = inside.heads[slice(*inside.spans[sig, i])].min(axis=0)
+    total = bound + least[join.pair_signature]
+    lowest = np.maximum(total.reshape(-1, parts).min(axis=0), 1.0)
+    score = (total / lowest).sum(axis=2).min(axis=0)
+    order: Ints = np.argsort(score, kind="stable")
+    return order[: int((score < inf).sum())]
+
+
+def _stored(e: Einsum, f: Family, own: Formulas, s: Search, join: Join, grid: optimal_kernels.Grid, inside: kernels.Inside, chains: kernels.Chains,
+            members: kernels.Front, outer: optimal_kernels.Heads, numbers: Ints) -> Frontier:
+    """Members in the order of what they cost, with their counts and their states after every step."""
+    n, levels = int(members.size[0]), len(f.rooms)
+    order = np.lexsort(members.rows[:n].T[::-1])
+    rows, shapes, order = members.rows[order], members.shapes[order], members.number[order]
+    steps = max(map(len, join.out_steps)) + max(map(len, join.in_steps))
+    links = np.full((n, steps + int(join.ins.ordered.max())), -1, np.int64)
+    places = np.zeros((*links.shape, len(own.ranks)), np.int64)
+    states, programs = np.zeros((n, steps, len(own.ranks)), np.int64), np.zeros((n, 2), np.int64)
+    ones = grid.digit[-1]
+    for row, m in enumerate(order):
+        at, inner, lanes = int(numbers[members.outer[m]]), int(members.program[m]), members.lanes[m]
+        programs[row] = outer.program[at], inner
+        walked: list[Ints] = []
+        while outer.back[at] >= 0:
+            walked.insert(0, grid.states[outer.at[at]])
+            at = int(outer.back[at])
+        chain = [grid.digit[place] for place in chains.place[members.chain[m], 1: len(join.in_steps[inner]) - 1]]
+        tiles = [inside.down[np.arange(len(lanes)), lanes, digit] for digit in (*chain, ones)]
+        walked += [lanes, *tiles]
+        states[row, : len(walked)] = walked
+        done = [step.parent >= 0 and step.kind == optimal_kernels.NODE for step in (*join.out_steps[programs[row, 0]], *join.in_steps[inner])]
+        moving = [link for k, own_steps in ((join.outs, programs[row, 0]), (join.ins, inner)) for link in k.order[own_steps, : k.ordered[own_steps]]]
+        where = [after for after, settles in zip(walked, done, strict=True) if settles]
+        where += [tiles[-1]] * (len(moving) - len(where))
+        links[row, : len(moving)], places[row, : len(moving)] = moving, where
+    t, _ = optimal.tables(s, _counted(own, e, f.arch))
+    return Frontier(f, kernels.totals(links, places, t), rows[:, :-levels], rows[:, -levels:].astype(np.int64), shapes, programs, states)
+
+
+def rates(archs: Sequence[Arch], e: Einsum) -> Floats:
+    """[M, 4 V + 4] what kernels.cheapest multiplies counts with."""
+    ops = e.points() * nonzero(e)
+    found = []
+    for arch in archs:
+        row: list[float] = []
+        for level in arch.levels:
+            cycles = 1 / (level.width_bits * level.bandwidth)
+            row += [level.read_pj / level.width_bits, level.write_pj / level.width_bits, cycles, cycles]
+        found.append([*row, ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch), op_cycles(0.0, 1.0, e, arch), arch.leak_mw() / arch.clock_ghz])
+    return np.array(found)
+
+
+def cell(f: Family, arch: Arch) -> int:
+    """Number of a machine's capacities and array size within its family."""
+    found = f.shapes.index(_shape(arch))
+    for rooms, level in zip(f.rooms, arch.levels, strict=True):
+        found = found * max(len(rooms), 1) + (rooms.index(level.capacity_bits) if level.capacity_bits is not None else 0)
+    return found
+
+
+def members(own: Frontier, number: int) -> Ints:
+    """Those that fit a cell, without those that others of it beat in all parts."""
+    if number not in own.cells:
+        rest, fits = number, np.ones(len(own.counts), np.bool_)
+        for v in range(len(own.family.rooms) - 1, -1, -1):
+            rest, room = divmod(rest, max(len(own.family.rooms[v]), 1))
+            fits &= own.rooms[:, v] <= room
+        found = np.flatnonzero(fits & (own.shapes >> rest & 1 > 0))
+        own.cells[number] = found[kernels.undominated(own.parts[found])]
+    return own.cells[number]
+
+
+def prices(own: Frontier, cells: Ints, machines: Floats, arch: Arch, objective: str) -> tuple[Ints, Floats]:
+    """Per machine the best member (-1: none fits) and [M, 2] its energy in pJ and latency in cycles. cells [M] of `cell`, machines [M, .] of `rates`;
+    arch: one of them, whose ports and transfers all have."""
+    asked, at = np.unique(cells, return_inverse=True)
+    lists = [members(own, int(number)) for number in asked]
+    best, out = np.zeros(len(machines), np.int64), np.zeros((len(machines), 2))
+    kernels.cheapest(own.counts, ranges(map(len, lists)), np.concatenate(lists), at, machines, np.array([level.ports == "separate" for level in arch.levels]),
+                     np.array([level.transfer == "same" for level in arch.levels]), optimal.OBJECTIVES[objective], best, out)
+    return best, out
+
+
+def priced(own: Frontier, problem: Problem) -> list[EinsumCost] | Infeasible:
+    """The best mapping of the frontier's einsum on a machine of its family: what optimal.solved finds over perfect factors."""
+    e, arch = problem.einsum, problem.arch
+    best, _ = prices(own, np.array([cell(own.family, arch)]), rates([arch], e), arch, problem.objective)
+    if best[0] < 0:
+        return optimal.solved(problem, "perfect")
+    n, shape = int(best[0]), _shape(arch)
+    if (n, shape) not in own.told:
+        mapping = nest_of(own, n, e, arch)
+        answer = costed(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
+        own.told[n, shape] = replace(answer, gap=0.0, certificate="optimal(perfect)", visited=0)
+    known = own.told[n, shape]
+    p = price(known.counts, e, arch)
+    return [replace(known, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bound_by=p.bound_by, price=p)]
+
+
+def nest_of(own: Frontier, n: int, e: Einsum, arch: Arch) -> Mapping:
+    """Member n on a machine that it fits; e is the frontier's einsum."""
+    join = optimal.joined(e, own.family.arch, FREE, "perfect")
+    steps = (*join.out_steps[own.programs[n, 0]], *join.in_steps[own.programs[n, 1]])
+    return optimal.nest(formulas(e, own.family.arch, "perfect", FREE), e, arch, steps, own.states[n, : len(steps)])

@@ -1,0 +1,77 @@
+"""Random families of machines, and layers of every kind, for frontiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import inf, isclose
+from random import Random
+
+import numpy as np
+
+from dse.dataflow import frontier, optimal
+from dse.nest import Infeasible
+from dse.sim.evaluate import Problem, figure
+from hw.arch import Arch, Compute, Fanout, Level
+from workloads import catalog
+from workloads.einsum import Einsum
+
+OBJECTIVES = ("energy", "latency", "edp")
+UNPROVEN = "optimal spent its budget"
+KINDS = ("gemm", "decode", "1x1", "3x3", "strided", "depthwise")
+
+
+def layer(kind: str, rng: Random) -> Einsum:
+    """A layer of at most some 50,000 operations whose extents have many divisors."""
+    def some(*sizes: int) -> int:
+        return rng.choice(sizes)
+
+    if kind in ("gemm", "decode"):
+        return catalog.load(f"gemm:m={1 if kind == 'decode' else some(4, 6, 8, 12)},n={some(8, 12, 16)},k={some(8, 12, 24)}").einsums[0]
+    channels, p = f"k={some(4, 6, 8)},c={some(3, 4, 6)}", some(4, 6)
+    if kind == "depthwise":
+        return catalog.load(f"depthwise:c={some(8, 12, 16)},p={some(4, 6, 8)},q={some(4, 6, 8)},r=3,s=3,pad=1").einsums[0]
+    if kind == "1x1":
+        return catalog.load(f"conv:{channels},p={p},q={some(4, 6)},r=1,s=1").einsums[0]
+    return catalog.load(f"conv:{channels},p={p},q={p},r=3,s=3,pad={some(0, 1)},stride={2 if kind == 'strided' else 1}").einsums[0]
+
+
+def machines(rng: Random) -> list[Arch]:
+    """Machines of two or three levels on a grid of capacities, array sizes, prices, bandwidths; ports, bypass and sharing at random, the same for all.
+
+    Ports inside the array are wide: where they decide, optimal does not finish in its budget, and there is nothing to compare with.
+    """
+    deep, multicast, reduce = rng.random() < 0.7, rng.choice([(True, True), (True, False)]), rng.choice([(True, True), (True, False)])
+    ports, transfer, bypass = rng.choice(["shared", "shared", "separate"]), rng.choice(["next", "next", "same"]), rng.random() < 0.8
+    first = rng.random() < 0.8
+    found = []
+    for room, registers, x, y, variant in product((256, 1024, 4096), (64, 256) if deep else (0,), (2, 4), (1, 3, 4), range(3)):
+        rows = (("DRAM", None, 64, 500.0), ("GBUF", 8 * room, 64, 10.0), ("REGF", 8 * registers, 16, 0.3))[: 2 + deep]
+        speeds = ([0.25, 1.0, 8.0], [1.0, 8.0, inf], [8.0, inf])
+        levels = tuple(Level(name, bits, width, pj * rng.choice([0.3, 1.0, 4.0]), pj * rng.choice([0.5, 1.0, 2.0]), rng.choice(speeds[v]),
+                             ports if v else "shared", bypass=v > 0 and bypass, skip_first_read=first, transfer=transfer if v else "next",
+                             leak_mw=rng.choice([0.0, 5.0, 100.0])) for v, (name, bits, width, pj) in enumerate(rows))
+        arch = Arch(f"m{variant}", levels, (Fanout("array", 2, (("x", x), ("y", y)), multicast, reduce),), Compute(rng.choice([0.1, 1.0]), 0.1), 1.0, 8)
+        found.append(arch)
+    return found
+
+
+def differences(kind: str, seed: int, pairs: int) -> Iterator[str]:
+    """For so many machines of a random family, all objectives: "" where the frontier's price is optimal's, else a line: what differs, or that optimal proved
+    nothing in its budget (then the price must not be above what it found)."""
+    rng = Random(f"{kind}/{seed}")
+    e, archs = layer(kind, rng), machines(rng)
+    own = frontier.solved(e, frontier.family(archs))
+    for arch, objective in product(rng.sample(archs, pairs), OBJECTIVES):
+        problem = Problem(arch, e, objective)
+        ours, theirs = frontier.priced(own, problem), optimal.solved(problem, "perfect")
+        if isinstance(ours, Infeasible) or isinstance(theirs, Infeasible):
+            yield "" if isinstance(ours, Infeasible) and isinstance(theirs, Infeasible) else f"{kind} {seed} {objective}: {ours} against {theirs}"
+            continue
+        _, (cost,) = frontier.prices(own, np.array([frontier.cell(own.family, arch)]), frontier.rates([arch], e), arch, objective)
+        price, optimum = figure(objective, *cost), figure(objective, theirs[0].energy_pj, theirs[0].latency_cycles)
+        same = isclose(cost[0], ours[0].energy_pj, rel_tol=1e-9) and isclose(cost[1], ours[0].latency_cycles, rel_tol=1e-9)
+        if same and theirs[0].gap and price < optimum * (1 + 1e-9):
+            yield UNPROVEN
+        else:
+            yield "" if same and isclose(price, optimum, rel_tol=1e-9) else f"{kind} {seed} {objective}: {price} against {optimum}, nest {ours[0]}\n{arch}"
