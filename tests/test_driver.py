@@ -39,6 +39,7 @@ space:
 constraints: ["array.x >= array.y / 4", "latency_ns <= 2e6"]
 objectives: [energy_pj, latency_ns]
 search: {{method: {method}, seed: 7, generation: {generation}}}
+solver: {{mapper: cost_descending}}
 stop: {{{stop}}}
 """
 LIGHT = "'gemm:m=64,n=32,k=48'"
