@@ -31,6 +31,7 @@ space:
 objectives: [energy_pj, latency_ns]
 search: {{method: {method}, seed: 7}}
 stop: {{points: {points}}}
+solver: {{mapper: cost_descending}}
 """
 HEAVY = "'gemm:m=256,n=192,k=320', 'gemm:m=96,n=512,k=224', 'gemm:m=448,n=72,k=144'"
 LIGHT = "'gemm:m=64,n=32,k=48'"
@@ -53,7 +54,7 @@ def complete(outcome: Outcome) -> Outcome:
 def in_process(folder: Path, machines: int) -> tuple[float, float]:
     """CPU seconds per machine: of the bare loop (decode and solve), and of all that a run does."""
     spent = 0.0
-    bare = worker.decode, worker.solve
+    bare = worker.decode, worker.scheduled
 
     def timed(function):  # type: ignore[no-untyped-def]
         def called(*given):  # type: ignore[no-untyped-def]
@@ -64,12 +65,12 @@ def in_process(folder: Path, machines: int) -> tuple[float, float]:
             return found
         return called
 
-    worker.decode, worker.solve = timed(worker.decode), timed(worker.solve)
+    worker.decode, worker.scheduled = timed(worker.decode), timed(worker.scheduled)
     small = study(folder, "random", machines, HEAVY)
     begun = time.process_time()
     complete(driver.run(small, folder / "run0", workers=0))
     whole = time.process_time() - begun
-    worker.decode, worker.solve = bare
+    worker.decode, worker.scheduled = bare
     return spent / machines, whole / machines
 
 

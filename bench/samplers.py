@@ -68,4 +68,4 @@ def main(path: str, points: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "studies/edge_cnn.yaml", int(sys.argv[2]) if len(sys.argv) > 2 else 150))
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "studies/edge_small.yaml", int(sys.argv[2]) if len(sys.argv) > 2 else 150))

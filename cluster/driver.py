@@ -18,7 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cluster import build
 from cluster import store as stores
 from cluster.store import RunFault, Store
 from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shadowing, solve_lease, tables_of
@@ -45,6 +46,7 @@ COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
 REPORT_S = 1.0
 PROBES = 20
+PRICED_S = 1e-4  # of one einsum of a machine from its frontier, rows included; 2.6 ms per machine were measured for 27
 ROW_BYTES = 40  # of one row of any table in a merged part; measured 15 to 60
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
 Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
@@ -79,10 +81,12 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. solved: in this session. exit_code: 0, or 1 if it was interrupted, stopped by errors, or holds error rows."""
+    """How a run ended. solved: in this session; built: what frontiers it took. exit_code: 0, or 1 if it was interrupted, stopped by errors, or holds error
+    rows."""
 
     status: Status
     solved: int
+    built: str
 
     @property
     def exit_code(self) -> int:
@@ -105,6 +109,7 @@ class Run:
     settled: list[pareto.Trial] = field(default_factory=list)
     feasible: list[tuple[float, ...]] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)  # why machines have no schedule
+    built: str = ""  # what frontiers this session took
     batches: list[dict[str, pa.Table]] = field(default_factory=list)
     rows: int = 0
     events: list[Row] = field(default_factory=list)
@@ -144,9 +149,12 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
         workers = study.workers if workers is None else workers
         report = partial(_report, run, progress)
         if run.todo or not run.end:
-            with _interruptible(run) as listen, _mapper(run, workers, address) as mapped:
-                listen()  # again: Ray takes SIGTERM when it starts
-                _loop(run, mapped, report)
+            with _interruptible(run) as listen:
+                _build(run, workers, report)
+                if not run.halt:
+                    with _mapper(run, workers, address) as mapped:
+                        listen()  # again: Ray takes SIGTERM when it starts
+                        _loop(run, mapped, report)
         return _ended(run, report)
     finally:
         stores.close(store)
@@ -160,19 +168,23 @@ def resume(out: Path, workers: int | None = None, address: str | None = None, pr
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
-    """What a run would take, from PROBES random machines of the space solved in-process."""
-    job, size = job_of(study), study.space.size
+    """What a run would take, from PROBES random machines of the space solved in-process. Where frontiers would be built first, a heuristic mapper stands in
+    for them: it finds the same machines feasible, with as many rows."""
+    priced = build.wanted(study)
+    job, size = job_of(replace(study, solver=replace(study.solver, mapper="cost_descending")) if priced else study), study.space.size
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
     asks = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
     solved = [solve_lease(job, Lease(0, (ask,))) for ask in asks]
     kept = len(asks) / len(chosen)
     points = study.stop.points
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    each_s = sum(done.seconds for done in solved) / max(1, len(asks))
+    einsums = sum(len(groups) for groups in job.uniques)
+    each_s = PRICED_S * einsums if priced else sum(done.seconds for done in solved) / max(1, len(asks))
     rows = sum(table.num_rows for done in solved for table in done.tables.values()) / max(1, len(asks))
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
     return {"machines in the space": size, "machines to solve (about)": machines, "unique einsums": len({g.key for groups in job.uniques for g in groups}),
+            "frontiers to build": "one per unique einsum that is not in $DSE_CACHE; not counted below" if priced else "none",
             "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(asks) - feasible} infeasible or failed",
             "seconds per machine": _short(each_s), "core-hours": _short(machines * each_s / 3600),
             f"hours with {slots} workers": _short(machines * each_s / 3600 / slots), "disk in MB (about)": _short(machines * rows * ROW_BYTES / 1e6),
@@ -324,6 +336,24 @@ def _lease(run: Run) -> Lease:
     return Lease(run.leases, tuple(run.todo.popleft() for _ in range(size)))
 
 
+def _build(run: Run, workers: int | None, report: Callable[..., Status]) -> None:
+    """Frontiers into the job. One process per worker of this host."""
+    if not build.wanted(run.job.study):
+        return
+
+    def tell(done: int, of: int) -> bool:
+        if time.monotonic() - run.reported >= REPORT_S:
+            report("running", f"{done} of {of} frontiers in {time.monotonic() - run.begun:.0f} s")
+        return bool(run.halt)
+
+    cpus = os.cpu_count() or 1
+    found = build.frontiers(run.job, min(cpus if workers is None else workers, cpus), tell)
+    run.job = found.job
+    run.built = f"{found.count} frontiers in {found.seconds:.1f} s" if found.count else ""
+    run.events.extend(event("frontiers", line) for line in (run.built,) if line)
+    _note(run, "frontiers", *found.lines)
+
+
 @contextmanager
 def _mapper(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
     """In-process, or over actors; Ray is loaded only for these."""
@@ -420,7 +450,7 @@ def _ended(run: Run, report: Callable[..., Status]) -> Outcome:
     state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
     run.events.append(event("stop", reason))
     _commit(run)
-    return Outcome(report(state, reason), run.solved)
+    return Outcome(report(state, reason), run.solved, run.built)
 
 
 def _why_empty(run: Run) -> str:

@@ -26,10 +26,11 @@ import numpy as np
 import pyarrow as pa
 
 from dse import record
+from dse.dataflow.frontier import Frontier
 from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
-from dse.stack import solve
+from dse.stack import scheduled
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.study import Study
@@ -66,6 +67,7 @@ class Job:
     """What a worker is told once, and what follows from it for every machine.
 
     uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine.
+    frontiers: per workload, by canonical key, of einsums that are priced; none before cluster/build.py has built them.
     """
 
     study: Study
@@ -75,6 +77,7 @@ class Job:
     schemas: Mapping[str, pa.Schema]
     key: str
     deadline_s: float | None
+    frontiers: tuple[Mapping[str, Frontier], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,8 @@ def job_of(study: Study) -> Job:
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
     shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
-    return Job(study, workloads, uniques, tuple(workload.macs() for workload in workloads), schemas, json.dumps(content), study.limits.seconds)
+    return Job(study, workloads, uniques, tuple(workload.macs() for workload in workloads), schemas, json.dumps(content), study.limits.seconds,
+               ({},) * len(workloads))
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
@@ -224,8 +228,8 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     head |= _bounds(job, arch)
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
-    for ref, workload in zip(study.workloads, job.workloads, strict=True):
-        found = solve(arch, workload, study.solver)
+    for ref, groups, frontiers in zip(study.workloads, job.uniques, job.frontiers, strict=True):
+        found = scheduled(arch, groups, study.solver, frontiers)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)
@@ -265,11 +269,8 @@ def _limit(found: Infeasible) -> Row:
 
 def _bounds(job: Job, arch: Arch) -> Row:
     """Of the whole weighted set, one workload after another."""
-    energy = cycles = 0.0
-    for ref, groups in zip(job.study.workloads, job.uniques, strict=True):
-        for group in groups:
-            energy += ref.weight * group.count * bounds.energy_pj(group.einsum, arch)
-            cycles += ref.weight * group.count * bounds.latency_cycles(group.einsum, arch)
+    runs = ((group.einsum, ref.weight * group.count) for ref, groups in zip(job.study.workloads, job.uniques, strict=True) for group in groups)
+    energy, cycles = bounds.in_turn(runs, arch)
     return {"bound_energy_pj": energy, "bound_latency_ns": cycles / arch.clock_ghz}
 
 

@@ -8,15 +8,15 @@ from typing import NoReturn
 
 FORMATS = ("table", "csv", "json", "parquet")
 EXAMPLES = {
-    "run": "dse run studies/edge_cnn.yaml --workers 2 --set stop.points=60",
-    "resume": "dse resume runs/edge-cnn",
-    "status": "dse status runs/edge-cnn --json",
-    "pareto": "dse pareto runs/edge-cnn --objectives energy_pj,latency_ns --where 'area_mm2 < 2'",
-    "sql": 'dse sql runs/edge-cnn "SELECT status, count(*) FROM machines GROUP BY status"',
-    "show": "dse show runs/edge-cnn best --einsum res2_0_b",
+    "run": "dse run studies/edge_small.yaml --workers 2 --set stop.points=60",
+    "resume": "dse resume runs/edge-small",
+    "status": "dse status runs/edge-small --json",
+    "pareto": "dse pareto runs/edge-small --objectives energy_pj,latency_ns --where 'area_mm2 < 2'",
+    "sql": 'dse sql runs/edge-small "SELECT status, count(*) FROM machines GROUP BY status"',
+    "show": "dse show runs/edge-small best --einsum res2_0_b",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
-    "check": "dse check studies/edge_cnn.yaml hw/machines/edge_array.yaml",
+    "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
     "list": "dse list workloads",
 }
 

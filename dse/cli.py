@@ -63,7 +63,7 @@ def _drive(study: Study, out: Path, given: argparse.Namespace) -> int:
     with screen.Progress(study.name) as progress:
         outcome = driver.run(study, out, given.workers, given.address, progress.show)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    screen.print_end(str(out), outcome.status, outcome.solved)
+    screen.print_end(str(out), outcome.status, outcome.solved, outcome.built)
     return int(outcome.exit_code)
 
 

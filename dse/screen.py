@@ -87,7 +87,8 @@ class Progress:
 
     def show(self, status: Any) -> None:
         left = "" if status.left_s is None or status.left_s != status.left_s else f", {status.left_s:.0f} s left"
-        facts = f"{status.rate:.3g} machines/s, front {status.front}{left}"
+        now = status.reason if status.state == "running" else ""
+        facts = now or f"{status.rate:.3g} machines/s, front {status.front}{left}"
         self.bar.update(self.task, completed=status.done, total=status.planned or None, facts=facts)
         if not self.bar.console.is_terminal and (status.state != "running" or time.monotonic() - self.shown >= LINE_S):
             self.shown = time.monotonic()
@@ -95,12 +96,12 @@ class Progress:
                 print(f"{self.name}: {status.done} of {status.planned} machines, {facts}", file=sys.stderr, flush=True)
 
 
-def print_end(out: str, status: Any, solved: int) -> None:
+def print_end(out: str, status: Any, solved: int, built: str) -> None:
     """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
     state = "nothing is left to do:" if status.state == "finished" and not solved else f"{status.state},"
     reason, _, empty = status.reason.partition("; the front is empty: ")
     print(f"{out}: {state} {reason}; {solved} machines solved now, {status.done} in all"
-          f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}")
+          f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}{built and f'; {built}'}")
     if status.front:
         print(f'next: dse pareto {out}   dse show {out} best   dse sql {out} "SELECT ..."')
     else:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 from typing import Literal
 
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
-from dse.dataflow.optimal import optimal
+from dse.dataflow.frontier import Frontier, covers, priced
+from dse.dataflow.optimal import optimal, solved
 from dse.dataflow.random import random
 from dse.nest import OUTSIDE, Infeasible, parse
 from dse.sim.evaluate import EinsumCost, Problem, Solution, evaluate, in_turn
 from dse.tiling.mapper import smaug
 from hw.arch import Arch
-from workloads.graph import Workload, unique
+from workloads.graph import Unique, Workload, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
@@ -24,28 +26,52 @@ DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive":
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 
 
+NONE: Mapping[str, Frontier] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Picks:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
 
+    tiles, of the mapper optimal: perfect, all of them divide; divisor, lanes may be ragged.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
 
     objective: Literal["energy", "latency", "edp"] = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
-    mapper: str = "cost_descending"
+    mapper: str = "optimal"
+    tiles: Literal["perfect", "divisor"] = "perfect"
     fuse_elementwise: bool = True
     seed: int = 0
 
 
-def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once."""
-    groups = unique(workload)
-    tiler = TILING[picks.tiling]
+def prices(picks: Picks) -> bool:
+    """Whether frontiers hold the answers to these picks."""
+    return picks.tiling == "mapper" and picks.tiles == "perfect" and DATAFLOW[picks.mapper] is optimal
+
+
+def _perfect(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    return solved(problem, "perfect")
+
+
+def solve(arch: Arch, workload: Workload, picks: Picks, frontiers: Mapping[str, Frontier] = NONE) -> list[Solution] | Infeasible:
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once.
+
+    frontiers: by canonical key, of einsums of this workload; those that cover the machine are priced, all other einsums solved.
+    """
+    return scheduled(arch, unique(workload), picks, frontiers)
+
+
+def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, frontiers: Mapping[str, Frontier]) -> list[Solution] | Infeasible:
+    """As `solve`, of the different einsums of a workload."""
+    tiler, own = TILING[picks.tiling], prices(picks)
+    mapper = tiler or (_perfect if own else DATAFLOW[picks.mapper])
+    known = frontiers if own and _covered(frontiers, arch) else NONE
     costs: list[EinsumCost | Infeasible] = []
     unnested = 0
     for group in groups:
-        found = (tiler or DATAFLOW[picks.mapper])(Problem(arch, group.einsum, picks.objective), Random(f"{picks.seed}/{group.key}"))
+        problem, front = Problem(arch, group.einsum, picks.objective), known.get(group.key)
+        found = priced(front, problem) if front else mapper(problem, Random(f"{picks.seed}/{group.key}"))
         if isinstance(found, Infeasible):
             return found
         costs.append(found[0])
@@ -53,6 +79,11 @@ def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infe
     by = (picks.tiling if tiler else picks.mapper) + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
     total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
     return total if isinstance(total, Infeasible) else [total]
+
+
+def _covered(frontiers: Mapping[str, Frontier], arch: Arch) -> bool:
+    """By all their families, as a rule one."""
+    return all(covers(f, arch) for f in {id(front.family): front.family for front in frontiers.values()}.values())
 
 
 def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]) -> Solution | Infeasible:

@@ -16,7 +16,7 @@ from dse.dataflow.annealing import annealing
 from dse.dataflow.optimal import solved
 from dse.dataflow.random import random
 from dse.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from dse.stack import DATAFLOW
 from hw import machine
 from hw.arch import ROLES, Arch
@@ -82,6 +82,7 @@ def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective:
         return
     assert isinstance(found, list) and faults(found[0].mapping, e, arch) == [] and einsum_cost(problem, found[0].mapping) == found[0]
     low, high = (figure(objective, one.energy_pj, one.latency_cycles) for one in (best[0], found[0]))
+    low = lower_bound(problem) if name == "cost_descending" else low  # it also cuts temporal tiles that do not divide
     assert low <= high * (1 + 1e-9) and (name != "exhaustive" or low == high)
 
 

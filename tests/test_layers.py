@@ -21,7 +21,7 @@ dse/dataflow/ragged_kernels dse/dataflow/ragged dse/dataflow/exhaustive dse/data
 dse/dataflow/frontier_kernels dse/dataflow/frontier dse/layout/primitive dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
 dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/check dse/screen dse/arguments
-cluster/store cluster/worker cluster/pool cluster/driver
+cluster/store cluster/worker cluster/build cluster/pool cluster/driver
 analysis/db dse/cli"""
 ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")

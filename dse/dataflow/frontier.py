@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -35,7 +35,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MOST = 1 << 16  # members
 CHAINS, LABELS = 1 << 22, 1 << 22
-SHAPES = 62  # a bit each
+SHAPES, CELLS = 62, 1024  # array sizes (a bit each), these and capacities: more are slower than machine by machine
 
 
 class NoFrontier(ValueError):
@@ -89,8 +89,9 @@ def family(archs: Sequence[Arch]) -> Family:
     columns = list(zip(*(arch.levels for arch in archs), strict=True))
     rooms = tuple(tuple(sorted({level.capacity_bits for level in own if level.capacity_bits is not None})) for own in columns)
     shapes = tuple(sorted({_shape(arch) for arch in archs}))
-    if len(shapes) > SHAPES:
-        raise NoFrontier(f"{len(shapes)} array sizes; takes {SHAPES}")
+    cells = len(shapes) * prod(max(len(own), 1) for own in rooms)
+    if len(shapes) > SHAPES or cells > CELLS:
+        raise NoFrontier(f"{len(shapes)} array sizes, {cells:,} with the capacities; takes {SHAPES}, {CELLS}")
     shares = [[level.write_pj / (level.read_pj + level.write_pj) for level in own if level.read_pj + level.write_pj] for own in columns]
     largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     levels = tuple(replace(level, capacity_bits=own[-1] if own else None) for level, own in zip(one.levels, rooms, strict=True))

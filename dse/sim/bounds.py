@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 import numpy as np
 
-from dse.sim.cost import bits_of, op_cycles, op_pj
+from dse.sim.cost import op_cycles, op_pj
 from dse.sim.counts import nonzero
-from hw.arch import Arch, Level
+from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
 
@@ -51,51 +53,105 @@ def words(p: Projection, e: Einsum) -> float:
     return touched_elems(p, e.extents) * nonzero(e)
 
 
-def energy_pj(e: Einsum, arch: Arch) -> float:
-    """Operations, every element once at the outermost level, every operand access at its cheapest place, leakage."""
-    bits = bits_of(e, arch)
-    outer = arch.levels[0]
-    total = e.points() * nonzero(e) * op_pj(e, arch) + arch.leak_mw() * latency_cycles(e, arch) / arch.clock_ghz
-    for p in e.tensors():
-        write = p is e.output
-        moved = words(p, e) if not outer.bypass else 0
-        pj = outer.write_pj if write else outer.read_pj
-        total += moved * bits[p.tensor] / outer.width_bits * pj
-        total += _operand_pj(p, e, arch, moved)
-    return total
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an einsum asks of any machine.
+
+    share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written).
+    """
+
+    einsum: Einsum
+    points: int
+    share: float
+    computed: float
+    operands: tuple[tuple[float, int | None, bool], ...]
 
 
-def _operand_pj(p: Projection, e: Einsum, arch: Arch, outer_words: float) -> float:
-    """Cheapest energy of the accesses that compute makes to one tensor, without what the outermost level is charged already."""
-    write = p is e.output
-    best = float("inf")
-    for v, level in enumerate(arch.levels):
-        accesses = e.points() * nonzero(e) / _widest(arch, v, write)
-        if v == 0:
-            accesses = max(accesses - outer_words, 0.0)
-        best = min(best, accesses * _access_pj(level, p, arch, write))
-    return best
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What bounds read of a machine. access: (bits, is written) -> per level (lanes below that one access may serve, its energy)."""
+
+    arch: Arch
+    lanes: int
+    leak_mw: float
+    access: dict[tuple[int, bool], tuple[tuple[int, float], ...]]
 
 
-def _access_pj(level: Level, p: Projection, arch: Arch, write: bool) -> float:
-    return (p.bits or arch.word_bits) / level.width_bits * (level.write_pj if write else level.read_pj)
+@lru_cache(maxsize=1 << 14)
+def needs(e: Einsum) -> Needs:
+    return Needs(e, e.points(), nonzero(e), e.points() * nonzero(e), tuple((words(p, e), p.bits, p is e.output) for p in e.tensors()))
+
+
+def rates(arch: Arch) -> Rates:
+    return Rates(arch, arch.instances(len(arch.levels)), arch.leak_mw(), {})
+
+
+def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, float], ...]:
+    """Of one operand, per level; made once per machine and kind of operand."""
+    found = r.access.get((bits, write))
+    if found is None:
+        found = r.access[bits, write] = tuple((_widest(r.arch, v, write), bits / level.width_bits * (level.write_pj if write else level.read_pj))
+                                              for v, level in enumerate(r.arch.levels))
+    return found
 
 
 def _widest(arch: Arch, v: int, reduce: bool) -> int:
-    """Lanes below level v that one access may serve."""
     shared = [size for f in arch.fanouts if f.outside > v for (_, size), flag in zip(f.dims, f.reduce if reduce else f.multicast, strict=True) if flag]
     return prod(shared)
 
 
-def latency_cycles(e: Einsum, arch: Arch) -> float:
+def floor(n: Needs, r: Rates) -> tuple[float, float]:
+    """Energy and cycles that no mapping beats.
+
+    Energy: operations, every element once at the outermost level, every operand access at its cheapest place, leakage.
+    """
+    cycles = _cycles(n, r)
+    arch, outer = r.arch, r.arch.levels[0]
+    total = n.computed * op_pj(n.einsum, arch) + r.leak_mw * cycles / arch.clock_ghz
+    for elems, own, write in n.operands:
+        bits = own or arch.word_bits
+        moved = elems if not outer.bypass else 0
+        total += moved * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
+        total += _operand_pj(n, _access(r, bits, write), moved)
+    return total, cycles
+
+
+def _operand_pj(n: Needs, access: tuple[tuple[int, float], ...], outer_words: float) -> float:
+    """Cheapest energy of the accesses that compute makes to one tensor, without what the outermost level is charged already."""
+    (widest, pj), *inner = access
+    best = max(n.computed / widest - outer_words, 0.0) * pj
+    for widest, pj in inner:
+        best = min(best, n.computed / widest * pj)
+    return best
+
+
+def _cycles(n: Needs, r: Rates) -> float:
     """Roofline: operations over all lanes, compulsory words over the outermost bandwidth."""
-    lanes = arch.instances(len(arch.levels))
-    compute = op_cycles(e.points() * nonzero(e), -(-e.points() // lanes) * nonzero(e), e, arch)
-    outer = arch.levels[0]
+    compute = op_cycles(n.computed, -(-n.points // r.lanes) * n.share, n.einsum, r.arch)
+    outer = r.arch.levels[0]
     if outer.bypass:
         return compute
-    bits = bits_of(e, arch)
-    read = sum(words(p, e) * bits[p.tensor] for p in e.inputs) / outer.width_bits
-    written = words(e.output, e) * bits[e.output.tensor] / outer.width_bits
-    port = max(read, written) if outer.ports == "separate" else read + written
-    return max(compute, port / outer.bandwidth)
+    moved = [0.0, 0.0]
+    for elems, bits, write in n.operands:
+        moved[write] += elems * (bits or r.arch.word_bits)
+    read, written = moved[0] / outer.width_bits, moved[1] / outer.width_bits
+    return max(compute, (max(read, written) if outer.ports == "separate" else read + written) / outer.bandwidth)
+
+
+def energy_pj(e: Einsum, arch: Arch) -> float:
+    return floor(needs(e), rates(arch))[0]
+
+
+def latency_cycles(e: Einsum, arch: Arch) -> float:
+    return _cycles(needs(e), rates(arch))
+
+
+def in_turn(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
+    """Energy and cycles of einsums one after the other, each so often."""
+    at = rates(arch)
+    energy = cycles = 0.0
+    for e, times in runs:
+        least_pj, least_cycles = floor(needs(e), at)
+        energy += times * least_pj
+        cycles += times * least_cycles
+    return energy, cycles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Dict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
@@ -129,17 +130,15 @@ def evaluate(arch: Arch, workload: Workload, schedule: Dict[str, Mapping], objec
     return in_turn(costs, groups, Problem(arch, groups[0].einsum, objective), "given mapping")
 
 
-def in_turn(costs: list[EinsumCost | Infeasible], groups: list[Unique], problem: Problem, certificate: str) -> Solution | Infeasible:
+def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, certificate: str) -> Solution | Infeasible:
     """Einsums one after the other: energies and latencies add up."""
     solved: list[EinsumCost] = []
-    floor_energy = floor_cycles = 0.0
     for one, group in zip(costs, groups, strict=True):
         if isinstance(one, Infeasible):
             return one
         solved.append(replace(one, count=group.count))
-        floor_energy += group.count * bounds.energy_pj(group.einsum, problem.arch)
-        floor_cycles += group.count * bounds.latency_cycles(group.einsum, problem.arch)
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
     value = figure(problem.objective, energy, cycles)
-    gap = max(1 - figure(problem.objective, floor_energy, floor_cycles) / value, 0.0) if value else 0.0
+    floor = figure(problem.objective, *bounds.in_turn(((group.einsum, group.count) for group in groups), problem.arch))
+    gap = max(1 - floor / value, 0.0) if value else 0.0
     return Solution(tuple(solved), energy, cycles, cycles, gap, f"gap {100 * gap:.3g} % ({certificate})")
