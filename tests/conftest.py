@@ -1,10 +1,12 @@
-"""All tests: no deadline of hypothesis (cores are shared), and no socket beyond 127.0.0.1."""
+"""All tests: no deadline of hypothesis (cores are shared), no socket beyond 127.0.0.1, and a $DSE_CACHE of their own."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("shared", deadline=None)
@@ -24,3 +26,8 @@ def _refuse_the_outside(event: str, args: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_refuse_the_outside)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["DSE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
