@@ -1,8 +1,9 @@
 """SMAUG's tiling on smv beside the best mapping: python -m bench.smaug [--budget NODES] [--networks a,b] [--most POINTS] [--layers].
 
-All convolutions and inner products of the ONNX networks. Per layer energy and latency over their floors: the optimal mapping of the ragged space
-(temporal tiles too) where the search proves it within its budget of visited nodes, else the lower bound (dse/sim/bounds.py). A schedule that is no nest
-may lie below the optimum of nests, not below the bound. Exit 1 if a nest is below its floor. Then the time to tile one operator.
+All convolutions and inner products of the ONNX networks. Per layer energy and latency over the optimum of the ragged space (temporal tiles too, nodes
+of the scratchpads in any order), each found and proven by a search of its own (dse/dataflow/ragged.py); where a search passes its budget of visited
+nodes, over the lower bound (dse/sim/bounds.py). A schedule that is no nest may lie below the optimum of nests, not below the bound. Exit 1 if a nest is
+below its floor. Then the time to tile one operator.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from math import exp, log
 from random import Random
 from statistics import median
 
-from dse.dataflow.optimal import solved
+from dse.dataflow.ragged import BUDGET, solved
 from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import Problem
@@ -71,7 +72,7 @@ def floor(key: str, problem: Problem, budget: int) -> tuple[float, bool]:
 
 def _floor(problem: Problem, budget: int) -> tuple[float, bool]:
     by_energy = problem.objective == "energy"
-    found = solved(problem, tiles="ragged", budget=budget) if budget else []
+    found = solved(problem, budget, ties=False) if budget else []
     if found and not isinstance(found, Infeasible) and found[0].certificate:
         return found[0].energy_pj if by_energy else found[0].latency_cycles, True
     return (bounds.energy_pj if by_energy else bounds.latency_cycles)(problem.einsum, problem.arch), False
@@ -121,7 +122,7 @@ def speed(layers: list[Einsum], arch: Arch) -> tuple[float, float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", type=int, default=3_000_000, help="nodes that the optimal mapper may visit per layer and objective; 0: lower bounds only")
+    parser.add_argument("--budget", type=int, default=BUDGET, help="nodes that a search may visit per order of storage nodes; 0: lower bounds only")
     parser.add_argument("--networks", default=",".join(catalog.MODELS))
     parser.add_argument("--most", type=int, default=2**63, metavar="POINTS", help="only layers of at most so many multiply-accumulates")
     parser.add_argument("--layers", action="store_true", help="print every layer")

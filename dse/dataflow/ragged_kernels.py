@@ -1,0 +1,499 @@
+"""Compiled half of ragged.py: all chains of tiles of one rank, what is dominated among vectors, branch and bound over one vector per group of ranks.
+
+A chain is the tiles of one rank, outermost first: one per gap outside the array, then one per fan-out dimension.
+Long, because compiled functions share their array layout and are kept in one file; so are the two loops that walk a tree without recursion, `chains` and
+`search`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+COUNT, TOTAL, FIRST = 0, 1, 2  # what a column says of the tiles below the lanes: how many, their elements, how many if in time only the first ones count
+CLOSE = 1e-10  # costs that differ by less, relatively, are ties
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
+    """Cut a set of tiles, n sizes each so many times; first: only the first tile of each cut counts. Returns the number of sizes."""
+    found = n
+    for i in range(n):
+        whole, rest, own = size[i] // tile, size[i] % tile, many[i]
+        if whole == 0:
+            continue
+        size[i], many[i] = tile, own if first else own * whole
+        if rest and not first:
+            size[found], many[found] = rest, own
+            found += 1
+    keep = 0
+    for i in range(found):
+        at = 0
+        while at < keep and size[at] != size[i]:
+            at += 1
+        if at < keep:
+            many[at] += many[i]
+        else:
+            size[keep], many[keep] = size[i], many[i]
+            keep += 1
+    return keep
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def worse(a: Floats, b: Floats) -> bool:
+    """Whether b is nowhere above a."""
+    i = 0
+    while i < a.shape[0] and b[i] <= a[i]:
+        i += 1
+    return bool(i == a.shape[0])
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2: Ints, many2: Ints) -> int:
+    """What a column says of a set of tiles that the lanes v share out."""
+    for i in range(n):
+        size2[i], many2[i] = size[i], many[i]
+    if what == FIRST:
+        size2[0], many2[0], n = v[0], 1, 1
+    for d in range(v.shape[0] - 1):
+        if v[d + 1] < v[d]:
+            n = cut(size2, many2, n, v[d + 1], (mask >> d) & 1 == 1)
+    total = 0
+    for i in range(n):
+        total += many2[i] * (size2[i] if what == TOTAL else 1)
+    return total
+
+
+class Prices(NamedTuple):
+    """What products cost and what limits them. Products T, cost parts P, levels V, bounded nodes B, fan-out dimensions D.
+
+    weights [T, P], sign [T], floor [T]; start [P]; port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle, least compute
+    cycles]; ties: whether energy and latency order choices of one objective; bits [B] per element and level [B] of a node; room [V] bits; lanes [D].
+    """
+
+    weights: Floats
+    sign: Floats
+    floor: Floats
+    whole: Ints
+    start: Floats
+    port: Ints
+    machine: Floats
+    objective: int
+    ties: bool
+    bits: Floats
+    level: Ints
+    room: Floats
+    lanes: Floats
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def below(a: Floats, b: Floats) -> bool:
+    """Whether cost a [3] is lower than b: the first of its numbers that differ by more than rounding."""
+    for i in range(3):
+        if abs(a[i] - b[i]) > CLOSE * min(abs(a[i]), abs(b[i])):
+            return bool(a[i] < b[i])
+    return False
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def figure(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
+    """Cost [3] (the objective, energy, latency; the last two 0 if they break no ties) of products."""
+    for i in range(parts.shape[0]):
+        parts[i] = t.start[i]
+    for k in range(value.shape[0]):
+        own = t.sign[k] * value[k]
+        for i in range(parts.shape[0]):
+            parts[i] += t.weights[k, i] * own
+    latency = max(parts[1], t.machine[1])
+    for v in range(t.port.shape[0] - 1, -1, -1):
+        own = max(parts[t.port[v, 0]], parts[t.port[v, 1]])
+        latency = latency + own if t.port[v, 2] else max(latency, own)
+    energy = parts[0] + t.machine[0] * latency
+    out[0] = energy if t.objective == 0 else latency if t.objective == 1 else energy * latency
+    out[1], out[2] = (energy, latency) if t.ties else (0.0, 0.0)
+
+
+class Hope(NamedTuple):
+    """What tells that a chain leads nowhere: prices, the best cost so far; column [T] of the rank that each product has as a factor, -1: none; rest [T]: at
+    least (at most, of a product that is subtracted) what its other factors give."""
+
+    prices: Prices
+    best: Floats
+    column: Ints
+    rest: Floats
+
+
+@njit(cache=True, nogil=True)
+def hopeless(own: Floats, have: int, h: Hope, value: Floats, parts: Floats, figures: Floats) -> bool:
+    """Whether a chain with these first columns cannot lead below the best cost."""
+    t = h.prices
+    for k in range(value.shape[0]):
+        c = h.column[k]
+        factor = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if t.sign[k] > 0 else np.inf
+        value[k] = factor * h.rest[k]
+        value[k] = max(value[k], t.floor[k]) if t.sign[k] > 0 else min(value[k], t.floor[k], value[t.whole[k]])
+    figure(value, t, parts, figures)
+    return not below(figures, h.best)
+
+
+@njit(cache=True, nogil=True)
+def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, counts: Ints, tiles: Ints, columns: Ints, keys: int, small: int, h: Hope,
+           room: int) -> tuple[Ints, Floats, bool]:
+    """Chains of a rank that no other with the same first `keys` tiles makes needless, and what products see of them; those without hope left out.
+
+    allowed [E] gaps that may cut, into tiles of `sizes`, ascending; fixed [E] the tile at a gap, 0: any; lanes [D] sizes. Columns: number of tiles at the
+    gaps `counts`, tile sizes at the gaps `tiles`, then columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in
+    use per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements than `small` only chains of one element per
+    lane are made, and per lanes in use of two dimensions one row that stands for all others: its columns are bounds, its tiles inside 0.
+    Returns tiles [N, E + D], columns [N, .], whether `room` rows were enough.
+    """
+    gaps, dims, n_count, n_tile, n_col = allowed.shape[0], lanes.shape[0], counts.shape[0], tiles.shape[0], columns.shape[0]
+    width, fixed_columns = n_count + n_tile + n_col + dims, n_count + n_tile
+    rows, values, filled = np.zeros((room, gaps + dims), np.int64), np.empty((room, width)), 0
+    most = 1 << (gaps + dims + 1)
+    size, many, n = np.zeros((gaps + 1, most), np.int64), np.zeros((gaps + 1, most), np.int64), np.zeros(gaps + 1, np.int64)
+    size2, many2 = np.zeros(most, np.int64), np.zeros(most, np.int64)
+    size[0, 0], many[0, 0], n[0] = extent, 1, 1
+    own, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
+    above, tile, at, before = np.zeros(gaps + 1, np.int64), np.zeros(gaps, np.int64), np.full(gaps, -1, np.int64), np.zeros(gaps, np.int64)
+    above[0], last, every = extent, -1, int(np.prod(lanes))
+    value, parts, figures = np.zeros(h.rest.shape[0]), np.zeros(h.prices.start.shape[0]), np.zeros(3)
+    for i in range(gaps):
+        if allowed[i]:
+            last = i
+    known = np.zeros(gaps, np.int64)
+    for i in range(gaps):
+        for c in range(n_count):
+            known[i] += counts[c] <= i
+    j = 0
+    head, link = np.full(every + 1, -1, np.int64), np.empty(room, np.int64)
+    while j >= 0:
+        at[j] += 1  # number of a size; one past those below the tile above: no cut
+        few = small > 0 and last >= 0 and above[last] > small
+        cuts = allowed[j] and at[j] < sizes.shape[0] and sizes[at[j]] < above[j]
+        if cuts:
+            tile[j] = sizes[at[j]]
+            if few and j == last and tile[j] > every:
+                j -= 1
+                continue
+        elif at[j] > sizes.shape[0] or (few and j == last and above[j] > every):
+            j -= 1
+            continue
+        else:
+            tile[j], at[j] = above[j], sizes.shape[0]
+        if few and j == last and dims == 2 and at[j] == 0:
+            for a0 in range(2, lanes[0] + 1):
+                for a1 in range(2, lanes[1] + 1):
+                    unit = (a0 - 1) * (2 * a1 - 1) + 1
+                    if unit > above[j]:
+                        break
+                    for c in range(n_tile):
+                        own[n_count + c] = tile[tiles[c]] if tiles[c] < last else unit
+                    for c in range(n_col):
+                        mask = columns[c, 1]
+                        merged = (a0 if mask & 1 else 1) * (a1 if mask & 2 else 1)
+                        own[fixed_columns + c] = -(a0 * a1) // merged
+                        if columns[c, 0] != FIRST:
+                            own[fixed_columns + c] = 0
+                            for i in range(n[j]):
+                                own[fixed_columns + c] += many[j, i] * -(-size[j, i] // merged)
+                    own[width - 2], own[width - 1] = a0, a1
+                    if hopeless(own, width, h, value, parts, figures):
+                        continue
+                    if filled == room:
+                        return rows[:0], values[:0], False
+                    rows[filled, :last], values[filled] = tile[:last], own
+                    filled += 1
+        if fixed[j] and tile[j] != fixed[j]:
+            continue
+        for i in range(n[j]):
+            size[j + 1, i], many[j + 1, i] = size[j, i], many[j, i]
+        n[j + 1] = n[j] if tile[j] == above[j] else cut(size[j + 1], many[j + 1], n[j], tile[j], False)
+        above[j + 1] = tile[j]
+        for c in range(n_count):
+            if counts[c] == j:
+                own[c] = many[j + 1, :n[j + 1]].sum()
+        if hopeless(own, known[j], h, value, parts, figures):
+            continue
+        if j < gaps - 1:
+            j += 1
+            at[j] = -1
+            continue
+        for i in range(keys):
+            if before[i] != tile[i]:
+                head[:] = -1
+            before[i] = tile[i]
+        for c in range(n_tile):
+            own[n_count + c] = tile[tiles[c]]
+        v[0], d = tile[gaps - 1], 0
+        factor[0] = 0
+        while d >= 0:
+            if d < dims:
+                factor[d] += 1
+                if factor[d] > lanes[d] or (factor[d] > 1 and v[d] == 1):
+                    d -= 1
+                    continue
+                v[d + 1] = -(-v[d] // factor[d])
+                if factor[d] == 1 or v[d + 1] < -(-v[d] // (factor[d] - 1)):
+                    d += 1
+                    factor[d] = 0
+                continue
+            d -= 1
+            if few and v[dims] > 1:
+                continue
+            for c in range(n_col):
+                own[fixed_columns + c] = pieces(size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2)
+                if columns[c, 0] == FIRST:
+                    own[fixed_columns + c] *= -1.0
+            key = 0
+            for i in range(dims):
+                trips = -(-v[i] // v[i + 1])
+                own[fixed_columns + n_col + i] = trips
+                key = key * lanes[i] + trips - 1
+            if not small:
+                key = 0
+            other, needless = head[key], False
+            while other >= 0 and not needless:
+                needless = worse(own, values[other])
+                other = link[other]
+            if needless or hopeless(own, width, h, value, parts, figures):
+                continue
+            if filled == room:
+                return rows[:0], values[:0], False
+            rows[filled, :gaps], rows[filled, gaps:], values[filled], link[filled], head[key] = tile, v[1:], own, head[key], filled
+            filled += 1
+    return rows[:filled], values[:filled], True
+
+
+@njit(cache=True, nogil=True)
+def hopeful(products: Floats, rest: Floats, t: Prices, best: Floats) -> Bools:
+    """Which rows may lead below the best cost."""
+    found, value, parts, figures = np.zeros(len(products), np.bool_), np.zeros(len(rest)), np.zeros(len(t.start)), np.zeros(3)
+    for i in range(len(products)):
+        for k in range(len(rest)):
+            value[k] = products[i, k] * rest[k]
+            value[k] = max(value[k], t.floor[k]) if t.sign[k] > 0 else min(value[k], t.floor[k], value[t.whole[k]])
+        figure(value, t, parts, figures)
+        found[i] = below(figures, best)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def front(values: Floats, order: Ints, real: Bools) -> Bools:
+    """Rows that no real one is nowhere above, of equal ones the first; order: dominating rows first."""
+    n, width = values.shape
+    keep, kept, own = np.zeros(n, np.bool_), np.zeros((n, width)), 0
+    for i in order:
+        needless = False
+        for k in range(own):
+            if worse(values[i], kept[k]):
+                needless = True
+                if k:
+                    for c in range(width):
+                        kept[k, c], kept[k // 2, c] = kept[k // 2, c], kept[k, c]
+                break
+        if not needless:
+            keep[i] = True
+            if real[i]:
+                kept[own] = values[i]
+                own += 1
+    return keep
+
+
+@njit(cache=True, nogil=True)
+def spans(extent: int, tiles: Ints) -> tuple[Ints, Ints]:
+    """First and last value of every tile of a chain."""
+    low, high, n = np.zeros(extent, np.int64), np.zeros(extent, np.int64), 1
+    high[0] = extent - 1
+    a, b = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
+    for tile in tiles:
+        m = 0
+        for i in range(n):
+            for begin in range(low[i], high[i] + 1, tile):
+                a[m], b[m] = begin, min(begin + tile - 1, high[i])
+                m += 1
+        n = m
+        low[:n], high[:n] = a[:n], b[:n]
+    return low[:n], high[:n]
+
+
+@njit(cache=True, nogil=True)
+def hulls(extent: int, tiles: Ints, c: int, extent2: int, tiles2: Ints, c2: int, offset: int, stored: int) -> Floats:
+    """[N, M] summed lengths of the hulls c p + c2 r + offset, clipped to what is stored, of all tiles of the chains tiles [N, E], tiles2 [M, E]."""
+    found = np.zeros((tiles.shape[0], tiles2.shape[0]))
+    for k in range(tiles2.shape[0]):
+        low2, high2 = spans(extent2, tiles2[k])
+        for i in range(tiles.shape[0]):
+            low, high = spans(extent, tiles[i])
+            total = 0
+            for b in range(len(low2)):
+                for a in range(len(low)):
+                    begin, end = offset + c * low[a] + c2 * low2[b], offset + c * high[a] + c2 * high2[b]
+                    total += max(min(end, stored - 1) - max(begin, 0) + 1, 0)
+            found[i, k] = total
+    return found
+
+
+class Sets(NamedTuple):
+    """Vectors of all groups end to end, group g from start[g] to start[g + 1]: products [N, T], held [N, B, 2] (elements of a node: as it stands, sunk into
+    its best window of this group), lanes [N, D]."""
+
+    start: Ints
+    products: Floats
+    held: Floats
+    lanes: Floats
+
+
+@njit(cache=True, nogil=True)
+def least(s: Sets, t: Prices, rows: Ints, products: Floats, held: Floats, lanes: Floats) -> None:
+    """Per column the value of these rows that costs least."""
+    products[:] = np.where(t.sign > 0, np.inf, -np.inf)
+    held[:] = np.inf
+    lanes[:] = np.inf
+    for i in rows:
+        for k in range(products.shape[0]):
+            products[k] = min(products[k], s.products[i, k]) if t.sign[k] > 0 else max(products[k], s.products[i, k])
+        for b in range(held.shape[0]):
+            held[b, 0], held[b, 1] = min(held[b, 0], s.held[i, b, 0]), min(held[b, 1], s.held[i, b, 1])
+        for d in range(lanes.shape[0]):
+            lanes[d] = min(lanes[d], s.lanes[i, d])
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def fits(s: Sets, t: Prices, i: int, held: Floats, lanes: Floats, need: Floats) -> bool:
+    """Whether row i fits with at least `held` and `lanes` of the other groups."""
+    for d in range(lanes.shape[0]):
+        if s.lanes[i, d] * lanes[d] > t.lanes[d]:
+            return False
+    for v in range(need.shape[0]):
+        need[v] = 0.0
+    for b in range(held.shape[0]):
+        v = t.level[b]
+        need[v] += t.bits[b] * min(s.held[i, b, 1] * held[b, 0], s.held[i, b, 0] * held[b, 1])
+        if need[v] > t.room[v]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: Floats, budget: int) -> tuple[int, int]:
+    """One row per group, the cheapest that fits, if below best, which it lowers; chosen [G] its rows.
+
+    At every node each group keeps the rows that may still lead below best; the group that has fewest branches. If there is room in found [., G], all choices
+    below best go there, with their cost in bounds [., 3], and best stays. Returns rows visited, above budget if it stopped early, and how many were found.
+    """
+    groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
+    products, nodes, dims = s.products.shape[1], s.held.shape[1], s.lanes.shape[1]
+    rows, size = np.zeros((groups + 1, n), np.int64), np.zeros((groups + 1, groups), np.int64)
+    taken = np.full((groups + 1, groups), -1, np.int64)
+    place, queue, order, bound = np.zeros(groups, np.int64), np.zeros(groups, np.int64), np.zeros((groups, n), np.int64), np.zeros((groups, n, 3))
+    low, low_held, low_lanes = np.zeros((groups, products)), np.zeros((groups, nodes, 2)), np.zeros((groups, dims))
+    value, scratch, need, figures = np.zeros(products), np.zeros(parts), np.zeros(len(t.room)), np.zeros(3)
+    rest, rest_held, rest_lanes = np.zeros(products), np.zeros((nodes, 2)), np.zeros(dims)
+    for g in range(groups):
+        size[0, g] = s.start[g + 1] - s.start[g]
+        for i in range(size[0, g]):
+            rows[0, s.start[g] + i] = s.start[g] + i
+    visited, depth, descend, number = 0, 0, True, 0
+    one = np.zeros(1, np.int64)
+    while depth >= 0:
+        if descend:
+            if visited > budget:
+                return visited, number
+            alive = True
+            for _ in range(2 if depth == 0 else 1):
+                for g in range(groups):
+                    if taken[depth, g] >= 0:
+                        one[0] = taken[depth, g]
+                        least(s, t, one, low[g], low_held[g], low_lanes[g])
+                    else:
+                        least(s, t, rows[depth, s.start[g]:s.start[g] + size[depth, g]], low[g], low_held[g], low_lanes[g])
+                for g in range(groups):
+                    if taken[depth, g] >= 0 or not alive:
+                        continue
+                    rest[:], rest_held[:], rest_lanes[:] = 1.0, 1.0, 1.0
+                    for h in range(groups):
+                        if h != g:
+                            for k in range(products):
+                                rest[k] *= low[h, k]
+                            for b in range(nodes):
+                                rest_held[b, 1] = min(rest_held[b, 1] * low_held[h, b, 0], rest_held[b, 0] * low_held[h, b, 1])
+                                rest_held[b, 0] *= low_held[h, b, 0]
+                            for d in range(dims):
+                                rest_lanes[d] *= low_lanes[h, d]
+                    keep, first = 0, s.start[g]
+                    visited += size[depth, g]
+                    for i in range(size[depth, g]):
+                        row = rows[depth, first + i]
+                        if not fits(s, t, row, rest_held, rest_lanes, need):
+                            continue
+                        for k in range(products):
+                            value[k] = s.products[row, k] * rest[k]
+                            if t.sign[k] > 0:
+                                value[k] = max(value[k], t.floor[k])
+                            else:
+                                value[k] = min(value[k], t.floor[k], value[t.whole[k]])
+                        figure(value, t, scratch, figures)
+                        if below(figures, best):
+                            bound[depth, first + keep] = figures
+                            rows[depth, first + keep] = row
+                            keep += 1
+                    size[depth, g] = keep
+                    alive = alive and keep > 0
+                    if alive:
+                        least(s, t, rows[depth, first:first + keep], low[g], low_held[g], low_lanes[g])
+            g = -1
+            left = 0
+            for h in range(groups):
+                if taken[depth, h] < 0:
+                    left += 1
+                    if g < 0 or size[depth, h] < size[depth, g]:
+                        g = h
+            if not alive:
+                depth -= 1
+                descend = False
+                continue
+            first = s.start[g]
+            if left == 1:
+                for i in range(size[depth, g]):
+                    if below(bound[depth, first + i], best):
+                        chosen[:] = taken[depth]
+                        chosen[g] = rows[depth, first + i]
+                        if not len(found):
+                            best[:] = bound[depth, first + i]
+                            continue
+                        if number == len(found):
+                            return budget + 1, number
+                        found[number], bounds[number] = chosen, bound[depth, first + i]
+                        number += 1
+                depth -= 1
+                descend = False
+                continue
+            queue[depth], place[depth] = g, 0
+            order[depth, :size[depth, g]] = np.argsort(bound[depth, first:first + size[depth, g], 0])
+            descend = False
+            continue
+        g = queue[depth]
+        first = s.start[g]
+        if place[depth] >= size[depth, g]:
+            depth -= 1
+            continue
+        i = order[depth, place[depth]]
+        place[depth] += 1
+        if not below(bound[depth, first + i], best):
+            continue
+        for h in range(groups):
+            taken[depth + 1, h], size[depth + 1, h] = taken[depth, h], size[depth, h]
+            if taken[depth, h] < 0 and h != g:
+                rows[depth + 1, s.start[h]:s.start[h] + size[depth, h]] = rows[depth, s.start[h]:s.start[h] + size[depth, h]]
+        taken[depth + 1, g] = rows[depth, first + i]
+        depth += 1
+        descend = True
+    return visited, number
