@@ -34,6 +34,7 @@ space:
   dram.kind: [ddr4, lpddr5, gddr6]
   clock_mhz: [250, 500]
 objectives: [energy_pj, latency_ns]
+solver: {mapper: optimal}
 """
 SIZE = 96
 

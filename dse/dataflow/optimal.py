@@ -77,19 +77,17 @@ def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints 
 def _proven(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
     """As `solved`, of this space only."""
     e, arch = problem.einsum, problem.arch
-    least = _least(e, arch)
-    if over := cost.overflow(footprints(least, e), e, arch):
-        return over
     whole = not arch.fanouts or min(f.outside for f in arch.fanouts) == 0 or arch.levels[0].bypass or tiles == "ragged"
     known = _proven(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
     s = Search(problem, formulas(e, arch, tiles, constraints), tiles, constraints, known[0] if isinstance(known, list) else None)
     spent = s.known.visited if s.known else 0
     found, visited = (_every_placement if whole else _split)(s, budget - spent)
     proven, visited = visited <= budget - spent, visited + spent
+    least = _least(e, arch)
     if found is None and s.known:
         return [replace(s.known, certificate=f"optimal({tiles})", visited=visited, gap=0.0) if proven else replace(s.known, visited=visited)]
-    if found is None and proven:
-        return Infeasible("constraints", 1, 0, e.name, "mappings")
+    if found is None and (proven or cost.overflow(footprints(least, e), e, arch)):
+        return cost.overflow(footprints(least, e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     mapping = nest(s.own, e, arch, *found) if found else least
     answer = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
     return [replace(answer, gap=0.0 if proven else answer.gap, certificate=f"optimal({tiles})" if proven else "", visited=visited)]

@@ -43,7 +43,7 @@ FEW = 64  # elements that lanes share out in every way
 MANY = (20_000, 40_000)  # vectors of groups of one and of two ranks that are not compared with each other
 BUDGET = 30_000_000  # vectors visited per order of storage nodes, some seconds
 MOST = (100_000, 10_000_000)  # chains of temporal tiles of a rank, and pairs of chains of two ranks, that are made
-CHOICES = 1 << 20  # choices of blocks of vectors
+CHOICES = 10_000  # choices of blocks of vectors that are gone through one by one
 QUICK = 1_000_000  # vectors for a first mapping of a program
 
 
@@ -538,6 +538,9 @@ def _of_blocks(specs: Sequence[Group], every: Sequence[Vectors], blocks: Sequenc
             todo, bounds = np.zeros((CHOICES, len(specs)), np.int64), np.zeros((CHOICES, 3))
             n, number = kernels.search(s, t, best, chosen, todo, bounds, budget)
             visited += n
+            if n > budget:  # too many to go through: rows at once
+                better, n = _of_rows(specs, every, t, best, low, budget)
+                return better or answer, n
             order = np.argsort(bounds[:number, 0], kind="stable")
             todo, bounds = todo[:number][order], bounds[:number][order]
         for choice, bound in zip(todo, bounds, strict=True):

@@ -113,7 +113,7 @@ def solver(raw: object, faults: Faults) -> Picks:
     picks = block(Picks, raw, "solver", faults)
     if picks.mapper not in DATAFLOW:
         faults.add(f"solver.mapper = {show(picks.mapper)} is no mapper; {near(picks.mapper, DATAFLOW)}")
-    elif isinstance(raw, Mapping) and "tiles" in raw and (picks.mapper != "optimal" or picks.tiling != "mapper"):
+    elif isinstance(raw, Mapping) and raw.get("tiles") == picks.tiles and (picks.mapper != "optimal" or picks.tiling != "mapper"):
         faults.add(f"solver.tiles = {show(raw['tiles'])} is a choice of the mapper optimal; leave it out, or write mapper: optimal")
     return picks
 
