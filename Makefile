@@ -30,6 +30,7 @@ lint: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m dse.compile
 	touch $@
 
 # Newest versions inside the ranges of pyproject.toml, frozen.

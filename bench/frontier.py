@@ -48,7 +48,7 @@ def lines(network: str, wanted: Sequence[str]) -> Iterator[str]:
         best, _ = frontier.prices(own, cells, rates, archs[0], "energy")
         rate = len(archs) / (time.process_time() - began)
         yield (f"{group.names[0]} {' '.join(f'{rank}{n}' for rank, n in e.extents)}: built in {built:.2f} s, {len(own.counts)} mappings of "
-               f"{own.parts.shape[1]} parts, {min(lists)} to {max(lists)} per cell, {rate / 1e6:.2f} M prices/s, {(best >= 0).mean():.0%} feasible")
+               f"{own.rows.shape[1]} columns, {min(lists)} to {max(lists)} per cell, {rate / 1e6:.2f} M prices/s, {(best >= 0).mean():.0%} feasible")
     yield f"{network}: {spent:.1f} CPU s in all"
 
 

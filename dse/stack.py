@@ -39,7 +39,7 @@ class Picks:
 
     objective: Literal["energy", "latency", "edp"] = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
-    mapper: str = "cost_descending"
+    mapper: str = "optimal"
     tiles: Literal["perfect", "divisor"] = "perfect"
     fuse_elementwise: bool = True
     seed: int = 0

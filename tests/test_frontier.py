@@ -35,7 +35,7 @@ def test_arrays_of_machines_are_priced_as_one_by_one() -> None:
 def test_members_do_not_beat_each_other() -> None:
     rng = Random(4)
     own = frontier.solved(layer("1x1", rng), frontier.family(machines(rng)))
-    rows = np.concatenate([own.parts, own.rooms, [[-(shapes >> s & 1) for s in range(len(own.family.shapes))] for shapes in own.shapes]], axis=1)
+    rows = np.concatenate([own.rows, [[-(shapes >> s & 1) for s in range(len(own.family.shapes))] for shapes in own.shapes]], axis=1)
     for row in rows:
         assert (np.all(rows <= row, axis=1)).sum() == 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 from pathlib import Path
@@ -28,12 +28,13 @@ from dse.sim.cost import bits_of, op_cycles, op_pj, price
 from dse.sim.counts import count, footprints, nonzero
 from dse.sim.evaluate import EinsumCost, Problem
 from dse.sim.evaluate import priced as costed
-from hw.arch import Arch
+from hw.arch import Arch, Level
 from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MOST = 1 << 16  # members
+MUCH = 1e30  # times as much: whatever it is times
 CHAINS, LABELS = 1 << 22, 1 << 22
 SHAPES, CELLS = 62, 1024  # array sizes (a bit each), these and capacities: more are slower than machine by machine
 
@@ -46,28 +47,29 @@ class NoFrontier(ValueError):
 class Family:
     """Machines that one frontier prices: as `arch`, the largest, but for prices, bandwidths, and
 
-    rooms: capacities in bits per level, ascending, none if unbounded; shapes: sizes of all fan-out dimensions; shares: per level from, to of the share of a
-    write in the energy of a read and a write; separate: ports per level; limited: whether bandwidth may be finite.
+    rooms: capacities in bits per level, ascending, none if unbounded; shapes: sizes of all fan-out dimensions; per level from, to: shares of a write in the
+    energy of a read and a write, ratios of that energy per bit to the level outside; separate: ports per level; limited: whether bandwidth may be finite;
+    hides [V + 1][V + 1]: bits of level k that surely take as long as one of level v, 0 if none do; last: operations of a lane.
     """
 
     arch: Arch
     rooms: tuple[tuple[int, ...], ...]
     shapes: tuple[tuple[int, ...], ...]
     shares: tuple[tuple[float, float], ...]
+    ratios: tuple[tuple[float, float], ...]
     separate: tuple[bool, ...]
     limited: tuple[bool, ...]
+    hides: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Members N: counts [N, 4 V + 1] as kernels.cheapest has them; parts [N, P] what was compared; rooms [N, V] numbers of the least capacity, shapes [N]
-    bits: what they fit; programs [N, 2] outer and inner steps, states [N, ., R] of the ranks after them. cells, told: what was asked before, members by
+    """Members N: counts [N, 4 V + 1] as kernels.cheapest has them; rows [N, P + V + 1] of kernels.Front; shapes [N] bits: what they fit; programs [N, 2] outer and inner steps, states [N, ., R] of the ranks after them. cells, told: what was asked before, members by
     capacities and shape, and costs by member and shape, whose counts hold on all machines."""
 
     family: Family
     counts: Floats
-    parts: Floats
-    rooms: Ints
+    rows: Floats
     shapes: Ints
     programs: Ints
     states: Ints
@@ -92,12 +94,37 @@ def family(archs: Sequence[Arch]) -> Family:
     cells = len(shapes) * prod(max(len(own), 1) for own in rooms)
     if len(shapes) > SHAPES or cells > CELLS:
         raise NoFrontier(f"{len(shapes)} array sizes, {cells:,} with the capacities; takes {SHAPES}, {CELLS}")
-    shares = [[level.write_pj / (level.read_pj + level.write_pj) for level in own if level.read_pj + level.write_pj] for own in columns]
     largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     levels = tuple(replace(level, capacity_bits=own[-1] if own else None) for level, own in zip(one.levels, rooms, strict=True))
-    return Family(replace(_sized(one, largest), levels=levels), rooms, shapes, tuple((min(own, default=0.5), max(own, default=0.5)) for own in shares),
-                  tuple(any(level.ports == "separate" for level in own) for own in columns),
-                  tuple(any(level.bandwidth < inf for level in own) for own in columns))
+    separate = tuple(any(level.ports == "separate" for level in own) for own in columns)
+    alike = tuple(all(level.ports == own[0].ports for level in own) for own in columns)
+    per, waits = np.array([_cycles(arch) for arch in archs]), any(level.transfer == "same" for arch in archs for level in arch.levels)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hides = [[0.0 if waits or k == v or not (*alike, True)[v] else float(np.nan_to_num(per[:, k] / per[:, v], nan=0.0, posinf=MUCH).min())
+                  for k in range(len(levels) + 1)] for v in range(len(levels) + 1)]
+    return Family(replace(_sized(one, largest), levels=levels), rooms, shapes, tuple(_span(map(_share, own), 0.5) for own in columns),
+                  tuple(_span((_ratio(arch, v) for arch in archs), 1.0) for v in range(len(levels))), separate,
+                  tuple(any(level.bandwidth < inf for level in own) for own in columns), tuple(map(tuple, hides)))
+
+
+def _span(found: Iterable[float | None], default: float) -> tuple[float, float]:
+    known = [one for one in found if one is not None]
+    return min(known, default=default), max(known, default=default)
+
+
+def _share(level: Level) -> float | None:
+    return level.write_pj / (level.read_pj + level.write_pj) if level.read_pj + level.write_pj else None
+
+
+def _ratio(arch: Arch, v: int) -> float | None:
+    """What a bit read and written costs, in units of the level outside; None if both cost nothing."""
+    inner, outer = ((own.read_pj + own.write_pj) / own.width_bits for own in (arch.levels[v], arch.levels[max(v - 1, 0)]))
+    return min(inner / outer, MUCH) if outer else MUCH if inner else None
+
+
+def _cycles(arch: Arch) -> list[float]:
+    """Cycles per bit of every level, per operation of a lane."""
+    return [*(1 / (level.width_bits * level.bandwidth) for level in arch.levels), 1 / arch.compute.ops_per_cycle]
 
 
 def covers(f: Family, arch: Arch) -> bool:
@@ -105,14 +132,20 @@ def covers(f: Family, arch: Arch) -> bool:
     if _topology(f.arch) != _topology(arch) or _shape(arch) not in f.shapes:
         return False
     for v, level in enumerate(arch.levels):
-        both = level.read_pj + level.write_pj
         if (level.capacity_bits is None) != (not f.rooms[v]) or (f.rooms[v] and level.capacity_bits not in f.rooms[v]):
             return False
-        if (both and not f.shares[v][0] <= level.write_pj / both <= f.shares[v][1]) or (level.ports == "separate") > f.separate[v]:
+        if not (_within(_share(level), f.shares[v]) and _within(_ratio(arch, v), f.ratios[v])) or (level.bandwidth < inf) > f.limited[v]:
             return False
-        if level.bandwidth < inf and not f.limited[v]:
+        separate = level.ports == "separate"
+        if separate > f.separate[v] or (any(f.hides[v]) and (separate != f.separate[v] or level.transfer == "same")):
             return False
-    return True
+    per = np.array(_cycles(arch))
+    return bool((np.array(f.hides) * per[:, None] <= per * (1 + 1e-12)).all())
+
+
+def _within(one: float | None, span: tuple[float, float]) -> bool:
+    return one is None or span[0] <= one <= span[1]
+
 
 
 def _topology(arch: Arch) -> tuple[Arch, int]:
@@ -139,7 +172,7 @@ def frontier(e: Einsum, f: Family) -> Frontier:
     found = solved(e, f)
     folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as file:
-        np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "parts", "rooms", "shapes", "programs", "states")})
+        np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "rows", "shapes", "programs", "states")})
     os.replace(file.name, path)
     return found
 
@@ -151,6 +184,7 @@ def solved(e: Einsum, f: Family) -> Frontier:
     join = optimal.joined(e, f.arch, FREE, "perfect")
     most = max(len(own_rooms) for own_rooms in f.rooms)
     rooms = np.array([[*own_rooms, *[inf] * (most - len(own_rooms))] if own_rooms else [inf] * most for own_rooms in f.rooms] or [[inf]])
+    cone = _cone(f)
     t, weight = optimal.tables(s, _columns(own, e, f), rooms)
     grid, bound, _ = optimal.grid_bounds(s, join, t, weight)
     outer, numbers, spans = _outer(join, grid, t)
@@ -159,27 +193,33 @@ def solved(e: Einsum, f: Family) -> Frontier:
     chains = kernels.chains(join.ins, firsts, grid, _moved(own, f), _rigid(e, own, len(f.arch.levels)), t, CHAINS)
     if not len(chains.place):
         raise NoFrontier(f"{e.name}: more than {CHAINS:,} chains of tiles")
-    members = kernels.front_of(MOST, len(t.start) + len(t.room), len(own.ranks), len(bound))
+    members = kernels.front_of(MOST, len(t.start) + len(t.room) + 1, len(own.ranks), len(bound))
     w = optimal_kernels.walk(join.ins.steps.shape[1], t)
-    if not kernels.joined(inside, chains, grid, _order(join, bound, inside), t, w, members):
+    if not kernels.joined(inside, cone, chains, grid, _order(join, bound, inside, cone, grid.canonical), t, w, members):
         raise NoFrontier(f"{e.name}: more than {MOST:,} mappings")
     return _stored(e, f, own, s, join, grid, inside, chains, members, outer, numbers)
 
 
 def _columns(own: Formulas, e: Einsum, f: Family) -> Floats:
-    """[T, P] of every product, the parts that are compared. Per level the energies at both ends of the shares; if their bandwidth counts, cycles of ports
-    (outside the array they are the bits, shared ports' halfway between reads and writes); operations of the busiest lane."""
-    border, counted = f.arch.fanouts[0].outside, _counted(own, e, f.arch)
-    found = []
-    for v in range(len(f.arch.levels)):
-        bits, busiest = counted[:, 4 * v: 4 * v + 2], counted[:, 4 * v + 2: 4 * v + 4]
-        low, high = f.shares[v]
-        if f.limited[v] and v < border:
-            low, high = (0.0, 1.0) if f.separate[v] else (min(low, 0.5), max(high, 0.5))
-        found += [bits @ (1 - share, share) for share in dict.fromkeys((low, high))]
-        if f.limited[v] and v >= border:
-            found += [busiest[:, 0], busiest[:, 1]] if f.separate[v] else [busiest.sum(axis=1)]
-    return np.stack([*found, counted[:, -1]], axis=1)
+    """[T, P] of every product, the parts that are compared: per level the energies at both ends of the shares, then, if bandwidths count, the cycles of its
+    ports, then operations of the busiest lane, if lanes do them."""
+    border, counted, found = f.arch.fanouts[0].outside, _counted(own, e, f.arch), []
+    for v, shares in enumerate(f.shares):
+        found += [counted[:, 4 * v: 4 * v + 2] @ (1 - share, share) for share in dict.fromkeys(shares)]
+    for v, separate in enumerate(f.separate):
+        port = counted[:, 4 * v: 4 * v + 2] if v < border else counted[:, 4 * v + 2: 4 * v + 4]
+        found += [] if not f.limited[v] else [port[:, 0], port[:, 1]] if separate else [port.sum(axis=1)]
+    return np.stack([*found, counted[:, -1] * (e.kind == "mac" or f.arch.compute.alu_per_cycle is None)], axis=1)
+
+
+def _cone(f: Family) -> kernels.Cone:
+    """How those parts are compared."""
+    width = [len(set(shares)) for shares in f.shares]
+    ends = np.array([(sum(width[:v]), sum(width[:v]) + n - 1) for v, n in enumerate(width)], np.int64)
+    owner = [v for v, separate in enumerate(f.separate) if f.limited[v] for _ in range(1 + separate)] + [len(width)]
+    middle = np.zeros(sum(width) + len(owner))
+    middle[ends[:, 0]] = np.cumprod([float(np.sqrt(low * high)) for low, high in f.ratios])
+    return kernels.Cone(ends, np.array(f.ratios), middle, np.arange(sum(width), len(middle)), np.ascontiguousarray(np.array(f.hides)[np.ix_(owner, owner)]))
 
 
 def _counted(own: Formulas, e: Einsum, arch: Arch) -> Floats:
@@ -247,15 +287,16 @@ def _rigid(e: Einsum, own: Formulas, depth: int) -> NDArray[np.bool_]:
     return found
 
 
-def _order(join: Join, bound: Floats, inside: kernels.Inside) -> Ints:
-    """Tiles U that can be reached, the most promising first: least sum of parts, each over its least value anywhere."""
-    pairs, size, parts = bound.shape
-    least = np.full((len(inside.spans), size, parts), inf)
+def _order(join: Join, bound: Floats, inside: kernels.Inside, cone: kernels.Cone, canonical: NDArray[np.bool_]) -> Ints:
+    """Tiles U that can be reached, the most promising first: by the least that energy and operations together may be, each over its least anywhere."""
+    least = np.full((len(inside.spans), *bound.shape[1:]), inf)
     for sig, i in zip(*np.nonzero(inside.spans[..., 1] > inside.spans[..., 0]), strict=True):
         least[sig, i] = inside.heads[slice(*inside.spans[sig, i])].min(axis=0)
     total = bound + least[join.pair_signature]
-    lowest = np.maximum(total.reshape(-1, parts).min(axis=0), 1.0)
-    score = (total / lowest).sum(axis=2).min(axis=0)
+    reached = np.isfinite(total[..., -1]) & canonical
+    both = np.where(reached, [np.where(reached[..., None], total, 0.0) @ cone.middle, total[..., -1]], inf)
+    lowest = np.maximum(both.min(axis=(1, 2), keepdims=True), np.finfo(float).tiny)
+    score = (both / lowest).sum(axis=0).min(axis=0)
     order: Ints = np.argsort(score, kind="stable")
     return order[: int((score < inf).sum())]
 
@@ -263,7 +304,7 @@ def _order(join: Join, bound: Floats, inside: kernels.Inside) -> Ints:
 def _stored(e: Einsum, f: Family, own: Formulas, s: Search, join: Join, grid: optimal_kernels.Grid, inside: kernels.Inside, chains: kernels.Chains,
             members: kernels.Front, outer: optimal_kernels.Heads, numbers: Ints) -> Frontier:
     """Members in the order of what they cost, with their counts and their states after every step."""
-    n, levels = int(members.size[0]), len(f.rooms)
+    n = int(members.size[0])
     order = np.lexsort(members.rows[:n].T[::-1])
     rows, shapes, order = members.rows[order], members.shapes[order], members.number[order]
     steps = max(map(len, join.out_steps)) + max(map(len, join.in_steps))
@@ -288,7 +329,7 @@ def _stored(e: Einsum, f: Family, own: Formulas, s: Search, join: Join, grid: op
         where += [tiles[-1]] * (len(moving) - len(where))
         links[row, : len(moving)], places[row, : len(moving)] = moving, where
     t, _ = optimal.tables(s, _counted(own, e, f.arch))
-    return Frontier(f, kernels.totals(links, places, t), rows[:, :-levels], rows[:, -levels:].astype(np.int64), shapes, programs, states)
+    return Frontier(f, kernels.totals(links, places, t), rows, shapes, programs, states)
 
 
 def rates(archs: Sequence[Arch], e: Einsum) -> Floats:
@@ -313,14 +354,14 @@ def cell(f: Family, arch: Arch) -> int:
 
 
 def members(own: Frontier, number: int) -> Ints:
-    """Those that fit a cell, without those that others of it beat in all parts."""
+    """Those that fit a cell, without those that others of it cover."""
     if number not in own.cells:
         rest, fits = number, np.ones(len(own.counts), np.bool_)
         for v in range(len(own.family.rooms) - 1, -1, -1):
             rest, room = divmod(rest, max(len(own.family.rooms[v]), 1))
-            fits &= own.rooms[:, v] <= room
+            fits &= own.rows[:, v - 1 - len(own.family.rooms)] <= room
         found = np.flatnonzero(fits & (own.shapes >> rest & 1 > 0))
-        own.cells[number] = found[kernels.undominated(own.parts[found])]
+        own.cells[number] = found[kernels.undominated(own.rows[found], _cone(own.family))]
     return own.cells[number]
 
 

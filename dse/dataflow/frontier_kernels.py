@@ -19,6 +19,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 CLOSE = 1 + 1e-12  # costs that differ by less, relatively, are equal
+RECENT = 8  # members that beat rows of a pair and are tried first
 
 
 class Chains(NamedTuple):
@@ -31,8 +32,8 @@ class Chains(NamedTuple):
 
 
 class Front(NamedTuple):
-    """rows [N, P + V]: parts, then the number of the room that it fits per level; shapes [N], a bit each, that it fits; number [N] of what it is made of:
-    outer label, program, chain, lanes [., R] states after them. size [1]; last [pairs]: who beat the last candidate of a pair, as it likely will the next.
+    """rows [N, P + V + 1]: parts, then the number of the room that it fits per level, its energy at middle prices, by which they stand; shapes [N], a bit each, that it fits; number [N] of what it is made of:
+    outer label, program, chain, lanes [., R] states after them. size [1]; last [pairs, .]: who beat the last candidates of a pair, as they likely will the next.
     """
 
     rows: Floats
@@ -44,6 +45,28 @@ class Front(NamedTuple):
     lanes: Ints
     size: Ints
     last: Ints
+
+
+class Cone(NamedTuple):
+    """What makes a mapping cheaper than another one on all machines of a family: no more energy, whatever the prices, and no column of cycles above it.
+
+    ends [V, 2]: columns of a level's energy at both ends of its write shares; ratios [V, 2]: least and largest price of its bits, in prices of the level
+    outside; middle [P]: prices amid them. cycles [C] columns; hides [C, C]: so much of column c is never slower than one of column k, whoever the machine is.
+    """
+
+    ends: Ints
+    ratios: Floats
+    middle: Floats
+    cycles: Ints
+    hides: Floats
+
+
+class Scratch(NamedTuple):
+    """guess [P]; row [1, P + V + 1] of the front; none [V], zeros."""
+
+    guess: Floats
+    row: Floats
+    none: Floats
 
 
 class Inside(NamedTuple):
@@ -163,7 +186,7 @@ def chained(first: int, new: int, steps: Ints, at: int, grid: Grid, moved: Float
 def front_of(most: int, columns: int, ranks: int, pairs: int) -> Front:
     ints = np.zeros((4, most), np.int64)
     return Front(np.zeros((most, columns)), ints[0], np.arange(most), ints[1], ints[2], ints[3], np.zeros((most, ranks), np.int64), np.zeros(1, np.int64),
-                 np.zeros(pairs, np.int64))
+                 np.zeros((pairs, RECENT), np.int64))
 
 
 @njit(cache=True, nogil=True, forceinline=True)
@@ -173,37 +196,48 @@ def swapped(a: int, b: int, f: Front) -> None:
     f.shapes[a], f.shapes[b], f.number[a], f.number[b] = f.shapes[b], f.shapes[a], f.number[b], f.number[a]
 
 
-@njit(cache=True, nogil=True)
-def beaten(row: Floats, shapes: int, pair: int, f: Front) -> bool:
-    """Whether a member is not above this row in any column, and fits all shapes. It moves forward, since it likely beats more."""
-    size, columns, rows = f.size[0], row.shape[0], f.rows
-    for n in range(-1, size):
-        m = f.last[pair] if n < 0 else n
-        covered = m < size
-        for c in range(columns):
-            if not covered:
-                break
-            covered = rows[m, c] <= row[c] * CLOSE
-        if covered and shapes & ~f.shapes[m] == 0:
-            f.last[pair] = m
-            if m > 3:
-                swapped(m, m // 2, f)
-                f.last[pair] = m // 2
+@njit(cache=True, nogil=True, forceinline=True)
+def covers(a: Floats, i: int, b: Floats, j: int, rooms: int, cone: Cone) -> bool:
+    """Whether row i of a is nowhere above row j of b: its energy at the prices that suit it least, its cycles, so many rooms."""
+    last = a.shape[1] - 1
+    if a[i, last] > b[j, last] * CLOSE:
+        return False
+    for c in range(cone.cycles[0], cone.cycles[0] + cone.cycles.shape[0]):
+        if a[i, c] > b[j, c] * CLOSE:
+            return False
+    for c in range(last - rooms, last):
+        if a[i, c] > b[j, c]:
+            return False
+    above = 0.0
+    for v in range(cone.ends.shape[0] - 1, -1, -1):
+        c, d = cone.ends[v, 0], cone.ends[v, 1]
+        above += max(a[i, c] - b[j, c] * CLOSE, a[i, d] - b[j, d] * CLOSE)
+        above *= cone.ratios[v, 1] if above > 0.0 else cone.ratios[v, 0]
+    return bool(above <= 0.0)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def beaten(row: Floats, shapes: int, pair: int, f: Front, cone: Cone) -> bool:
+    """Whether a member covers this row [1, .], and fits all shapes: one that beat rows of the pair before, or one of those with less middle energy."""
+    rooms, most, recent = row.shape[1] - 1 - cone.middle.shape[0], row[0, row.shape[1] - 1] * CLOSE, f.last.shape[1]
+    for n in range(-recent, f.size[0]):
+        m = f.last[pair, n + recent] if n < 0 else n
+        if n >= 0 and f.rows[m, row.shape[1] - 1] > most:
+            break
+        if m < f.size[0] and shapes & ~f.shapes[m] == 0 and covers(f.rows, m, row, 0, rooms, cone):
+            for k in range(min(n, -1) + recent, 0, -1):
+                f.last[pair, k] = f.last[pair, k - 1]
+            f.last[pair, 0] = m
             return True
     return False
 
 
 @njit(cache=True, nogil=True)
-def enter(row: Floats, shapes: int, outer: int, program: int, chain: int, lanes: Ints, f: Front) -> bool:
-    """A new member in place of those that it covers; False if there is no place for it."""
-    keep = 0
+def enter(row: Floats, shapes: int, outer: int, program: int, chain: int, lanes: Ints, f: Front, cone: Cone) -> bool:
+    """A new member, in its place by middle energy, instead of those that it covers; False if there is no room for it."""
+    keep, rooms, last = 0, row.shape[1] - 1 - cone.middle.shape[0], row.shape[1] - 1
     for n in range(f.size[0]):
-        covered = f.shapes[n] & ~shapes == 0
-        for c in range(row.shape[0]):
-            if not covered:
-                break
-            covered = row[c] <= f.rows[n, c] * CLOSE
-        if not covered:
+        if f.shapes[n] & ~shapes or not covers(row, 0, f.rows, n, rooms, cone):
             if keep != n:
                 swapped(n, keep, f)
             keep += 1
@@ -211,8 +245,11 @@ def enter(row: Floats, shapes: int, outer: int, program: int, chain: int, lanes:
     if keep >= f.rows.shape[0]:
         return False
     new = f.number[keep]
-    f.rows[keep], f.shapes[keep] = row, shapes
+    f.rows[keep], f.shapes[keep] = row[0], shapes
     f.outer[new], f.program[new], f.chain[new], f.lanes[new] = outer, program, chain, lanes
+    while keep and f.rows[keep - 1, last] > f.rows[keep, last]:
+        swapped(keep, keep - 1, f)
+        keep -= 1
     return True
 
 
@@ -232,44 +269,63 @@ def fitting(used: int, sizes: Ints, w: Walk) -> int:
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def with_head(guess: Floats, room: Floats, h: int, inside: Inside, row: Floats) -> None:
-    """row = parts and rooms of an inner part with an outer one."""
-    parts = guess.shape[0]
+def with_head(guess: Floats, room: Floats, h: int, inside: Inside, cone: Cone, row: Floats) -> None:
+    """row [1, .] = parts, rooms and middle energy of an inner part with an outer one. Cycles of a column that never last longer than those of another one
+    are as many as these hide."""
+    parts, middle, first = guess.shape[0], 0.0, cone.cycles[0]
     for c in range(parts):
-        row[c] = guess[c] + inside.heads[h, c]
+        row[0, c] = guess[c] + inside.heads[h, c]
+        middle += row[0, c] * cone.middle[c]
+    for i in range(parts - first):
+        for j in range(parts - first):
+            row[0, first + i] = max(row[0, first + i], row[0, first + j] * cone.hides[i, j])
     for v in range(room.shape[0]):
-        row[parts + v] = max(room[v], inside.head_room[h, v])
+        row[0, parts + v] = max(room[v], inside.head_room[h, v])
+    row[0, row.shape[1] - 1] = middle
 
 
 @njit(cache=True, nogil=True)
-def hopeful(guess: Floats, room: Floats, shapes: int, pair: int, at: int, inside: Inside, row: Floats, f: Front) -> bool:
-    """Whether the front does not beat `guess` with some outer part of place `at`."""
-    sig = inside.pair_signature[pair]
-    for h in range(inside.spans[sig, at, 0], inside.spans[sig, at, 1]):
-        with_head(guess, room, h, inside, row)
-        if not beaten(row, shapes, pair, f):
-            return True
-    return False
+def hopeful(linked: Floats, shapes: int, at: int, live: Ints, alive: int, inside: Inside, cone: Cone, s: Scratch, f: Front, out: Ints, enough: int) -> int:
+    """Pairs of live[:alive] that the front does not beat with some outer part of place `at`, if links cost at least `linked`; how many of them are in out,
+    one is tried first next time. linked [0, P]: what `inside.bound` has; enough: as many are wanted."""
+    n = 0
+    for k in range(alive):
+        g = live[k]
+        if linked.shape[0]:
+            summed(inside.pair_links[g], inside.serves, False, linked, s.guess)
+        else:
+            copied(inside.bound[g, at], s.guess)
+        sig, hope = inside.pair_signature[g], False
+        for h in range(inside.spans[sig, at, 0], inside.spans[sig, at, 1]):
+            with_head(s.guess, s.none, h, inside, cone, s.row)
+            if not beaten(s.row, shapes, g, f, cone):
+                hope = True
+                break
+        if hope:
+            out[n] = g
+            n += 1
+            if n == enough:
+                live[k], live[0] = live[0], g
+                break
+    return n
 
 
 @njit(cache=True, nogil=True)
-def joined(inside: Inside, ch: Chains, grid: Grid, order: Ints, t: Tables, w: Walk, f: Front) -> bool:
+def joined(inside: Inside, cone: Cone, ch: Chains, grid: Grid, order: Ints, t: Tables, w: Walk, f: Front) -> bool:
     """All tiles U in this order: their lanes, with all inner parts and outer parts, into the front. False if it is full.
 
     A pair is left out for a tile, or for some of its lanes, if the front beats the least that it may cost.
     """
-    ranks, parts, levels = grid.states.shape[1], t.start.shape[0], t.room.shape[0]
-    none, row, guess, linked = np.zeros(levels), np.zeros(parts + levels), np.zeros(parts), np.zeros((t.links.shape[0], parts))
-    state, lanes, live = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64), np.zeros(inside.bound.shape[0], np.int64)
-    every, most, ones = (1 << inside.sizes.shape[0]) - 1, np.prod(t.lane_size), grid.states.shape[0] - 1
+    ranks, parts, levels, pairs = grid.states.shape[1], t.start.shape[0], t.room.shape[0], inside.bound.shape[0]
+    s, linked = Scratch(np.zeros(parts), np.zeros((1, parts + levels + 1)), np.zeros(levels)), np.zeros((t.links.shape[0], parts))
+    state, lanes = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    live, found, every = np.zeros(pairs, np.int64), np.zeros(pairs, np.int64), np.arange(pairs)
+    shapes_all, most, ones = (1 << inside.sizes.shape[0]) - 1, np.prod(t.lane_size), grid.states.shape[0] - 1
     for i in order:
-        alive, u = 0, grid.states[i]
-        for g in range(inside.bound.shape[0]):
-            if hopeful(inside.bound[g, i], none, every, g, i, inside, row, f):
-                live[alive] = g
-                alive += 1
-        r, w.at[0, 0] = 0, -1
-        while r >= 0 and alive:
+        u = grid.states[i]
+        alive = hopeful(linked[:0], shapes_all, i, every, pairs, inside, cone, s, f, live, pairs + 1)
+        r, w.at[0, 0] = 0 if alive else -1, -1
+        while r >= 0:
             w.at[0, r] += 1
             o = t.succ_start[4, r, u[r]] + w.at[0, r]
             if o >= t.succ_start[4, r, u[r] + 1]:
@@ -294,18 +350,12 @@ def joined(inside: Inside, ch: Chains, grid: Grid, order: Ints, t: Tables, w: Wa
                     add_link(j, state, t, linked[j])
                 else:
                     add_bound(j, lanes, True, t, w.extra, linked[j])
-            more = False
-            for n in range(alive):
-                g = live[n]
-                summed(inside.pair_links[g], inside.serves, False, linked, guess)
-                if not hopeful(guess, none, shapes, g, i, inside, row, f):
-                    continue
-                more = True
-                if not leaf:
-                    break
-                if not finished(g, i, v, shapes, lanes, linked, inside, ch, grid, t, row, guess, f):
-                    return False
-            if more and not leaf:
+            hope = hopeful(linked, shapes, i, live, alive, inside, cone, s, f, found, pairs + 1 if leaf else 1)
+            if leaf:
+                for g in found[:hope]:
+                    if not finished(g, i, v, shapes, lanes, linked, inside, cone, ch, grid, t, s, f):
+                        return False
+            elif hope:
                 r += 1
                 w.at[0, r] = -1
     return True
@@ -322,11 +372,11 @@ def summed(links: Ints, serves: Bools, only: bool, linked: Floats, out: Floats) 
 
 
 @njit(cache=True, nogil=True)
-def finished(g: int, i: int, v: int, shapes: int, lanes: Ints, linked: Floats, inside: Inside, ch: Chains, grid: Grid, t: Tables, row: Floats, guess: Floats,
-             f: Front) -> bool:
+def finished(g: int, i: int, v: int, shapes: int, lanes: Ints, linked: Floats, inside: Inside, cone: Cone, ch: Chains, grid: Grid, t: Tables,
+             s: Scratch, f: Front) -> bool:
     """All chains of pair g from tile V at place v on, with all outer parts of place i, into the front. False if it is full."""
-    ranks, parts = lanes.shape[0], guess.shape[0]
-    state, room, base = np.zeros(ranks, np.int64), np.zeros(t.room.shape[0]), np.zeros(parts)
+    ranks, guess = lanes.shape[0], s.guess
+    state, room, base = np.zeros(ranks, np.int64), np.zeros(t.room.shape[0]), np.zeros(guess.shape[0])
     summed(inside.pair_links[g], inside.serves, True, linked, base)
     sig, p = inside.pair_signature[g], inside.programs
     for k in range(inside.pair_programs[g, 0], inside.pair_programs[g, 1]):
@@ -338,8 +388,8 @@ def finished(g: int, i: int, v: int, shapes: int, lanes: Ints, linked: Floats, i
                 add_link(p.steps[k, e, 3], state, t, guess)
             roomy(ch.need[c], t, room)
             for h in range(inside.spans[sig, i, 0], inside.spans[sig, i, 1]):
-                with_head(guess, room, h, inside, row)
-                if not beaten(row, shapes, g, f) and not enter(row, shapes, h, k, c, lanes, f):
+                with_head(guess, room, h, inside, cone, s.row)
+                if not beaten(s.row, shapes, g, f, cone) and not enter(s.row, shapes, h, k, c, lanes, f, cone):
                     return False
     return True
 
@@ -356,22 +406,13 @@ def totals(links: Ints, states: Ints, t: Tables) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def undominated(parts: Floats) -> Bools:
-    """[N] members that no other one covers in all parts; of equals the first."""
-    kept = np.ones(parts.shape[0], np.bool_)
-    for n in range(parts.shape[0]):
-        for m in range(parts.shape[0]):
-            if m == n or not kept[m]:
-                continue
-            covered, same = True, True
-            for c in range(parts.shape[1]):
-                if parts[m, c] > parts[n, c]:
-                    covered = False
-                    break
-                same = same and parts[m, c] == parts[n, c]
-            if covered and (not same or m < n):
+def undominated(rows: Floats, cone: Cone) -> Bools:
+    """[N] rows that no other one covers, whatever their rooms; of equals the first."""
+    kept = np.ones(rows.shape[0], np.bool_)
+    for n in range(rows.shape[0]):
+        for m in range(rows.shape[0]):
+            if kept[n] and m != n and kept[m] and covers(rows, m, rows, n, 0, cone):
                 kept[n] = False
-                break
     return kept
 
 

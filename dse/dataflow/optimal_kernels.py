@@ -597,6 +597,8 @@ def outward(p: Programs, signature: Ints, grid: Grid, tails: Floats, t: Tables, 
                     i = 0
                     for j in range(ranks):
                         i += digit[j] * grid.stride[j]
+                    if last and not grid.canonical[i]:
+                        continue
                     copied(h.parts[label], h.parts[filled])
                     copied(h.need[label], h.need[filled])
                     if e > 0 and steps[e - 1, 0] == NODE:

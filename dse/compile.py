@@ -1,0 +1,22 @@
+"""Compile all kernels into their caches on disk, a minute or two, so that no command waits for it: python -m dse.compile"""
+
+from __future__ import annotations
+
+from dse.dataflow import frontier, ragged
+from dse.dataflow.optimal import solved
+from dse.sim.evaluate import Problem
+from hw import machine
+from workloads import catalog
+
+
+def main() -> None:
+    e = catalog.load("gemm:m=4,n=4,k=4").einsums[0]
+    problem = Problem(machine.arch(machine.load("edge_array")), e, "energy")
+    for tiles in ("perfect", "divisor", "ragged"):
+        solved(problem, tiles)
+    frontier.priced(frontier.solved(e, frontier.family([problem.arch])), problem)
+    ragged.solved(Problem(machine.arch(machine.load("smv")), e, "energy"))
+
+
+if __name__ == "__main__":
+    main()
