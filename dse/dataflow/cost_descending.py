@@ -18,6 +18,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.dataflow.space import least
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim import cost
 from dse.sim.counts import Count, Footprint, count, footprints, held_elems
@@ -82,15 +83,15 @@ def topology(arch: Arch) -> Arch:
 @lru_cache(maxsize=256)
 def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
     """Counted mappings that fit, one per fill and order of loops; machines that differ in prices only share them."""
-    least = least_held(e, arch)
-    if isinstance(least, Infeasible):
-        return least
+    smallest = least_held(e, arch)
+    if isinstance(smallest, Infeasible):
+        return smallest
     plan = _usable(e, arch)
     fills = {repr(fill): fill for kept in product(*(_held(e, plan, tier) for tier in tiers(e, plan)[1:])) for fill in [_fill(e, plan, kept)]}
     orders = sorted({tuple(_order(e, still)) for still in permutations(e.tensors(), min(2, len(e.tensors())))})
     nests = dict.fromkeys(mapping for fill in fills.values() for mapping in _nests(e, plan, fill, orders))
     fitting = [(mapping, held) for mapping in nests if not cost.overflow(held := footprints(mapping, e), e, arch)]
-    return [(mapping, count(mapping, e, arch), held) for mapping, held in fitting or [(least, footprints(least, e))]]
+    return [(mapping, count(mapping, e, arch), held) for mapping, held in fitting or [(smallest, footprints(smallest, e))]]
 
 
 def least_held(e: Einsum, arch: Arch) -> Mapping | Infeasible:
@@ -98,13 +99,12 @@ def least_held(e: Einsum, arch: Arch) -> Mapping | Infeasible:
 
     That is what must be held, one element at a time, below all loops. A level that cannot hold this twice may still hold tiles that no temporal loop moves.
     """
-    whole, *inner = ([Store(level.name, tensor) for tensor in holdable(e, level)] for v, level in enumerate(arch.levels) if not v or not level.bypass)
-    least = Mapping((*whole, *(Loop(rank, 1) for rank, n in e.extents if n > 1), *chain.from_iterable(inner)))
+    smallest = least(e, arch)
     once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
-    full = cost.overflow(footprints(least, e), e, arch)
-    if full and not cost.overflow(footprints(least, e), e, once):
+    full = cost.overflow(footprints(smallest, e), e, arch)
+    if full and not cost.overflow(footprints(smallest, e), e, once):
         return next((nest for nest in _standing(e, arch) if not cost.overflow(footprints(nest, e), e, arch)), full)
-    return full or least
+    return full or smallest
 
 
 def _standing(e: Einsum, arch: Arch) -> Iterator[Mapping]:

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.dataflow.space import Constraints, broken
+from dse.dataflow.space import FREE, Constraints, broken, least
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim.cost import overflow
 from dse.sim.counts import count, footprints
@@ -36,7 +36,6 @@ Rank3 = tuple[float, float, float]  # figure of the objective, energy, latency
 LIMIT = 20_000_000  # mappings; a core takes about a million per second
 BLOCK = 1 << 16
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
-FREE = Constraints()
 
 
 def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
@@ -83,13 +82,6 @@ def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
         ordered = v > 0 or level.capacity_bits is not None
         choices.append([order for own in sets for order in (permutations(own) if ordered else [tuple(own)])])
     return (choice for choice in product(*choices) if set(chain(*choice)) == set(names))
-
-
-def least(e: Einsum, arch: Arch) -> Mapping:
-    """The mapping that needs least space inside: what must be held, one element at a time, all loops directly below the outermost level."""
-    outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
-    inner = [Store(level.name, tensor) for level in arch.levels[1:] if not level.bypass for tensor in holdable(e, level)]
-    return Mapping((*outer, *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))
 
 
 def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from dse.dataflow import frontier_kernels as kernels
 from dse.dataflow import optimal, optimal_kernels
 from dse.dataflow.formula import Formulas, formulas, ranges
-from dse.dataflow.optimal import FREE, Join, Search
+from dse.dataflow.optimal import Join, Search
+from dse.dataflow.space import FREE
+from dse.dataflow.steps import NODE
 from dse.nest import Infeasible, Mapping
 from dse.record import SOLVER_VERSION
 from dse.sim.cost import bits_of, op_cycles, op_pj, price
@@ -64,8 +66,9 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Members N: counts [N, 4 V + 1] as kernels.cheapest has them; rows [N, P + V + 1] of kernels.Front; shapes [N] bits: what they fit; programs [N, 2] outer and inner steps, states [N, ., R] of the ranks after them. cells, told: what was asked before, members by
-    capacities and shape, and costs by member and shape, whose counts hold on all machines."""
+    """Members N: counts [N, 4 V + 1] as kernels.cheapest has them; rows [N, P + V + 1] and shapes [N] as kernels.Front has them; programs [N, 2] outer and
+    inner steps, states [N, ., R] of the ranks after them. cells, told: what was asked before, members by capacities and shape, and costs by member and shape,
+    whose counts hold on all machines."""
 
     family: Family
     counts: Floats
@@ -97,14 +100,21 @@ def family(archs: Sequence[Arch]) -> Family:
     largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     levels = tuple(replace(level, capacity_bits=own[-1] if own else None) for level, own in zip(one.levels, rooms, strict=True))
     separate = tuple(any(level.ports == "separate" for level in own) for own in columns)
-    alike = tuple(all(level.ports == own[0].ports for level in own) for own in columns)
-    per, waits = np.array([_cycles(arch) for arch in archs]), any(level.transfer == "same" for arch in archs for level in arch.levels)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        hides = [[0.0 if waits or k == v or not (*alike, True)[v] else float(np.nan_to_num(per[:, k] / per[:, v], nan=0.0, posinf=MUCH).min())
-                  for k in range(len(levels) + 1)] for v in range(len(levels) + 1)]
     return Family(replace(_sized(one, largest), levels=levels), rooms, shapes, tuple(_span(map(_share, own), 0.5) for own in columns),
                   tuple(_span((_ratio(arch, v) for arch in archs), 1.0) for v in range(len(levels))), separate,
-                  tuple(any(level.bandwidth < inf for level in own) for own in columns), tuple(map(tuple, hides)))
+                  tuple(any(level.bandwidth < inf for level in own) for own in columns), _hides(archs))
+
+
+def _hides(archs: Sequence[Arch]) -> tuple[tuple[float, ...], ...]:
+    """Only where the slowest component decides, alone: not if fills wait, nor for reads and writes that share a port on some machines only."""
+    depth, per = len(archs[0].levels) + 1, np.array([_cycles(arch) for arch in archs])
+    found = np.zeros((depth, depth))
+    for v in range(depth):
+        if v == depth - 1 or len({arch.levels[v].ports for arch in archs}) == 1:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                found[v] = np.nan_to_num(per / per[:, [v]], nan=0.0, posinf=MUCH).min(axis=0)
+    np.fill_diagonal(found, 0.0)
+    return tuple(map(tuple, (found * all(level.transfer == "next" for arch in archs for level in arch.levels)).tolist()))
 
 
 def _span(found: Iterable[float | None], default: float) -> tuple[float, float]:
@@ -323,7 +333,7 @@ def _stored(e: Einsum, f: Family, own: Formulas, s: Search, join: Join, grid: op
         tiles = [inside.down[np.arange(len(lanes)), lanes, digit] for digit in (*chain, ones)]
         walked += [lanes, *tiles]
         states[row, : len(walked)] = walked
-        done = [step.parent >= 0 and step.kind == optimal_kernels.NODE for step in (*join.out_steps[programs[row, 0]], *join.in_steps[inner])]
+        done = [step.parent >= 0 and step.kind == NODE for step in (*join.out_steps[programs[row, 0]], *join.in_steps[inner])]
         moving = [link for k, own_steps in ((join.outs, programs[row, 0]), (join.ins, inner)) for link in k.order[own_steps, : k.ordered[own_steps]]]
         where = [after for after, settles in zip(walked, done, strict=True) if settles]
         where += [tiles[-1]] * (len(moving) - len(where))
@@ -372,7 +382,7 @@ def prices(own: Frontier, cells: Ints, machines: Floats, arch: Arch, objective: 
     lists = [members(own, int(number)) for number in asked]
     best, out = np.zeros(len(machines), np.int64), np.zeros((len(machines), 2))
     kernels.cheapest(own.counts, ranges(map(len, lists)), np.concatenate(lists), at, machines, np.array([level.ports == "separate" for level in arch.levels]),
-                     np.array([level.transfer == "same" for level in arch.levels]), optimal.OBJECTIVES[objective], best, out)
+                     np.array([level.transfer == "same" for level in arch.levels]), optimal_kernels.OBJECTIVES[objective], best, out)
     return best, out
 
 

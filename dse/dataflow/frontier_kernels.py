@@ -32,8 +32,9 @@ class Chains(NamedTuple):
 
 
 class Front(NamedTuple):
-    """rows [N, P + V + 1]: parts, then the number of the room that it fits per level, its energy at middle prices, by which they stand; shapes [N], a bit each, that it fits; number [N] of what it is made of:
-    outer label, program, chain, lanes [., R] states after them. size [1]; last [pairs, .]: who beat the last candidates of a pair, as they likely will the next.
+    """rows [N, P + V + 1]: parts, then the number of the room that it fits per level, then its energy at middle prices, by which they stand; shapes [N], a bit
+    each, that it fits; number [N] of what it is made of: outer label, program, chain, lanes [., R] states after them. size [1]; last [pairs, .]: who beat the
+    last candidates of a pair, as they likely will the next.
     """
 
     rows: Floats

@@ -9,7 +9,7 @@ Long, because the readable side of the search (steps, programs, bounds, the way 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from dse.dataflow import optimal_kernels as kernels
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.formula import Formulas, fanout_dims, formulas, link_number, ranges, weights
-from dse.dataflow.optimal_kernels import GAP, LANES, MAC, NODE
-from dse.dataflow.space import Constraints, Placement, Tiles, placements
+from dse.dataflow.optimal_kernels import OBJECTIVES
+from dse.dataflow.space import FREE, Constraints, Tiles, least
+from dse.dataflow.steps import LANES, MAC, NODE, Step, long_ranks, programs
 from dse.dataflow.walks import lanes
-from dse.nest import Infeasible, Loop, Mapping, Store, holdable
+from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
 from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.counts import count, footprints, hull, nonzero
@@ -38,21 +39,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BUDGET = 4_000_000  # visited nodes, some seconds
 LABELS = 1 << 20
-OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
-FREE = Constraints()
 WINDOWS = tuple(1.08**n for n in range(1, 40))  # first limits on the figure, as multiples of the lower bound
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Loops in time of the allowed ranks, then a node of a tensor at a level (by number; parent: the level that fills it, -1: none), lanes
-    (parent -1: no loop stands above), or compute."""
-
-    kind: int
-    allowed: frozenset[str]
-    level: int = -1
-    tensor: int = -1
-    parent: int = -1
 
 
 def optimal(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
@@ -83,12 +70,12 @@ def _proven(problem: Problem, tiles: Tiles, constraints: Constraints, budget: in
     spent = s.known.visited if s.known else 0
     found, visited = (_every_placement if whole else _split)(s, budget - spent)
     proven, visited = visited <= budget - spent, visited + spent
-    least = _least(e, arch)
+    smallest = least(e, arch)
     if found is None and s.known:
         return [replace(s.known, certificate=f"optimal({tiles})", visited=visited, gap=0.0) if proven else replace(s.known, visited=visited)]
-    if found is None and (proven or cost.overflow(footprints(least, e), e, arch)):
-        return cost.overflow(footprints(least, e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
-    mapping = nest(s.own, e, arch, *found) if found else least
+    if found is None and (proven or cost.overflow(footprints(smallest, e), e, arch)):
+        return cost.overflow(footprints(smallest, e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+    mapping = nest(s.own, e, arch, *found) if found else smallest
     answer = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
     return [replace(answer, gap=0.0 if proven else answer.gap, certificate=f"optimal({tiles})" if proven else "", visited=visited)]
 
@@ -113,10 +100,10 @@ def _every_placement(s: Search, budget: int) -> tuple[Found | None, int]:
     ranks, best, visited = len(s.own.ranks), np.full(3, inf), 0
     heads = t.start[None, :]
     found = None
-    for steps, programs in _whole(*_bare(s.problem.einsum, s.rules), bare_arch(s.problem.arch), s.tiles):
+    for steps, compiled in _whole(*_bare(s.problem.einsum, s.rules), bare_arch(s.problem.arch), s.tiles):
         n = len(steps)
         chosen, choice, w = np.zeros((n, ranks), np.int64), np.full(3, -1, np.int64), kernels.walk(n, t)
-        visited += kernels.search(programs, 0, 0, heads, 0, 1, t, best, chosen, choice, w, budget - visited)
+        visited += kernels.search(compiled, 0, 0, heads, 0, 1, t, best, chosen, choice, w, budget - visited)
         if choice[1] >= 0:
             found = steps, chosen
     return found, int(visited)
@@ -233,7 +220,7 @@ def _crowd(e: Einsum, arch: Arch, join: Join, t: kernels.Tables, border: int) ->
     """Room and order at the first level inside the border."""
     tensors, depth, dims = e.tensors(), len(t.room), fanout_dims(arch.fanouts)
     words = np.array([t.room[border] / t.bits[x] if border < depth and t.csr[x] == 0 else inf for x in range(len(tensors))])
-    once = [[sum(rank in dim.ranks() for dim in p.dims) < 2 for rank in _long(e)] for p in tensors]
+    once = [[sum(rank in dim.ranks() for dim in p.dims) < 2 for rank in long_ranks(e)] for p in tensors]
     paid = t.seen[:, None, :] & ~t.seen[None, :, :] & np.array(once)[:, None, :]
     first = [steps[1].tensor if steps[1].kind == NODE and steps[1].level == border and steps[1].parent >= 0 else -1 for steps in join.in_steps]
     shares = [all(dim[4] if p is e.output else dim[3] for dim in dims) for p in tensors]
@@ -332,13 +319,6 @@ def _stacked(own: Sequence[tuple[NDArray[Any], ...]]) -> kernels.Programs:
                             _padded(rest), _padded(allowed), _padded(dims), _padded(ramp, -1))
 
 
-def _least(e: Einsum, arch: Arch) -> Mapping:
-    """What must be held, one element at a time: the mapping that needs least space inside."""
-    names = [p.tensor for p in e.tensors()]
-    inner = [Store(level.name, tensor) for level in arch.levels[1:] if not level.bypass for tensor in holdable(e, level)]
-    return Mapping((*(Store(arch.levels[0].name, name) for name in names), *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))
-
-
 def tables(s: Search, columns: Floats | None = None, rooms: Floats | None = None) -> tuple[kernels.Tables, Floats]:
     """Everything for the kernels, and [T, P] what a unit of each product costs: energy, compute cycles, cycles of every port.
 
@@ -406,72 +386,9 @@ def _priced(own: Formulas, weight: Floats) -> tuple[Ints, Floats, Ints, Floats]:
     return np.array(links, np.int64), np.array(rows, np.float64), np.array(spans, np.int64), np.array(floors)
 
 
-def programs(e: Einsum, arch: Arch, rules: Constraints) -> Iterator[tuple[Placement, list[Step]]]:
-    """The step lists of all placements. Double buffering spares tiles that no loop moves: there an outermost node may also stand above all loops."""
-    for placement in placements(e, arch, rules):
-        twice = [x for x in range(len(e.tensors())) for level in [next(i for i, own in enumerate(placement) if x in own)]
-                 if arch.levels[level].double_buffer and arch.levels[level].capacity_bits is not None]
-        for n in range(len(twice) + 1):
-            for raised in combinations(twice, n):
-                yield placement, steps_of(e, arch, rules, placement, raised)
-
-
-def steps_of(e: Einsum, arch: Arch, rules: Constraints, placement: Placement, raised: Sequence[int]) -> list[Step]:
-    """The steps of a placement with the ranks whose loops may gain something in each gap; no loop stands above the first node.
-
-    A tensor's outermost node costs nothing and holds least after all loops of its level; it stands first where nothing bounds it, or if it is raised.
-    """
-    tensors, every, borders = e.tensors(), frozenset(_long(e)), {f.outside for f in arch.fanouts}
-    full, part = [p.full() for p in tensors], [p.partial() for p in tensors]
-    outermost = {x: min(v for v, own in enumerate(placement) if x in own) for own in placement for x in own}
-    parent = dict.fromkeys(range(len(tensors)), -1)
-    found: list[Step] = []
-    above: Step | None = None
-
-    def gap(below: int = -1) -> frozenset[str]:
-        """Not the ranks below which the node above sinks for free, nor those above which the node below rises for free."""
-        allowed = every
-        filled = above is not None and above.parent >= 0
-        if above is not None and filled:
-            x = tensors[above.tensor]
-            if not arch.levels[above.level].double_buffer and x.tensor != rules.stationary:
-                allowed -= full[above.tensor] - (frozenset(x.dims[-1].ranks()) if x.format == "csr" else frozenset())
-        if below >= 0 and not part[below]:
-            allowed &= full[below] | (full[above.tensor] | part[above.tensor] if above is not None and filled else frozenset())
-        return allowed
-
-    for v, own in enumerate((*placement, ())):
-        if v in borders:
-            if found:
-                found.append(Step(GAP, gap()))
-            found.append(Step(LANES, every, v, parent=0 if found else -1))
-            above = None
-        tops = [x for x in own if outermost[x] == v]
-        free = v < len(arch.levels) and arch.levels[v].capacity_bits is None
-        first = [x for x in tops if free or x in raised or (not found and x == tops[0])]
-        for x in first:
-            found.append(above := Step(NODE, frozenset(), v, x))
-            parent[x] = v
-        for x in own:
-            if outermost[x] < v:
-                found.append(above := Step(NODE, gap(x), v, x, parent[x]))
-                parent[x] = v
-        if len(first) < len(tops):
-            found.append(Step(GAP, gap()))
-            for x in (x for x in tops if x not in first):
-                found.append(above := Step(NODE, frozenset(), v, x))
-                parent[x] = v
-    return [*found, Step(MAC, every)]
-
-
-def _long(e: Einsum) -> list[str]:
-    """Ranks of more than one value; of none the first, for the kernels walk one at least."""
-    return [rank for rank, n in e.extents if n > 1] or [rank for rank, _ in e.extents[:1]]
-
-
 def _program(e: Einsum, arch: Arch, tiles: Tiles, steps: Sequence[Step], last: dict[int, int]) -> tuple[NDArray[Any], ...]:
     """Arrays of kernels.Programs for one. last: per tensor the level of its innermost node."""
-    depth, ranks, dims = len(arch.levels), _long(e), fanout_dims(arch.fanouts)
+    depth, ranks, dims = len(arch.levels), long_ranks(e), fanout_dims(arch.fanouts)
     borders = sorted({dim[2] for dim in dims})
     order = [link_number(s.tensor, s.parent, s.level, depth) for s in steps if s.kind == NODE and s.parent >= 0]
     nodes = len(order)

@@ -15,12 +15,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from dse.dataflow.steps import LANES, MAC, NODE
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-NODE, GAP, LANES, MAC = 0, 1, 2, 3  # kinds of steps
-ENERGY, LATENCY, EDP, ALL = 0, 1, 2, 3  # objectives; ALL: nothing is above another unless in every part
+ENERGY, LATENCY, EDP, ALL = 0, 1, 2, 3  # ALL: nothing is above another unless in every part
+OBJECTIVES = {"energy": ENERGY, "latency": LATENCY, "edp": EDP}
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 WAYS, SETS = 256, 1 << 12  # lanes in use: ways to have them, and how many such sets are remembered
 

@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow import ragged_kernels as kernels
-from dse.dataflow.optimal import FREE, OBJECTIVES, Step, _least, programs
-from dse.dataflow.optimal_kernels import LANES, NODE
+from dse.dataflow.optimal_kernels import OBJECTIVES
 from dse.dataflow.ragged_kernels import COUNT, FIRST, TOTAL
+from dse.dataflow.space import FREE, least
+from dse.dataflow.steps import LANES, NODE, Step, programs
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim import cost
 from dse.sim.cost import bits_of, op_cycles, op_pj
@@ -476,8 +477,8 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
                 visited, proven = visited + min(n, budget), proven and (coarse or n <= budget)
                 answer = (p, own.arch, found) if found else answer
     if answer is None:
-        least = _least(e, problem.arch)
-        return cost.overflow(footprints(least, e), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+        smallest = least(e, problem.arch)
+        return cost.overflow(footprints(smallest, e), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     mapping = nest(e, *answer)
     one = priced(problem, mapping, count(mapping, e, problem.arch), footprints(mapping, e))
     return [replace(one, gap=0.0 if proven else one.gap, certificate="optimal(ragged)" if proven else "", visited=visited)]

@@ -32,6 +32,9 @@ class Constraints:
     least_lanes: int = 1
 
 
+FREE = Constraints()
+
+
 def broken(c: Constraints, mapping: Mapping) -> list[str]:
     """Where a well-formed mapping leaves its constraints, one line each."""
     return [*_misplaced(c, mapping), *_moving(c, mapping),
@@ -198,3 +201,10 @@ def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
         ordered = v > 0 or level.capacity_bits is not None
         choices.append([order for own in sets for order in (permutations(own) if ordered else [own])])
     return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names))))
+
+
+def least(e: Einsum, arch: Arch) -> Mapping:
+    """The mapping that needs least space inside: what must be held, one element at a time, all loops directly below the outermost level."""
+    outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
+    inner = [Store(level.name, tensor) for level in arch.levels[1:] if not level.bypass for tensor in holdable(e, level)]
+    return Mapping((*outer, *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))
