@@ -2,7 +2,7 @@
 
 A family is machines with the same levels and fan-outs; their prices, bandwidths, capacities and array sizes differ. Over perfect factors (every loop divides)
 the search of optimal.py runs once for all of them: costs are compared part by part (bits moved at a level, cycles of a port and of compute), so a mapping
-goes only if another one is cheaper whatever the prices are. What is left is small; a machine is then a scan (specs/dataflow.md, 4.3 and 4.4).
+goes only if another one is cheaper at all prices of the family. What is left is small; a machine is then a scan (specs/dataflow.md, 4.3 and 4.4).
 """
 
 from __future__ import annotations
