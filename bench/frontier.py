@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dse.dataflow import frontier
+from dse.dataflow.family import cell, family
 from dse.study import study as studies
 from hw.arch import Arch
 from hw.space import decode
@@ -32,15 +33,17 @@ def sampled() -> list[Arch]:
 
 def lines(network: str, wanted: Sequence[str]) -> Iterator[str]:
     archs = sampled()
-    family = frontier.family(archs)
-    frontier.solved(catalog.load("gemm:m=4,n=4,k=4").einsums[0], family)  # compiles
-    yield f"{len(archs)} machines: {len(family.shapes)} array sizes, rooms {[len(rooms) for rooms in family.rooms]}, shares {family.shares}"
-    spent, cells = 0.0, np.array([frontier.cell(family, arch) for arch in archs])
+    machines = family(archs)
+    yield (f"{len(archs)} machines: {len(machines.shapes)} array sizes, rooms {[len(rooms) for rooms in machines.rooms]}, shares {machines.shares}, "
+           f"ratios of prices {machines.ratios}")
+    spent, cells = 0.0, np.array([cell(machines, arch) for arch in archs])
+    small = catalog.load("gemm:m=4,n=4,k=4").einsums[0]
+    frontier.prices(frontier.solved(small, machines), cells[:1], frontier.rates(archs[:1], small), archs[0], "energy")  # compiles
     for group in unique(catalog.load(network)):
         if wanted and group.names[0] not in wanted:
             continue
         e, began = group.einsum, time.process_time()
-        own = frontier.solved(e, family)
+        own = frontier.solved(e, machines)
         built = time.process_time() - began
         spent += built
         lists = [len(frontier.members(own, int(cell))) for cell in np.unique(cells)]

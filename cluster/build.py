@@ -24,7 +24,8 @@ import numpy as np
 
 from cluster.store import RunFault
 from cluster.worker import Job, calm
-from dse.dataflow.frontier import Family, Frontier, NoFrontier, family, frontier
+from dse.dataflow.family import Family, NoFrontier, family
+from dse.dataflow.frontier import Frontier, frontier
 from dse.stack import prices
 from dse.study.prune import static_violations
 from dse.study.sampler import permutation

@@ -11,7 +11,8 @@ from typing import Literal
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
-from dse.dataflow.frontier import Frontier, covers, priced
+from dse.dataflow.family import covers
+from dse.dataflow.frontier import Frontier, priced
 from dse.dataflow.optimal import optimal, solved
 from dse.dataflow.random import random
 from dse.nest import OUTSIDE, Infeasible, parse

@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 
 from dse.dataflow import frontier, optimal
+from dse.dataflow.family import cell, family
 from dse.nest import Infeasible
 from dse.sim.evaluate import Problem, figure
 from hw.arch import Arch, Compute, Fanout, Level
@@ -62,14 +63,14 @@ def differences(kind: str, seed: int, pairs: int) -> Iterator[str]:
     nothing in its budget (then the price must not be above what it found)."""
     rng = Random(f"{kind}/{seed}")
     e, archs = layer(kind, rng), machines(rng)
-    own = frontier.solved(e, frontier.family(archs))
+    own = frontier.solved(e, family(archs))
     for arch, objective in product(rng.sample(archs, pairs), OBJECTIVES):
         problem = Problem(arch, e, objective)
         ours, theirs = frontier.priced(own, problem), optimal.solved(problem, "perfect", budget=BUDGET)
         if isinstance(ours, Infeasible) or isinstance(theirs, Infeasible):
             yield "" if isinstance(ours, Infeasible) and isinstance(theirs, Infeasible) else f"{kind} {seed} {objective}: {ours} against {theirs}"
             continue
-        _, (cost,) = frontier.prices(own, np.array([frontier.cell(own.family, arch)]), frontier.rates([arch], e), arch, objective)
+        _, (cost,) = frontier.prices(own, np.array([cell(own.family, arch)]), frontier.rates([arch], e), arch, objective)
         price, optimum = figure(objective, *cost), figure(objective, theirs[0].energy_pj, theirs[0].latency_cycles)
         same = isclose(cost[0], ours[0].energy_pj, rel_tol=1e-9) and isclose(cost[1], ours[0].latency_cycles, rel_tol=1e-9)
         if same and theirs[0].gap and price < optimum * (1 + 1e-9):

@@ -14,7 +14,7 @@ from cluster import build, driver, worker
 from cluster.store import RunFault
 from cluster.worker import Job
 from dse import stack
-from dse.dataflow.frontier import covers, family
+from dse.dataflow.family import covers, family
 from dse.sim.evaluate import Solution
 from dse.study import study as studies
 from dse.study.study import Study

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, prod
+from itertools import product
+from math import inf
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from dse.dataflow import frontier_kernels as kernels
 from dse.dataflow import optimal, optimal_kernels
+from dse.dataflow.family import CELLS, Family, NoFrontier, cell, family, shape_of, topology
 from dse.dataflow.formula import Formulas, formulas, ranges
 from dse.dataflow.optimal import Join, Search
 from dse.dataflow.space import FREE
@@ -30,38 +32,13 @@ from dse.sim.cost import bits_of, op_cycles, op_pj, price
 from dse.sim.counts import count, footprints, nonzero
 from dse.sim.evaluate import EinsumCost, Problem
 from dse.sim.evaluate import priced as costed
-from hw.arch import Arch, Level
+from hw.arch import Arch
 from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MOST = 1 << 16  # members
-MUCH = 1e30  # times as much: whatever it is times
 CHAINS, LABELS = 1 << 22, 1 << 22
-SHAPES, CELLS = 62, 1024  # array sizes (a bit each), these and capacities: more are slower than machine by machine
-
-
-class NoFrontier(ValueError):
-    """Why there is none, in one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Machines that one frontier prices: as `arch`, the largest, but for prices, bandwidths, and
-
-    rooms: capacities in bits per level, ascending, none if unbounded; shapes: sizes of all fan-out dimensions; per level from, to: shares of a write in the
-    energy of a read and a write, ratios of that energy per bit to the level outside; separate: ports per level; limited: whether bandwidth may be finite;
-    hides [V + 1][V + 1]: bits of level k that surely take as long as one of level v, 0 if none do; last: operations of a lane.
-    """
-
-    arch: Arch
-    rooms: tuple[tuple[int, ...], ...]
-    shapes: tuple[tuple[int, ...], ...]
-    shares: tuple[tuple[float, float], ...]
-    ratios: tuple[tuple[float, float], ...]
-    separate: tuple[bool, ...]
-    limited: tuple[bool, ...]
-    hides: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,101 +57,10 @@ class Frontier:
     told: dict[tuple[int, tuple[int, ...]], EinsumCost] = field(default_factory=dict, compare=False)
 
 
-def family(archs: Sequence[Arch]) -> Family:
-    """The least family that holds these machines. Raises NoFrontier if they share no topology, or one that frontiers do not know."""
-    bare = {_topology(arch) for arch in archs}
-    if len(bare) != 1:
-        raise NoFrontier(f"the machines have {len(bare)} different topologies")
-    one = archs[0]
-    borders = {f.outside for f in one.fanouts}
-    if len(borders) != 1 or min(borders) == 0 or any(f.ramp for f in one.fanouts) or one.levels[0].bypass:
-        raise NoFrontier("takes one array below the first level, which holds everything, and no systolic one")
-    if any(level.double_buffer for level in one.levels[min(borders):]):
-        raise NoFrontier("takes no double buffering inside the array")
-    columns = list(zip(*(arch.levels for arch in archs), strict=True))
-    rooms = tuple(tuple(sorted({level.capacity_bits for level in own if level.capacity_bits is not None})) for own in columns)
-    shapes = tuple(sorted({_shape(arch) for arch in archs}))
-    cells = len(shapes) * prod(max(len(own), 1) for own in rooms)
-    if len(shapes) > SHAPES or cells > CELLS:
-        raise NoFrontier(f"{len(shapes)} array sizes, {cells:,} with the capacities; takes {SHAPES}, {CELLS}")
-    largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    levels = tuple(replace(level, capacity_bits=own[-1] if own else None) for level, own in zip(one.levels, rooms, strict=True))
-    separate = tuple(any(level.ports == "separate" for level in own) for own in columns)
-    return Family(replace(_sized(one, largest), levels=levels), rooms, shapes, tuple(_span(map(_share, own), 0.5) for own in columns),
-                  tuple(_span((_ratio(arch, v) for arch in archs), 1.0) for v in range(len(levels))), separate,
-                  tuple(any(level.bandwidth < inf for level in own) for own in columns), _hides(archs))
-
-
-def _hides(archs: Sequence[Arch]) -> tuple[tuple[float, ...], ...]:
-    """Only where the slowest component decides, alone: not if fills wait, nor for reads and writes that share a port on some machines only."""
-    depth, per = len(archs[0].levels) + 1, np.array([_cycles(arch) for arch in archs])
-    found = np.zeros((depth, depth))
-    for v in range(depth):
-        if v == depth - 1 or len({arch.levels[v].ports for arch in archs}) == 1:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                found[v] = np.nan_to_num(per / per[:, [v]], nan=0.0, posinf=MUCH).min(axis=0)
-    np.fill_diagonal(found, 0.0)
-    return tuple(map(tuple, (found * all(level.transfer == "next" for arch in archs for level in arch.levels)).tolist()))
-
-
-def _span(found: Iterable[float | None], default: float) -> tuple[float, float]:
-    known = [one for one in found if one is not None]
-    return min(known, default=default), max(known, default=default)
-
-
-def _share(level: Level) -> float | None:
-    return level.write_pj / (level.read_pj + level.write_pj) if level.read_pj + level.write_pj else None
-
-
-def _ratio(arch: Arch, v: int) -> float | None:
-    """What a bit read and written costs, in units of the level outside; None if both cost nothing."""
-    inner, outer = ((own.read_pj + own.write_pj) / own.width_bits for own in (arch.levels[v], arch.levels[max(v - 1, 0)]))
-    return min(inner / outer, MUCH) if outer else MUCH if inner else None
-
-
-def _cycles(arch: Arch) -> list[float]:
-    """Cycles per bit of every level, per operation of a lane."""
-    return [*(1 / (level.width_bits * level.bandwidth) for level in arch.levels), 1 / arch.compute.ops_per_cycle]
-
-
-def covers(f: Family, arch: Arch) -> bool:
-    """Whether its frontiers price this machine."""
-    if _topology(f.arch) != _topology(arch) or _shape(arch) not in f.shapes:
-        return False
-    for v, level in enumerate(arch.levels):
-        if (level.capacity_bits is None) != (not f.rooms[v]) or (f.rooms[v] and level.capacity_bits not in f.rooms[v]):
-            return False
-        if not (_within(_share(level), f.shares[v]) and _within(_ratio(arch, v), f.ratios[v])) or (level.bandwidth < inf) > f.limited[v]:
-            return False
-        separate = level.ports == "separate"
-        if separate > f.separate[v] or (any(f.hides[v]) and (separate != f.separate[v] or level.transfer == "same")):
-            return False
-    per = np.array(_cycles(arch))
-    return bool((np.array(f.hides) * per[:, None] <= per * (1 + 1e-12)).all())
-
-
-def _within(one: float | None, span: tuple[float, float]) -> bool:
-    return one is None or span[0] <= one <= span[1]
-
-
-
-def _topology(arch: Arch) -> tuple[Arch, int]:
-    return optimal.bare_arch(_sized(arch, (1,) * len(_shape(arch)))), arch.word_bits
-
-
-def _shape(arch: Arch) -> tuple[int, ...]:
-    return tuple(size for f in arch.fanouts for _, size in f.dims)
-
-
-def _sized(arch: Arch, shape: Sequence[int]) -> Arch:
-    sizes = iter(shape)
-    return replace(arch, fanouts=tuple(replace(f, dims=tuple((name, next(sizes)) for name, _ in f.dims)) for f in arch.fanouts))
-
-
 def frontier(e: Einsum, f: Family) -> Frontier:
     """The members for one einsum, from $DSE_CACHE (~/.cache/dse) if they are there. Raises NoFrontier."""
     folder = Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
-    key = hashlib.sha256(repr((SOLVER_VERSION, replace(e, name=""), replace(f, arch=_topology(f.arch)[0]))).encode()).hexdigest()[:32]
+    key = hashlib.sha256(repr((SOLVER_VERSION, replace(e, name=""), replace(f, arch=topology(f.arch)[0]))).encode()).hexdigest()[:32]
     path = folder / f"frontier_{key}.npz"
     if path.exists():
         with np.load(path) as stored:
@@ -236,8 +122,8 @@ def _counted(own: Formulas, e: Einsum, arch: Arch) -> Floats:
     """[T, 4 V + 1] what a unit of each product adds to the counts of kernels.cheapest."""
     per = [bits_of(e, arch)[p.tensor] for p in e.tensors()]
     found = np.zeros((len(own.products), 4 * len(arch.levels) + 1))
-    for t, product in enumerate(own.products):
-        for use in product.uses:
+    for t, p in enumerate(own.products):
+        for use in p.uses:
             at = -1 if use.tensor < 0 else 4 * use.v + 2 * use.busiest + (use.action == "write")
             found[t, at] += use.scale * (1 if use.tensor < 0 else per[use.tensor])
     return found
@@ -355,14 +241,6 @@ def rates(archs: Sequence[Arch], e: Einsum) -> Floats:
     return np.array(found)
 
 
-def cell(f: Family, arch: Arch) -> int:
-    """Number of a machine's capacities and array size within its family."""
-    found = f.shapes.index(_shape(arch))
-    for rooms, level in zip(f.rooms, arch.levels, strict=True):
-        found = found * max(len(rooms), 1) + (rooms.index(level.capacity_bits) if level.capacity_bits is not None else 0)
-    return found
-
-
 def members(own: Frontier, number: int) -> Ints:
     """Those that fit a cell, without those that others of it cover."""
     if number not in own.cells:
@@ -392,7 +270,7 @@ def priced(own: Frontier, problem: Problem) -> list[EinsumCost] | Infeasible:
     best, _ = prices(own, np.array([cell(own.family, arch)]), rates([arch], e), arch, problem.objective)
     if best[0] < 0:
         return optimal.solved(problem, "perfect")
-    n, shape = int(best[0]), _shape(arch)
+    n, shape = int(best[0]), shape_of(arch)
     if (n, shape) not in own.told:
         mapping = nest_of(own, n, e, arch)
         answer = costed(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
@@ -407,3 +285,23 @@ def nest_of(own: Frontier, n: int, e: Einsum, arch: Arch) -> Mapping:
     join = optimal.joined(e, own.family.arch, FREE, "perfect")
     steps = (*join.out_steps[own.programs[n, 0]], *join.in_steps[own.programs[n, 1]])
     return optimal.nest(formulas(e, own.family.arch, "perfect", FREE), e, arch, steps, own.states[n, : len(steps)])
+
+
+def front(e: Einsum, arch: Arch) -> list[EinsumCost]:
+    """Mappings over perfect factors that no other one equals or beats in energy, latency and room at every level, by energy. Room counts in halves of a
+    capacity. Raises NoFrontier."""
+    rooms = [level.capacity_bits for level in arch.levels]
+    halvings = min(8, int(CELLS ** (1 / max(sum(room is not None for room in rooms), 1))))
+    sizes = [[None] if room is None else sorted({max(room >> n, arch.word_bits) for n in range(halvings)}) for room in rooms]
+    own = solved(e, family([replace(arch, levels=tuple(replace(level, capacity_bits=bits) for level, bits in zip(arch.levels, choice, strict=True)))
+                            for choice in product(*sizes)]))
+    found = []
+    for n, row in enumerate(own.rows):
+        mapping = nest_of(own, n, e, arch)
+        one = costed(Problem(arch, e, "energy"), mapping, count(mapping, e, arch), footprints(mapping, e))
+        found.append((one, np.array([one.energy_pj, one.latency_cycles, *row[-1 - len(rooms): -1]])))
+    kept: list[tuple[EinsumCost, Floats]] = []
+    for one, costs in sorted(found, key=lambda pair: tuple(pair[1])):
+        if not any((other <= costs * kernels.CLOSE).all() for _, other in kept):
+            kept.append((one, costs))
+    return [one for one, _ in kept]
