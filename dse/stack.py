@@ -25,6 +25,7 @@ Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
 DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing, "optimal": optimal}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
+TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers", "divisor": "optimal: lanes may be ragged, loops in time divide; no frontiers"}
 
 
 NONE: Mapping[str, Frontier] = MappingProxyType({})

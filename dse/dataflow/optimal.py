@@ -43,7 +43,7 @@ WINDOWS = tuple(1.08**n for n in range(1, 40))  # first limits on the figure, as
 
 
 def optimal(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the optimum over dividing temporal tiles and ragged lanes. Deterministic: rng is not used."""
+    """Best first: one solution, the optimum over the space of solver.tiles, with its certificate. Deterministic: rng is not used."""
     return solved(problem)
 
 
