@@ -10,10 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from dse.dataflow import frontier
-from dse.dataflow.family import cell, family
+from dse.dataflow.family import family
 from dse.study import study as studies
 from hw.arch import Arch
 from hw.space import decode
@@ -33,22 +31,22 @@ def sampled() -> list[Arch]:
 
 def lines(network: str, wanted: Sequence[str]) -> Iterator[str]:
     archs = sampled()
-    machines = family(archs)
-    yield (f"{len(archs)} machines: {len(machines.shapes)} array sizes, rooms {[len(rooms) for rooms in machines.rooms]}, shares {machines.shares}, "
-           f"ratios of prices {machines.ratios}")
-    spent, cells = 0.0, np.array([cell(machines, arch) for arch in archs])
+    shared = family(archs)
+    yield (f"{len(archs)} machines: {len(shared.shapes)} array sizes, rooms {[len(rooms) for rooms in shared.rooms]}, shares {shared.shares}, "
+           f"ratios of prices {shared.ratios}")
+    spent, asked = 0.0, [frontier.asked(shared, arch) for arch in archs]
     small = catalog.load("gemm:m=4,n=4,k=4").einsums[0]
-    frontier.prices(frontier.solved(small, machines), cells[:1], frontier.rates(archs[:1], small), archs[0], "energy")  # compiles
+    frontier.prices(frontier.solved(small, shared), asked[:1], frontier.rates(asked[:1], archs[:1], small), "energy")  # compiles
     for group in unique(catalog.load(network)):
         if wanted and group.names[0] not in wanted:
             continue
         e, began = group.einsum, time.process_time()
-        own = frontier.solved(e, machines)
+        own = frontier.solved(e, shared)
         built = time.process_time() - began
         spent += built
-        lists = [len(frontier.members(own, int(cell))) for cell in np.unique(cells)]
-        rates, began = frontier.rates(archs, e), time.process_time()
-        best, _ = frontier.prices(own, cells, rates, archs[0], "energy")
+        lists = [len(frontier.members(own, number)) for number in {machine.cell for machine in asked}]
+        rates, began = frontier.rates(asked, archs, e), time.process_time()
+        best, _ = frontier.prices(own, asked, rates, "energy")
         rate = len(archs) / (time.process_time() - began)
         yield (f"{group.names[0]} {' '.join(f'{rank}{n}' for rank, n in e.extents)}: built in {built:.2f} s, {len(own.counts)} mappings of "
                f"{own.rows.shape[1]} columns, {min(lists)} to {max(lists)} per cell, {rate / 1e6:.2f} M prices/s, {(best >= 0).mean():.0%} feasible")

@@ -12,7 +12,7 @@ from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.family import covers
-from dse.dataflow.frontier import Frontier, priced
+from dse.dataflow.frontier import Frontier, asked, priced
 from dse.dataflow.optimal import optimal, solved
 from dse.dataflow.random import random
 from dse.nest import OUTSIDE, Infeasible, parse
@@ -68,12 +68,14 @@ def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, frontiers: Map
     """As `solve`, of the different einsums of a workload."""
     tiler, own = TILING[picks.tiling], prices(picks)
     mapper = tiler or (_perfect if own else DATAFLOW[picks.mapper])
-    known = frontiers if own and _covered(frontiers, arch) else NONE
+    families = {id(front.family): front.family for front in frontiers.values()} if own else {}  # as a rule one
+    known = frontiers if families and all(covers(f, arch) for f in families.values()) else NONE
+    machines = {number: asked(f, arch) for number, f in families.items()} if known else {}
     costs: list[EinsumCost | Infeasible] = []
     unnested = 0
     for group in groups:
         problem, front = Problem(arch, group.einsum, picks.objective), known.get(group.key)
-        found = priced(front, problem) if front else mapper(problem, Random(f"{picks.seed}/{group.key}"))
+        found = priced(front, problem, machines[id(front.family)]) if front else mapper(problem, Random(f"{picks.seed}/{group.key}"))
         if isinstance(found, Infeasible):
             return found
         costs.append(found[0])
@@ -81,11 +83,6 @@ def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, frontiers: Map
     by = (picks.tiling if tiler else picks.mapper) + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
     total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
     return total if isinstance(total, Infeasible) else [total]
-
-
-def _covered(frontiers: Mapping[str, Frontier], arch: Arch) -> bool:
-    """By all their families, as a rule one."""
-    return all(covers(f, arch) for f in {id(front.family): front.family for front in frontiers.values()}.values())
 
 
 def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]) -> Solution | Infeasible:

@@ -7,10 +7,8 @@ from itertools import product
 from math import inf, isclose
 from random import Random
 
-import numpy as np
-
 from dse.dataflow import frontier, optimal
-from dse.dataflow.family import cell, family
+from dse.dataflow.family import family
 from dse.nest import Infeasible
 from dse.sim.evaluate import Problem, figure
 from hw.arch import Arch, Compute, Fanout, Level
@@ -70,7 +68,8 @@ def differences(kind: str, seed: int, pairs: int) -> Iterator[str]:
         if isinstance(ours, Infeasible) or isinstance(theirs, Infeasible):
             yield "" if isinstance(ours, Infeasible) and isinstance(theirs, Infeasible) else f"{kind} {seed} {objective}: {ours} against {theirs}"
             continue
-        _, (cost,) = frontier.prices(own, np.array([cell(own.family, arch)]), frontier.rates([arch], e), arch, objective)
+        machine = frontier.asked(own.family, arch)
+        _, (cost,) = frontier.prices(own, [machine], frontier.rates([machine], [arch], e), objective)
         price, optimum = figure(objective, *cost), figure(objective, theirs[0].energy_pj, theirs[0].latency_cycles)
         same = isclose(cost[0], ours[0].energy_pj, rel_tol=1e-9) and isclose(cost[1], ours[0].latency_cycles, rel_tol=1e-9)
         if same and theirs[0].gap and price < optimum * (1 + 1e-9):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dse.dataflow import frontier, optimal
-from dse.dataflow.family import NoFrontier, cell, covers, family
+from dse.dataflow.family import NoFrontier, covers, family
 from dse.sim import cost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import Problem, einsum_cost, figure
@@ -29,7 +29,8 @@ def test_arrays_of_machines_are_priced_as_one_by_one() -> None:
     rng = Random(3)
     e, archs = layer("gemm", rng), machines(rng)
     own = frontier.solved(e, family(archs))
-    best, costs = frontier.prices(own, np.array([cell(own.family, arch) for arch in archs]), frontier.rates(archs, e), archs[0], "edp")
+    asked = [frontier.asked(own.family, arch) for arch in archs]
+    best, costs = frontier.prices(own, asked, frontier.rates(asked, archs, e), "edp")
     for arch, n, (energy, latency) in zip(archs, best, costs, strict=True):
         ours = einsum_cost(Problem(arch, e, "edp"), frontier.nest_of(own, int(n), e, arch))
         assert (ours.energy_pj, ours.latency_cycles) == (pytest.approx(energy), pytest.approx(latency))

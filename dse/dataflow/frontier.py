@@ -15,6 +15,7 @@ from itertools import product
 from math import inf
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,17 +229,32 @@ def _stored(e: Einsum, f: Family, own: Formulas, s: Search, join: Join, grid: op
     return Frontier(f, kernels.totals(links, places, t), rows, shapes, programs, states)
 
 
-def rates(archs: Sequence[Arch], e: Einsum) -> Floats:
+class Machine(NamedTuple):
+    """What prices need of a machine, whatever the einsum: number of its cell, rates of its levels and leakage as `rates` has them; per level whether reads
+    and writes have ports of their own, and whether fills wait."""
+
+    cell: int
+    rates: list[float]
+    leak: float
+    ports: NDArray[np.bool_]
+    waits: NDArray[np.bool_]
+
+
+def asked(f: Family, arch: Arch) -> Machine:
+    """A machine that the family covers."""
+    row: list[float] = []
+    for level in arch.levels:
+        cycles = 1 / (level.width_bits * level.bandwidth)
+        row += [level.read_pj / level.width_bits, level.write_pj / level.width_bits, cycles, cycles]
+    return Machine(cell(f, arch), row, arch.leak_mw() / arch.clock_ghz, np.array([level.ports == "separate" for level in arch.levels]),
+                   np.array([level.transfer == "same" for level in arch.levels]))
+
+
+def rates(machines: Sequence[Machine], archs: Sequence[Arch], e: Einsum) -> Floats:
     """[M, 4 V + 4] what kernels.cheapest multiplies counts with."""
     ops = e.points() * nonzero(e)
-    found = []
-    for arch in archs:
-        row: list[float] = []
-        for level in arch.levels:
-            cycles = 1 / (level.width_bits * level.bandwidth)
-            row += [level.read_pj / level.width_bits, level.write_pj / level.width_bits, cycles, cycles]
-        found.append([*row, ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch), op_cycles(0.0, 1.0, e, arch), arch.leak_mw() / arch.clock_ghz])
-    return np.array(found)
+    return np.array([[*m.rates, ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch), op_cycles(0.0, 1.0, e, arch), m.leak]
+                     for m, arch in zip(machines, archs, strict=True)])
 
 
 def members(own: Frontier, number: int) -> Ints:
@@ -253,21 +269,22 @@ def members(own: Frontier, number: int) -> Ints:
     return own.cells[number]
 
 
-def prices(own: Frontier, cells: Ints, machines: Floats, arch: Arch, objective: str) -> tuple[Ints, Floats]:
-    """Per machine the best member (-1: none fits) and [M, 2] its energy in pJ and latency in cycles. cells [M] of `cell`, machines [M, .] of `rates`;
-    arch: one of them, whose ports and transfers all have."""
-    asked, at = np.unique(cells, return_inverse=True)
-    lists = [members(own, int(number)) for number in asked]
+def prices(own: Frontier, machines: Sequence[Machine], numbers: Floats, objective: str) -> tuple[Ints, Floats]:
+    """Per machine the best member (-1: none fits) and [M, 2] its energy in pJ and latency in cycles. numbers [M, .] of `rates`; all have the ports and
+    transfers of the first machine."""
+    cells = list(dict.fromkeys(m.cell for m in machines))
+    place, lists = {number: i for i, number in enumerate(cells)}, [members(own, number) for number in cells]
     best, out = np.zeros(len(machines), np.int64), np.zeros((len(machines), 2))
-    kernels.cheapest(own.counts, ranges(map(len, lists)), np.concatenate(lists), at, machines, np.array([level.ports == "separate" for level in arch.levels]),
-                     np.array([level.transfer == "same" for level in arch.levels]), optimal_kernels.OBJECTIVES[objective], best, out)
+    kernels.cheapest(own.counts, ranges(map(len, lists)), np.concatenate(lists), np.array([place[m.cell] for m in machines]), numbers, machines[0].ports,
+                     machines[0].waits, optimal_kernels.OBJECTIVES[objective], best, out)
     return best, out
 
 
-def priced(own: Frontier, problem: Problem) -> list[EinsumCost] | Infeasible:
-    """The best mapping of the frontier's einsum on a machine of its family: what optimal.solved finds over perfect factors."""
+def priced(own: Frontier, problem: Problem, machine: Machine | None = None) -> list[EinsumCost] | Infeasible:
+    """The best mapping of the frontier's einsum on a machine of its family: what optimal.solved finds over perfect factors. machine: as `asked` gives it."""
     e, arch = problem.einsum, problem.arch
-    best, _ = prices(own, np.array([cell(own.family, arch)]), rates([arch], e), arch, problem.objective)
+    machine = machine or asked(own.family, arch)
+    best, _ = prices(own, [machine], rates([machine], [arch], e), problem.objective)
     if best[0] < 0:
         return optimal.solved(problem, "perfect")
     n, shape = int(best[0]), shape_of(arch)
