@@ -12,12 +12,11 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_type_hints
 
-import onnx as onnx_package
-
-from workloads import cnn, diffusion, gnn, hpc, mlp, onnx, recurrent, text, torch, training, transformer
+from workloads import cnn, diffusion, gnn, hpc, mlp, recurrent, text, training, transformer
 from workloads.einsum import WorkloadError, squeezed
 from workloads.graph import Workload, activations, in_order, ride
 from workloads.layers import Cascade
@@ -25,7 +24,7 @@ from workloads.layers import Cascade
 NUMBER = re.compile("-?[0-9]{1,18}")
 SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", ".mtx")
 FILE = re.compile(rf"=\s*([^:,=]*\w(?:{'|'.join(map(re.escape, SUFFIXES))}))\s*(?=[:,]|$)", re.IGNORECASE)  # as a parameter's value
-LIGHT = Path(onnx_package.__file__).parent / "backend" / "test" / "data" / "light"
+LIGHT = Path(find_spec("onnx").origin or "").parent / "backend" / "test" / "data" / "light"  # type: ignore[union-attr]
 MODELS = {  # full topologies with generated weights, shipped in the onnx package
     "resnet50": "light_resnet50", "vgg19": "light_vgg19", "alexnet": "light_bvlc_alexnet", "inception_v1": "light_inception_v1",
     "inception_v2": "light_inception_v2", "squeezenet": "light_squeezenet", "densenet121": "light_densenet121", "shufflenet": "light_shufflenet",
@@ -56,11 +55,15 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     model = FILES.get(stem)
     suffix = Path(stem).suffix.lower()
     if model or suffix == ".onnx":
+        from workloads import onnx  # here: only files need the time that its import takes
+
         numbers = _numbers(source, given, ["batch"] if model else None)
         sizes = {k: v for k, v in numbers.items() if k != "batch"} | dict(bind or {})
         path = LIGHT / f"{model}.onnx" if model else Path(stem)
         return onnx.load(path, sizes, numbers.get("batch"), fuse_elementwise, name=stem if model else "")
     if suffix == ".pt2":
+        from workloads import torch
+
         _numbers(source, {**given, **{k: str(v) for k, v in (bind or {}).items()}}, [])
         return torch.load(stem, fuse_elementwise=fuse_elementwise)
     if suffix == ".mtx":

@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-
-import networkx as nx
+from typing import TYPE_CHECKING, NamedTuple
 
 from workloads.einsum import Einsum, WorkloadError, canonical_key, show
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 AGAIN = re.compile(r"_again(_[0-9]+)?$")
 
@@ -68,6 +69,8 @@ def owner(tensor: str, made: Collection[str]) -> str:
 
 def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
     """Einsum names as nodes; an edge carries the tensor that its head reads."""
+    import networkx as nx  # here: it takes a tenth of a second, and most workloads stand in order
+
     graph: nx.DiGraph[str] = nx.DiGraph()
     makers = {e.output.tensor: e.name for e in einsums}
     for e in einsums:
@@ -103,6 +106,8 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
         seen.add(e.output.tensor)
     else:
         return tuple(einsums)
+    import networkx as nx
+
     graph = dag(einsums)
     rank = {e.name: i for i, e in enumerate(einsums)}
     try:

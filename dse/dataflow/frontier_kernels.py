@@ -2,7 +2,7 @@
 
 As in optimal_kernels.py a mapping is an outer part, lanes that share out the tile U which enters the fan-out, and an inner part. Over perfect factors what
 a link moves depends on the tile at its node and on the lanes, each by a factor of its own; so inner parts (chains of tiles) are listed once for every
-tile V that a lane may get, whatever U it comes from.
+tile V that a lane may get, whatever U it comes from. Long, because compiled functions share their array layout and are kept in one file.
 """
 
 from __future__ import annotations
