@@ -1,4 +1,4 @@
-"""SMAUG's tiling on smv beside the best mapping: python -m bench.smaug [--budget NODES] [--networks a,b] [--most POINTS] [--layers].
+"""SMAUG's tiling on smv beside the best mapping: python -m bench.smaug [--budget NODES] [--networks a,b] [--most POINTS] [--workers N] [--layers].
 
 All convolutions and inner products of the ONNX networks. Per layer energy and latency over the optimum of the ragged space (temporal tiles too, nodes
 of the scratchpads in any order), each found and proven by a search of its own (dse/dataflow/ragged.py); where a search passes its budget of visited
@@ -12,9 +12,11 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from math import exp, log
+from multiprocessing import get_context
 from random import Random
 from statistics import median
 
@@ -50,24 +52,32 @@ class Line:
     copies: int = 0
 
 
-def line(network: str, e: Einsum, arch: Arch, budget: int) -> Line:
-    problem = Problem(arch, e, "energy")
-    found = smaug(problem, Random(0))
+Floors = dict[tuple[str, str], tuple[float, bool]]  # by layer and objective: the optimum if it is proven, else the lower bound, and which
+
+
+def line(network: str, e: Einsum, arch: Arch, floors: Floors) -> Line:
+    found = smaug(Problem(arch, e, "energy"), Random(0))
     if isinstance(found, Infeasible):
         return Line(network, show(e), 0.0, 0.0, 0, str(found))
-    energy, proven = floor(canonical_key(e), problem, budget)
-    cycles, also = floor(canonical_key(e), replace(problem, objective="latency"), budget)
+    (energy, proven), (cycles, also) = floors[canonical_key(e), "energy"], floors[canonical_key(e), "latency"]
     return Line(network, show(e), found[0].energy_pj / energy, found[0].latency_cycles / cycles, proven + also, found[0].certificate, found[0].host_copies or 0)
 
 
-FLOORS: dict[tuple[str, str], tuple[float, bool]] = {}
+def searched(layers: Iterable[Einsum], arch: Arch, budget: int, workers: int) -> Iterator[tuple[str, Floors]]:
+    """Layer by layer in their order the floors of those that SMAUG tiles, layers that are alike once; a process each gives its memory back."""
+    unlike = {canonical_key(e): e for e in layers}
+    tiled = {key: e for key, e in unlike.items() if not isinstance(smaug(Problem(arch, e, "energy"), Random(0)), Infeasible)}
+    tasks = [(key, Problem(arch, e, "energy"), budget) for key, e in tiled.items()]
+    if workers < 2:
+        yield from map(_floors, tasks)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool:
+        yield from pool.map(_floors, tasks)
 
 
-def floor(key: str, problem: Problem, budget: int) -> tuple[float, bool]:
-    """The optimum if it is proven, else the lower bound, and which; layers that are alike are solved once."""
-    if (key, problem.objective) not in FLOORS:
-        FLOORS[key, problem.objective] = _floor(problem, budget)
-    return FLOORS[key, problem.objective]
+def _floors(task: tuple[str, Problem, int]) -> tuple[str, Floors]:
+    key, problem, budget = task
+    return key, {(key, objective): _floor(replace(problem, objective=objective), budget) for objective in ("energy", "latency")}
 
 
 def _floor(problem: Problem, budget: int) -> tuple[float, bool]:
@@ -125,14 +135,19 @@ def main() -> int:
     parser.add_argument("--budget", type=int, default=BUDGET, help="nodes that a search may visit per order of storage nodes; 0: lower bounds only")
     parser.add_argument("--networks", default=",".join(catalog.MODELS))
     parser.add_argument("--most", type=int, default=2**63, metavar="POINTS", help="only layers of at most so many multiply-accumulates")
+    parser.add_argument("--workers", type=int, default=1, help="processes that search; 1: this one")
     parser.add_argument("--layers", action="store_true", help="print every layer")
     given = parser.parse_args()
     arch = machine.arch(machine.load("smv"))
     layers = [(name, u.einsum) for name in given.networks.split(",") for u in unique(catalog.load(name))
               if u.einsum.kind == "mac" and u.einsum.points() <= given.most]
-    lines = []
+    lines, floors = [], dict[tuple[str, str], tuple[float, bool]]()
+    waiting = searched((e for _, e in layers), arch, given.budget, given.workers)
     for name, e in layers:
-        lines.append(ln := line(name, e, arch, given.budget))
+        tiled = not isinstance(smaug(Problem(arch, e, "energy"), Random(0)), Infeasible)
+        while tiled and (canonical_key(e), "energy") not in floors:
+            floors |= next(waiting)[1]
+        lines.append(ln := line(name, e, arch, floors))
         if given.layers:
             print(f"{name:13} {ln.layer:60.60} {ln.energy:6.2f} {ln.latency:6.2f} {ln.proven} proven {ln.copies:8} {ln.why}", flush=True)
     print("\n".join(table(lines)))

@@ -17,7 +17,8 @@ workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/machine
 dse/nest dse/record dse/sim/counts dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/kernels
 dse/dataflow/space dse/dataflow/steps dse/dataflow/walks dse/dataflow/cost_descending dse/dataflow/formula dse/dataflow/optimal_kernels dse/dataflow/optimal
-dse/dataflow/ragged_kernels dse/dataflow/ragged dse/dataflow/exhaustive dse/dataflow/random dse/dataflow/annealing
+dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/exhaustive
+dse/dataflow/random dse/dataflow/annealing
 dse/dataflow/family dse/dataflow/frontier_kernels dse/dataflow/frontier
 dse/compile dse/layout/primitive dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
 dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper dse/stack dse/explain

@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 
-from dse.dataflow import ragged
+from dse.dataflow import ragged, ragged_vectors
 from dse.dataflow.exhaustive import before, enumerated, size
-from dse.dataflow.ragged import orders, solved, uncovered
+from dse.dataflow.ragged import solved
+from dse.dataflow.ragged_program import orders, shared, uncovered
 from dse.nest import Infeasible, faults
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.tiling.mapper import smaug
@@ -79,9 +80,22 @@ def test_equals_the_enumeration(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(1000, 1120, 30))
 def test_rows_that_stand_for_many_chains_lose_none(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ragged, "FEW", 2)
+    monkeypatch.setattr(ragged_vectors, "FEW", 2)
     for seed in range(first, first + 30):
         agree(problem(Random(seed), 3_000))
+
+
+@pytest.mark.parametrize("first", range(2000, 2120, 30))
+def test_rows_that_stand_for_what_other_groups_give_lose_none(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("KINDS", 3), ("PART", 100), ("TRIED", 50), ("MANY", (5, 5))):
+        monkeypatch.setattr(ragged if hasattr(ragged, name) else ragged_vectors, name, value)
+    for seed in range(first, first + 30):
+        agree(problem(Random(seed), 3_000))
+
+
+@pytest.mark.parametrize(("extents", "lanes", "turns"), [((27, 16, 5), (32,), 70), ((7, 3), (2, 4), 3), ((5,), (8, 32), 1), ((9, 9), (1,), 81)])
+def test_lanes_are_shared_out_in_every_way(extents: tuple[int, ...], lanes: tuple[int, ...], turns: int) -> None:
+    assert shared(extents, lanes) == turns
 
 
 @pytest.mark.parametrize("objective", ["energy", "latency"])

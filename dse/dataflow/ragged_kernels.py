@@ -120,39 +120,85 @@ def figure(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
     out[1], out[2] = (energy, latency) if t.ties else (0.0, 0.0)
 
 
+class Rest(NamedTuple):
+    """What the other groups give at least (at most, to a product that is subtracted), a row per kind of choice: products [M, T], held [M, B, 2], lanes [M, D].
+    """
+
+    products: Floats
+    held: Floats
+    lanes: Floats
+
+
+@njit(cache=True, nogil=True)
+def reach(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats, first: int, value: Floats, parts: Floats, need: Floats,
+          figures: Floats) -> int:
+    """A kind of rest with which a row of these least numbers fits and may cost less than `best`, -1: none; `first` is tried first."""
+    for j in range(-1, len(r.products)):
+        m = first if j < 0 else j
+        good = True
+        for d in range(lanes.shape[0]):
+            good = good and lanes[d] * r.lanes[m, d] <= t.lanes[d]
+        need[:] = 0.0
+        for b in range(held.shape[0]):
+            v = t.level[b]
+            need[v] += t.bits[b] * min(held[b, 1] * r.held[m, b, 0], held[b, 0] * r.held[m, b, 1])
+            good = good and need[v] <= t.room[v]
+        if not good:
+            continue
+        for k in range(value.shape[0]):
+            value[k] = products[k] * r.products[m, k]
+            value[k] = max(value[k], t.floor[k]) if t.sign[k] > 0 else min(value[k], t.floor[k], value[t.whole[k]])
+        figure(value, t, parts, figures)
+        if below(figures, best):
+            return m
+    return -1
+
+
 class Hope(NamedTuple):
-    """What tells that a chain leads nowhere: prices, the best cost so far; column [T] of the rank that each product has as a factor, -1: none; rest [T]: at
-    least (at most, of a product that is subtracted) what its other factors give."""
+    """What tells that a chain leads nowhere: prices, the best cost so far, the rest of a mapping; column [T] of the rank that each product has as a factor,
+    -1: none; hold [., 4]: bounded node, gap, coefficient, whether a window, per dimension of a node that has the rank."""
 
     prices: Prices
     best: Floats
     column: Ints
-    rest: Floats
+    hold: Ints
+    rest: Rest
 
 
 @njit(cache=True, nogil=True)
-def hopeless(own: Floats, have: int, h: Hope, value: Floats, parts: Floats, figures: Floats) -> bool:
-    """Whether a chain with these first columns cannot lead below the best cost."""
-    t = h.prices
-    for k in range(value.shape[0]):
+def bare(own: Floats, have: int, tile: Ints, known: int, h: Hope, products: Floats, held: Floats) -> None:
+    """The least numbers of all chains of a rank with these first columns and tiles."""
+    for k in range(products.shape[0]):
         c = h.column[k]
-        factor = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if t.sign[k] > 0 else np.inf
-        value[k] = factor * h.rest[k]
-        value[k] = max(value[k], t.floor[k]) if t.sign[k] > 0 else min(value[k], t.floor[k], value[t.whole[k]])
-    figure(value, t, parts, figures)
-    return not below(figures, h.best)
+        products[k] = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if h.prices.sign[k] > 0 else np.inf
+    held[:] = 1.0
+    for i in range(h.hold.shape[0]):
+        b, gap, c, window = h.hold[i]
+        held[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known else 1
+        held[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known else 1
 
 
 @njit(cache=True, nogil=True)
-def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, counts: Ints, tiles: Ints, columns: Ints, keys: int, small: int, h: Hope,
-           room: int) -> tuple[Ints, Floats, bool]:
+def code(tiles: Ints, extent: int) -> int:
+    """A number for the tiles of a rank at all gaps."""
+    found = 0
+    for tile in tiles:
+        found = found * (extent + 1) + tile
+    return found
+
+
+@njit(cache=True, nogil=True)
+def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, counts: Ints, tiles: Ints, columns: Ints, keys: int, small: int, outer: bool,
+           alive: Ints, h: Hope, room: int) -> tuple[Ints, Floats, bool]:
     """Chains of a rank that no other with the same first `keys` tiles makes needless, and what products see of them; those without hope left out.
 
     allowed [E] gaps that may cut, into tiles of `sizes`, ascending; fixed [E] the tile at a gap, 0: any; lanes [D] sizes. Columns: number of tiles at the
     gaps `counts`, tile sizes at the gaps `tiles`, then columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in
     use per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements than `small` only chains of one element per
     lane are made, and per lanes in use of two dimensions one row that stands for all others: its columns are bounds, its tiles inside 0.
-    Returns tiles [N, E + D], columns [N, .], whether `room` rows were enough.
+    outer: one row per chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `code` gives for wanted tiles at the gaps,
+    ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were
+    enough.
     """
     gaps, dims, n_count, n_tile, n_col = allowed.shape[0], lanes.shape[0], counts.shape[0], tiles.shape[0], columns.shape[0]
     width, fixed_columns = n_count + n_tile + n_col + dims, n_count + n_tile
@@ -164,7 +210,8 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
     own, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
     above, tile, at, before = np.zeros(gaps + 1, np.int64), np.zeros(gaps, np.int64), np.full(gaps, -1, np.int64), np.zeros(gaps, np.int64)
     above[0], last, every = extent, -1, int(np.prod(lanes))
-    value, parts, figures = np.zeros(h.rest.shape[0]), np.zeros(h.prices.start.shape[0]), np.zeros(3)
+    value, parts, figures, need = np.zeros(h.column.shape[0]), np.zeros(h.prices.start.shape[0]), np.zeros(3), np.zeros(h.prices.room.shape[0])
+    products, held, none, used, hint = np.zeros(h.column.shape[0]), np.zeros((h.prices.bits.shape[0], 2)), np.ones(dims), np.ones(dims), 0
     for i in range(gaps):
         if allowed[i]:
             last = i
@@ -205,8 +252,12 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
                             for i in range(n[j]):
                                 own[fixed_columns + c] += many[j, i] * -(-size[j, i] // merged)
                     own[width - 2], own[width - 1] = a0, a1
-                    if hopeless(own, width, h, value, parts, figures):
+                    used[0], used[1] = a0, a1
+                    bare(own, width, tile, last, h, products, held)
+                    m = reach(products, held, used, h.rest, h.prices, h.best, hint, value, parts, need, figures)
+                    if m < 0:
                         continue
+                    hint = m
                     if filled == room:
                         return rows[:0], values[:0], False
                     rows[filled, :last], values[filled] = tile[:last], own
@@ -220,12 +271,20 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
         for c in range(n_count):
             if counts[c] == j:
                 own[c] = many[j + 1, :n[j + 1]].sum()
-        if hopeless(own, known[j], h, value, parts, figures):
+        bare(own, known[j], tile, j + 1, h, products, held)
+        m = reach(products, held, none, h.rest, h.prices, h.best, hint, value, parts, need, figures)
+        if m < 0:
             continue
+        hint = m
         if j < gaps - 1:
             j += 1
             at[j] = -1
             continue
+        if alive.shape[0]:
+            wanted = code(tile, extent)
+            place = int(np.searchsorted(alive, wanted))
+            if place == alive.shape[0] or alive[place] != wanted:
+                continue
         for i in range(keys):
             if before[i] != tile[i]:
                 head[:] = -1
@@ -234,6 +293,29 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
             own[n_count + c] = tile[tiles[c]]
         v[0], d = tile[gaps - 1], 0
         factor[0] = 0
+        if outer:
+            for c in range(n_col):
+                merged, apart = 1, 1
+                for i in range(dims):
+                    if (columns[c, 1] >> i) & 1:
+                        merged *= lanes[i]
+                    else:
+                        apart *= lanes[i]
+                own[fixed_columns + c] = -min(v[0], apart) if columns[c, 0] == FIRST else 0
+                for i in range(n[gaps]):
+                    if columns[c, 0] != FIRST:
+                        own[fixed_columns + c] += many[gaps, i] * (-(-size[gaps, i] // merged) if columns[c, 0] == TOTAL else 1)
+            own[width - dims:] = 1.0
+            bare(own, width, tile, gaps, h, products, held)
+            m = reach(products, held, none, h.rest, h.prices, h.best, hint, value, parts, need, figures)
+            if m < 0:
+                continue
+            hint = m
+            if filled == room:
+                return rows[:0], values[:0], False
+            rows[filled, :gaps], values[filled] = tile, own
+            filled += 1
+            continue
         while d >= 0:
             if d < dims:
                 factor[d] += 1
@@ -263,8 +345,14 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
             while other >= 0 and not needless:
                 needless = worse(own, values[other])
                 other = link[other]
-            if needless or hopeless(own, width, h, value, parts, figures):
+            if needless:
                 continue
+            used[:] = own[width - dims:]
+            bare(own, width, tile, gaps, h, products, held)
+            m = reach(products, held, used, h.rest, h.prices, h.best, hint, value, parts, need, figures)
+            if m < 0:
+                continue
+            hint = m
             if filled == room:
                 return rows[:0], values[:0], False
             rows[filled, :gaps], rows[filled, gaps:], values[filled], link[filled], head[key] = tile, v[1:], own, head[key], filled
@@ -273,15 +361,13 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
 
 
 @njit(cache=True, nogil=True)
-def hopeful(products: Floats, rest: Floats, t: Prices, best: Floats) -> Bools:
+def hopeful(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats) -> Bools:
     """Which rows may lead below the best cost."""
-    found, value, parts, figures = np.zeros(len(products), np.bool_), np.zeros(len(rest)), np.zeros(len(t.start)), np.zeros(3)
+    found, m = np.zeros(len(products), np.bool_), 0
+    value, parts, need, figures = np.zeros(products.shape[1]), np.zeros(len(t.start)), np.zeros(len(t.room)), np.zeros(3)
     for i in range(len(products)):
-        for k in range(len(rest)):
-            value[k] = products[i, k] * rest[k]
-            value[k] = max(value[k], t.floor[k]) if t.sign[k] > 0 else min(value[k], t.floor[k], value[t.whole[k]])
-        figure(value, t, parts, figures)
-        found[i] = below(figures, best)
+        own = reach(products[i], held[i], lanes[i], r, t, best, m, value, parts, need, figures)
+        found[i], m = own >= 0, max(own, 0)
     return found
 
 
