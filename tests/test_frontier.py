@@ -15,13 +15,13 @@ from dse.sim import cost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import Problem, einsum_cost, figure
 from hw import machine
-from tests.families import KINDS, UNPROVEN, differences, layer, machines
+from tests.families import BETTER, KINDS, differences, layer, machines
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_price_is_the_optimum_of_the_machine(kind: str) -> None:
     found = list(differences(kind, 1000, 4))
-    assert [line for line in found if line not in ("", UNPROVEN)] == []
+    assert [line for line in found if line not in ("", BETTER)] == []
     assert "" in found
 
 
