@@ -11,8 +11,8 @@ from typing import Literal
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
-from dse.dataflow.family import covers
-from dse.dataflow.frontier import Frontier, asked, priced
+from dse.dataflow.family import NoFrontier, covers, family
+from dse.dataflow.frontier import Frontier, asked, frontier, priced
 from dse.dataflow.optimal import optimal, solved
 from dse.dataflow.random import random
 from dse.nest import OUTSIDE, Infeasible, parse
@@ -53,7 +53,14 @@ def prices(picks: Picks) -> bool:
 
 
 def _perfect(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    return solved(problem, "perfect")
+    """Where the search spends its budget, as for the first convolutions of networks, the frontier of this machine alone proves the optimum."""
+    found = solved(problem, "perfect")
+    if isinstance(found, Infeasible) or found[0].certificate:
+        return found
+    try:
+        return priced(frontier(problem.einsum, family([problem.arch])), problem)
+    except NoFrontier:
+        return found
 
 
 def solve(arch: Arch, workload: Workload, picks: Picks, frontiers: Mapping[str, Frontier] = NONE) -> list[Solution] | Infeasible:

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from cluster.worker import Ask, Lease, job_of, solve_lease
-from dse import explain
+from dse import explain, stack
 from dse.cli import main
+from dse.dataflow import optimal
 from dse.nest import Infeasible, faults
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.stack import Picks, again, solve
@@ -78,6 +79,16 @@ def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
     assert isinstance(found, list)
     priced = again(machine.arch(machine.load("a3")), small, Picks(), {cost.name: str(cost.mapping) for cost in found[0].einsums})
     assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
+
+
+@pytest.mark.parametrize(("name", "certificate"), [("edge_array", "optimal(perfect)"), ("tpu_edge", "")])
+def test_a_spent_budget_is_answered_by_a_frontier_where_there_is_one(name: str, certificate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arch, net = machine.arch(machine.load(name)), catalog.load("conv:k=8,c=6,p=8,q=8,r=3,s=3,pad=1")
+    whole = solve(arch, net, Picks(objective="edp"))
+    monkeypatch.setattr(stack, "solved", lambda problem, tiles: optimal.solved(problem, tiles, budget=30))
+    spent = solve(arch, net, Picks(objective="edp"))
+    assert isinstance(whole, list) and isinstance(spent, list) and spent[0].einsums[0].certificate == certificate
+    assert not certificate or spent[0].energy_pj * spent[0].latency_cycles == pytest.approx(whole[0].energy_pj * whole[0].latency_cycles)
 
 
 def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reason() -> None:
