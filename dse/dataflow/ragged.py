@@ -34,7 +34,7 @@ from workloads.einsum import Einsum
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-BUDGET = 30_000_000  # vectors visited per order of storage nodes, some seconds
+BUDGET = 100_000_000  # vectors visited per order of storage nodes, half a minute
 ROUNDS = 6  # times at most that outlines are seen to with what is left of the others
 CHOICES = 10_000  # choices of blocks of vectors that are gone through one by one
 TRIED = 5_000_000  # vectors visited for a latency before those that use as many lanes are taken together

@@ -26,7 +26,7 @@ Bools = NDArray[np.bool_]
 ROOM = 1 << 12  # chains of a short rank, at first
 FEW = 64  # elements that lanes share out in every way
 MANY = (20_000, 40_000)  # vectors of groups of one and of two ranks that are not compared with each other
-MOST = (1 << 23, 1_000_000_000, 4_000_000)  # chains of a rank, pairs of chains of two ranks, and vectors, that are made
+MOST = (1 << 24, 1 << 40, 24_000_000)  # chains of a rank, pairs of chains of two ranks, and vectors, that are made
 PART = 1 << 18  # pairs of chains that are made at a time
 KINDS = 64  # rows that stand for what all other groups give
 
