@@ -1,4 +1,4 @@
-"""10,000 machines priced by frontiers, every objective: what optimal finds on that machine alone."""
+"""10,000 machines priced by frontiers, objectives in turn: what optimal finds on that machine alone."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def main() -> int:
     wrong = [line for line in found if line not in ("", BETTER)]
     for line in wrong:
         print(f"  {line}")
-    print(f"  {len(runs) * PAIRS} pairs of einsum and machine, three objectives each: {found['']} equal, {len(wrong)} different, "
+    print(f"  {len(runs) * PAIRS} pairs of einsum and machine, objectives in turn: {found['']} equal, {len(wrong)} different, "
           f"{found[BETTER]} cheaper than what optimal had when its budget ended")
     return int(bool(wrong))
