@@ -57,8 +57,8 @@ def machines(rng: Random) -> list[Arch]:
 
 
 def differences(kind: str, seed: int, pairs: int) -> Iterator[str]:
-    """For so many machines of a random family, objectives in turn: "" where the frontier's price is what optimal returns, else a line: what differs, or BETTER: the
-    price is below what optimal returns, which says that its budget ended first."""
+    """For so many machines of a random family, objectives in turn: "" where the frontier's price is what optimal returns, else a line: what differs, or BETTER:
+    the price is below what optimal returns, which says that its budget ended first."""
     rng = Random(f"{kind}/{seed}")
     e, archs = layer(kind, rng), machines(rng)
     own = frontier.solved(e, family(archs))
