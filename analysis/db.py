@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -193,7 +193,9 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
         try:
             return answer.result()
         except KeyboardInterrupt:
-            con.interrupt()
+            while not answer.done():  # an interrupt that comes before the query has begun is lost
+                con.interrupt()
+                wait([answer], 0.1)
             raise
 
 

@@ -233,8 +233,9 @@ def test_a_nest_is_never_below_the_optimum_of_the_ragged_space(source: str) -> N
 
 
 def test_the_table_over_the_optimum_fails_on_a_nest_below_its_floor() -> None:
-    e = catalog.load("gemm:m=1,n=6,k=6").einsums[0]
-    proven = bench.line("net", e, tiny(16), 100_000)
+    e, arch = catalog.load("gemm:m=1,n=6,k=6").einsums[0], tiny(16)
+    ((_, floors),) = bench.searched([e, replace(e, name="alike")], arch, 100_000, 1)
+    proven = bench.line("net", e, arch, floors)
     assert proven.proven == 2 and proven.why == "" and min(proven.energy, proven.latency) >= 1 and bench.below([proven]) == []
     low, outside, refused = replace(proven, energy=0.99), replace(proven, energy=0.99, why="outside"), replace(proven, energy=0.0, latency=0.0, why="too wide")
     assert bench.below([proven, low, outside, refused]) == [low]
