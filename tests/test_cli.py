@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,9 @@ def test_a_closed_pipe_is_no_traceback(home: Path, command: str) -> None:
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([DSE, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    """As from a terminal: what runs in the background of a shell ignores Ctrl-C, and so would its children."""
+    return subprocess.Popen([DSE, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
 
 
 def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:

@@ -53,7 +53,7 @@ def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints 
     If the budget ends first: the best mapping found, over divisor tiles never above the optimum of the smaller perfect space where that was proven, and
     without constraints never above `cost_descending`.
     """
-    found = _proven(problem, tiles, constraints, budget)
+    found = within(problem, tiles, constraints, budget)
     if isinstance(found, Infeasible) or found[0].gap == 0 or constraints != FREE:
         return found
     other = cost_descending(problem, Random(0))
@@ -61,11 +61,11 @@ def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints 
     return [min(both, key=lambda one: figure(problem.objective, one.energy_pj, one.latency_cycles))]
 
 
-def _proven(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
-    """As `solved`, of this space only."""
+def within(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
+    """As `solved`, of this space only: no heuristic steps in."""
     e, arch = problem.einsum, problem.arch
     whole = not arch.fanouts or min(f.outside for f in arch.fanouts) == 0 or arch.levels[0].bypass or tiles == "ragged"
-    known = _proven(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
+    known = within(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
     s = Search(problem, formulas(e, arch, tiles, constraints), tiles, constraints, known[0] if isinstance(known, list) else None)
     spent = s.known.visited if s.known else 0
     found, visited = (_every_placement if whole else _split)(s, budget - spent)
