@@ -191,7 +191,7 @@ def _map(given: argparse.Namespace) -> int:
         raise ValueError("\n".join(faults.lines))
     spec = space.override(machine.load(given.machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
     arch, workload = machine.arch(spec), catalog.load(given.workload, fuse_elementwise=picks.fuse_elementwise)
-    found = stack.solve(arch, workload, picks)
+    found = stack.kept(arch, workload, picks)
     if isinstance(found, list) and given.format == "yaml":
         print(yaml.safe_dump(explain.schedule(found[0]), sort_keys=False), end="")
         return 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
+from dse import cache
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
@@ -16,7 +18,7 @@ from dse.dataflow.frontier import Frontier, asked, frontier, priced
 from dse.dataflow.optimal import optimal, solved
 from dse.dataflow.random import random
 from dse.nest import OUTSIDE, Infeasible, parse
-from dse.sim.evaluate import EinsumCost, Problem, Solution, evaluate, in_turn
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, in_turn
 from dse.tiling.mapper import smaug
 from hw.arch import Arch
 from workloads.graph import Unique, Workload, unique
@@ -28,6 +30,7 @@ TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: til
 TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers", "divisor": "optimal: lanes may be ragged, loops in time divide; no frontiers"}
 
 
+PROOF = ("gap", "certificate", "visited")  # of an EinsumCost, besides its mapping
 NONE: Mapping[str, Frontier] = MappingProxyType({})
 
 
@@ -79,17 +82,40 @@ def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, frontiers: Map
     known = frontiers if families and all(covers(f, arch) for f in families.values()) else NONE
     machines = {number: asked(f, arch) for number, f in families.items()} if known else {}
     costs: list[EinsumCost | Infeasible] = []
-    unnested = 0
     for group in groups:
         problem, front = Problem(arch, group.einsum, picks.objective), known.get(group.key)
         found = priced(front, problem, machines[id(front.family)]) if front else mapper(problem, Random(f"{picks.seed}/{group.key}"))
         if isinstance(found, Infeasible):
             return found
         costs.append(found[0])
-        unnested += bool(found[0].mapping.outside)
-    by = (picks.tiling if tiler else picks.mapper) + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
+    return _in_turn(arch, groups, picks, costs)
+
+
+def _in_turn(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
+    unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
+    by = (picks.tiling if TILING[picks.tiling] else picks.mapper) + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
     total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
     return total if isinstance(total, Infeasible) else [total]
+
+
+def kept(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+    """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
+    if TILING[picks.tiling]:
+        return solve(arch, workload, picks)
+    groups = unique(workload)
+    path = cache.place("map", (arch, [group.einsum for group in groups], picks), ".json")
+    if path.exists():
+        return _in_turn(arch, groups, picks, [_told(Problem(arch, group.einsum, picks.objective), **known)
+                                              for group, known in zip(groups, json.loads(path.read_text()), strict=True)])
+    found = solve(arch, workload, picks)
+    if isinstance(found, list):
+        cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
+    return found
+
+
+def _told(problem: Problem, nest: str, **proof: Any) -> EinsumCost | Infeasible:
+    found = einsum_cost(problem, parse(nest))
+    return found if isinstance(found, Infeasible) else replace(found, **proof)
 
 
 def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]) -> Solution | Infeasible:

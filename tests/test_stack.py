@@ -91,6 +91,17 @@ def test_a_spent_budget_is_answered_by_a_frontier_where_there_is_one(name: str, 
     assert not certificate or spent[0].energy_pj * spent[0].latency_cycles == pytest.approx(whole[0].energy_pj * whole[0].latency_cycles)
 
 
+def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    edge, net = machine.arch(machine.load("edge_array")), catalog.load("light_squeezenet")
+    first, tiled = stack.kept(edge, net, Picks()), stack.kept(SMV, net, SMAUG)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"] and tiled == solve(SMV, net, SMAUG)  # what SMAUG tiles is made anew
+    monkeypatch.setattr(stack, "solved", None)
+    second = stack.kept(edge, net, Picks())
+    assert isinstance(first, list) and isinstance(second, list) and first == second
+    assert [[getattr(c, key) for key in stack.PROOF] for c in first[0].einsums] == [[getattr(c, key) for key in stack.PROOF] for c in second[0].einsums]
+
+
 def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reason() -> None:
     assert solve(SMV, catalog.load(NESTED), Picks(tiling="smaug", mapper="exhaustive")) == solve(SMV, catalog.load(NESTED), SMAUG)
     wide = solve(SMV, catalog.load("conv:k=16,c=64,p=8,q=4000,r=3,s=3,pad=1"), SMAUG)

@@ -119,7 +119,6 @@ def _within(one: float | None, span: tuple[float, float]) -> bool:
     return one is None or span[0] <= one <= span[1]
 
 
-
 def topology(arch: Arch) -> tuple[Arch, int]:
     return bare_arch(_sized(arch, (1,) * len(shape_of(arch)))), arch.word_bits
 

@@ -7,19 +7,17 @@ goes only if another one is cheaper at all prices of the family. What is left is
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from itertools import product
 from math import inf
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dse import cache
 from dse.dataflow import frontier_kernels as kernels
 from dse.dataflow import optimal, optimal_kernels
 from dse.dataflow.family import CELLS, Family, NoFrontier, cell, family, shape_of, topology
@@ -28,7 +26,6 @@ from dse.dataflow.optimal import Join, Search
 from dse.dataflow.space import FREE
 from dse.dataflow.steps import NODE
 from dse.nest import Infeasible, Mapping
-from dse.record import SOLVER_VERSION
 from dse.sim.cost import bits_of, op_cycles, op_pj, price
 from dse.sim.counts import count, footprints, nonzero
 from dse.sim.evaluate import EinsumCost, Problem
@@ -59,18 +56,14 @@ class Frontier:
 
 
 def frontier(e: Einsum, f: Family) -> Frontier:
-    """The members for one einsum, from $DSE_CACHE (~/.cache/dse) if they are there. Raises NoFrontier."""
-    folder = Path(os.environ.get("DSE_CACHE") or Path.home() / ".cache" / "dse")
-    key = hashlib.sha256(repr((SOLVER_VERSION, replace(e, name=""), replace(f, arch=topology(f.arch)[0]))).encode()).hexdigest()[:32]
-    path = folder / f"frontier_{key}.npz"
+    """The members for one einsum, from $DSE_CACHE if they are there. Raises NoFrontier."""
+    path = cache.place("frontier", (replace(e, name=""), replace(f, arch=topology(f.arch)[0])), ".npz")
     if path.exists():
         with np.load(path) as stored:
             return Frontier(f, **stored)
-    found = solved(e, f)
-    folder.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as file:
-        np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "rows", "shapes", "programs", "states")})
-    os.replace(file.name, path)
+    found, file = solved(e, f), BytesIO()
+    np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "rows", "shapes", "programs", "states")})
+    cache.keep(path, file.getvalue())
     return found
 
 
