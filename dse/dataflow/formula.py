@@ -283,38 +283,44 @@ def _clipped(dim: Dim, ranks: Sequence[tuple[Walks, tuple[bool, ...]]], clip: bo
     return np.array([dim_sum(dim, own, clip, distinct) for own in product(*tables)], np.float64).reshape(shape)
 
 
+@njit(cache=True, nogil=True, forceinline=True)
+def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
+    """Cut a set of tiles, n sizes each so many times; first: only the first tile of each cut counts. Returns the number of sizes."""
+    found = n
+    for i in range(n):
+        whole, rest, own = size[i] // tile, size[i] % tile, many[i]
+        if whole == 0:
+            continue
+        size[i], many[i] = tile, own if first else own * whole
+        if rest and not first:
+            size[found], many[found] = rest, own
+            found += 1
+    keep = 0
+    for i in range(found):
+        at = 0
+        while at < keep and size[at] != size[i]:
+            at += 1
+        if at < keep:
+            many[at] += many[i]
+        else:
+            size[keep], many[keep] = size[i], many[i]
+            keep += 1
+    return keep
+
+
 @njit(cache=True, nogil=True)
 def _pieces(extent: int, tile: Ints, lane: Ints, cuts: Ints, first: Bools) -> tuple[Floats, Floats]:
     """Number and total size of the tiles of every state; first: per class of lanes, and last in time, only the first tile of a cut counts."""
     states, most = tile.shape
     number, total = np.zeros(states), np.zeros(states)
-    size, count = np.zeros(1 << most, np.int64), np.zeros(1 << most, np.int64)
+    size, many = np.zeros(1 << most, np.int64), np.zeros(1 << most, np.int64)
     for s in range(states):
-        size[0], count[0], n = extent, 1, 1
+        size[0], many[0], n = extent, 1, 1
         for j in range(cuts[s]):
-            for i in range(n):
-                whole, rest = size[i] // tile[s, j], size[i] % tile[s, j]
-                own = count[i]
-                size[i], count[i] = tile[s, j], own * (min(whole, 1) if first[lane[s, j]] else whole)
-                if rest and not (first[lane[s, j]] and whole):
-                    size[n], count[n] = rest, own
-                    n += 1
-            keep = 0
-            for i in range(n):
-                if count[i] == 0:
-                    continue
-                at = 0
-                while at < keep and size[at] != size[i]:
-                    at += 1
-                if at < keep:
-                    count[at] += count[i]
-                else:
-                    size[keep], count[keep] = size[i], count[i]
-                    keep += 1
-            n = keep
+            n = cut(size, many, n, tile[s, j], first[lane[s, j]])
         for i in range(n):
-            number[s] += count[i]
-            total[s] += count[i] * size[i]
+            number[s] += many[i]
+            total[s] += many[i] * size[i]
     return number, total
 
 

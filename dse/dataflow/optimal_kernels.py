@@ -154,14 +154,15 @@ def below(a: Floats, b: Floats) -> bool:
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def rank_cost(parts: Floats, t: Tables, out: Floats) -> None:
-    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port cycles...]."""
-    latency = max(parts[1], t.machine[1])
-    for v in range(t.port.shape[0] - 1, -1, -1):
-        own = max(parts[t.port[v, 0]], parts[t.port[v, 1]])
-        latency = latency + own if t.port[v, 2] else max(latency, own)
-    energy = parts[0] + t.machine[0] * latency
-    out[0] = energy if t.objective == ENERGY else latency if t.objective == LATENCY else energy * latency
+def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
+    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port cycles...]. port [V, 3] parts of reads and of
+    writes, 1 if fills wait; machine [leakage pJ per cycle, least compute cycles]."""
+    latency = max(parts[1], machine[1])
+    for v in range(port.shape[0] - 1, -1, -1):
+        own = max(parts[port[v, 0]], parts[port[v, 1]])
+        latency = latency + own if port[v, 2] else max(latency, own)
+    energy = parts[0] + machine[0] * latency
+    out[0] = energy if objective == ENERGY else latency if objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
 
 
@@ -251,7 +252,7 @@ def settle(guess: Floats, heads: Floats, first: int, last: int, t: Tables, best:
     for h in range(first, last):
         for i in range(guess.shape[0]):
             w.total[i] = guess[i] + heads[h, i]
-        rank_cost(w.total, t, w.figure)
+        rank_cost(w.total, t.port, t.machine, t.objective, w.figure)
         if below(w.figure, w.least):
             found = h
             copied(w.figure, w.least)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dse.dataflow import ragged_kernels as kernels
 from dse.dataflow import ragged_vectors as vec
+from dse.dataflow.optimal_kernels import below
 from dse.dataflow.ragged_program import Program, groups_of, ideal, nest, orders, prices, program, uncovered
 from dse.dataflow.ragged_vectors import Group, Scope, Vectors
 from dse.dataflow.space import FREE, least
@@ -56,7 +57,7 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
     best, answer, visited, proven = np.full(3, inf), None, 0, True
     for coarse in (True, False):  # first a good mapping of few tile sizes, from most nodes to fewest; then all, from fewest chains to most
         for low, p, own in sorted(todo, key=lambda one: -len(one[1].nodes) - (one[1].inside is not None) if coarse else _chains_of(one[1], e)):
-            if kernels.below(low, best):
+            if below(low, best):
                 found, n = _best(p, own, best, coarse, ties, QUICK if coarse else budget)
                 visited, proven = visited + min(n, budget), proven and (coarse or n <= budget)
                 answer = (p, own.arch, found) if found else answer
@@ -134,7 +135,7 @@ def _again(specs: Sequence[Group], known: list[Vectors], groups: Sequence[int], 
 
 def _scope(g: int, known: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool) -> Scope:
     """What group g may be with what is known of the others."""
-    scope = Scope(t, best, kernels.Rest(*(getattr(vec.unit(t), name) for name in ("products", "held", "lanes"))), coarse)
+    scope = Scope(t, best, vec.rest_of(vec.unit(t)), coarse)
     return replace(scope, rest=vec.combined([v for h, v in enumerate(known) if h != g], [known[g]], scope))
 
 
@@ -197,7 +198,7 @@ def _of_blocks(specs: Sequence[Group], every: Sequence[Vectors], blocks: Sequenc
             order = np.argsort(bounds[:number, 0], kind="stable")
             todo, bounds = todo[:number][order], bounds[:number][order]
         for choice, bound in zip(todo, bounds, strict=True):
-            if visited <= budget and kernels.below(bound, best):
+            if visited <= budget and below(bound, best):
                 rows = [vec.taken(v, own[i - s.start[g]]) for g, (v, (_, own), i) in enumerate(zip(every, blocks, choice, strict=True))]
                 better, n = _of_rows(specs, rows, t, best, low, budget)
                 answer, visited = better or answer, visited + n
@@ -244,7 +245,7 @@ def _loose(g: int, known: Sequence[Vectors], t: kernels.Prices, best: Floats) ->
     rest = vec.unit(t)
     for h, v in enumerate(known):
         rest = vec.times(rest, vec.least_of(v, t)) if h != g else rest
-    return Scope(t, best, kernels.Rest(rest.products, rest.held, rest.lanes), False)
+    return Scope(t, best, vec.rest_of(rest), False)
 
 
 def _opened(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:

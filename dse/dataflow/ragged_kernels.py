@@ -13,37 +13,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from dse.dataflow.formula import cut
+from dse.dataflow.optimal_kernels import below, rank_cost
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 COUNT, TOTAL, FIRST = 0, 1, 2  # what a column says of the tiles below the lanes: how many, their elements, how many if in time only the first ones count
-CLOSE = 1e-10  # costs that differ by less, relatively, are ties
-
-
-@njit(cache=True, nogil=True, forceinline=True)
-def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
-    """Cut a set of tiles, n sizes each so many times; first: only the first tile of each cut counts. Returns the number of sizes."""
-    found = n
-    for i in range(n):
-        whole, rest, own = size[i] // tile, size[i] % tile, many[i]
-        if whole == 0:
-            continue
-        size[i], many[i] = tile, own if first else own * whole
-        if rest and not first:
-            size[found], many[found] = rest, own
-            found += 1
-    keep = 0
-    for i in range(found):
-        at = 0
-        while at < keep and size[at] != size[i]:
-            at += 1
-        if at < keep:
-            many[at] += many[i]
-        else:
-            size[keep], many[keep] = size[i], many[i]
-            keep += 1
-    return keep
 
 
 @njit(cache=True, nogil=True, forceinline=True)
@@ -74,8 +51,8 @@ def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2:
 class Prices(NamedTuple):
     """What products cost and what limits them. Products T, cost parts P, levels V, bounded nodes B, fan-out dimensions D.
 
-    weights [T, P], sign [T], floor [T]; start [P]; port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle, least compute
-    cycles]; ties: whether energy and latency order choices of one objective; bits [B] per element and level [B] of a node; room [V] bits; lanes [D].
+    weights [T, P], sign [T], floor [T]; start [P]; port, machine as rank_cost has them; ties: whether energy and latency order choices of one objective; bits
+    [B] per element and level [B] of a node; room [V] bits; lanes [D].
     """
 
     weights: Floats
@@ -94,15 +71,6 @@ class Prices(NamedTuple):
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def below(a: Floats, b: Floats) -> bool:
-    """Whether cost a [3] is lower than b: the first of its numbers that differ by more than rounding."""
-    for i in range(3):
-        if abs(a[i] - b[i]) > CLOSE * min(abs(a[i]), abs(b[i])):
-            return bool(a[i] < b[i])
-    return False
-
-
-@njit(cache=True, nogil=True, forceinline=True)
 def figure(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
     """Cost [3] (the objective, energy, latency; the last two 0 if they break no ties) of products."""
     for i in range(parts.shape[0]):
@@ -111,13 +79,9 @@ def figure(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
         own = t.sign[k] * value[k]
         for i in range(parts.shape[0]):
             parts[i] += t.weights[k, i] * own
-    latency = max(parts[1], t.machine[1])
-    for v in range(t.port.shape[0] - 1, -1, -1):
-        own = max(parts[t.port[v, 0]], parts[t.port[v, 1]])
-        latency = latency + own if t.port[v, 2] else max(latency, own)
-    energy = parts[0] + t.machine[0] * latency
-    out[0] = energy if t.objective == 0 else latency if t.objective == 1 else energy * latency
-    out[1], out[2] = (energy, latency) if t.ties else (0.0, 0.0)
+    rank_cost(parts, t.port, t.machine, t.objective, out)
+    if not t.ties:
+        out[1], out[2] = 0.0, 0.0
 
 
 class Rest(NamedTuple):
@@ -129,27 +93,43 @@ class Rest(NamedTuple):
     lanes: Floats
 
 
+class Scratch(NamedTuple):
+    """products [T], held [B, 2] of a row; value [T], parts [P], need [V], figures [3] of what it makes with the rest."""
+
+    products: Floats
+    held: Floats
+    value: Floats
+    parts: Floats
+    need: Floats
+    figures: Floats
+
+
 @njit(cache=True, nogil=True)
-def reach(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats, first: int, value: Floats, parts: Floats, need: Floats,
-          figures: Floats) -> int:
+def scratch(t: Prices) -> Scratch:
+    n = t.sign.shape[0]
+    return Scratch(np.zeros(n), np.zeros((t.bits.shape[0], 2)), np.zeros(n), np.zeros(t.start.shape[0]), np.zeros(t.room.shape[0]), np.zeros(3))
+
+
+@njit(cache=True, nogil=True)
+def reach(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats, first: int, s: Scratch) -> int:
     """A kind of rest with which a row of these least numbers fits and may cost less than `best`, -1: none; `first` is tried first."""
     for j in range(-1, len(r.products)):
         m = first if j < 0 else j
         good = True
         for d in range(lanes.shape[0]):
             good = good and lanes[d] * r.lanes[m, d] <= t.lanes[d]
-        need[:] = 0.0
+        s.need[:] = 0.0
         for b in range(held.shape[0]):
             v = t.level[b]
-            need[v] += t.bits[b] * min(held[b, 1] * r.held[m, b, 0], held[b, 0] * r.held[m, b, 1])
-            good = good and need[v] <= t.room[v]
+            s.need[v] += t.bits[b] * min(held[b, 1] * r.held[m, b, 0], held[b, 0] * r.held[m, b, 1])
+            good = good and s.need[v] <= t.room[v]
         if not good:
             continue
-        for k in range(value.shape[0]):
-            value[k] = products[k] * r.products[m, k]
-            value[k] = max(value[k], t.floor[k]) if t.sign[k] > 0 else min(value[k], t.floor[k], value[t.whole[k]])
-        figure(value, t, parts, figures)
-        if below(figures, best):
+        for k in range(products.shape[0]):
+            s.value[k] = products[k] * r.products[m, k]
+            s.value[k] = max(s.value[k], t.floor[k]) if t.sign[k] > 0 else min(s.value[k], t.floor[k], s.value[t.whole[k]])
+        figure(s.value, t, s.parts, s.figures)
+        if below(s.figures, best):
             return m
     return -1
 
@@ -166,25 +146,55 @@ class Hope(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def bare(own: Floats, have: int, tile: Ints, known: int, h: Hope, products: Floats, held: Floats) -> None:
-    """The least numbers of all chains of a rank with these first columns and tiles."""
-    for k in range(products.shape[0]):
+def hopes(own: Floats, have: int, tile: Ints, known: int, lanes: Floats, h: Hope, first: int, s: Scratch) -> int:
+    """`reach` of the least numbers of all chains of a rank with these first columns and tiles, and so many lanes."""
+    for k in range(s.products.shape[0]):
         c = h.column[k]
-        products[k] = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if h.prices.sign[k] > 0 else np.inf
-    held[:] = 1.0
+        s.products[k] = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if h.prices.sign[k] > 0 else np.inf
+    s.held[:] = 1.0
     for i in range(h.hold.shape[0]):
         b, gap, c, window = h.hold[i]
-        held[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known else 1
-        held[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known else 1
+        s.held[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known else 1
+        s.held[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known else 1
+    return reach(s.products, s.held, lanes, h.rest, h.prices, h.best, first, s)
 
 
 @njit(cache=True, nogil=True)
-def code(tiles: Ints, extent: int) -> int:
-    """A number for the tiles of a rank at all gaps."""
-    found = 0
-    for tile in tiles:
-        found = found * (extent + 1) + tile
+def codes(tiles: Ints, extent: int) -> Ints:
+    """[N] a number for the tiles [N, E] of a rank at all gaps."""
+    found = np.zeros(tiles.shape[0], np.int64)
+    for i in range(tiles.shape[0]):
+        for tile in tiles[i]:
+            found[i] = found[i] * (extent + 1) + tile
     return found
+
+
+@njit(cache=True, nogil=True)
+def outlined(columns: Ints, size: Ints, many: Ints, n: int, tile: int, lanes: Ints, own: Floats) -> None:
+    """What columns are at least (of first tiles, minus what they are at most) whatever lanes make of a set of tiles, the largest `tile`."""
+    for c in range(columns.shape[0]):
+        what, merged, apart = columns[c, 0], 1, 1
+        for d in range(lanes.shape[0]):
+            if (columns[c, 1] >> d) & 1:
+                merged *= lanes[d]
+            else:
+                apart *= lanes[d]
+        own[c] = -min(tile, apart) if what == FIRST else 0
+        for i in range(n if what != FIRST else 0):
+            own[c] += many[i] * (-(-size[i] // merged) if what == TOTAL else 1)
+
+
+@njit(cache=True, nogil=True)
+def bundled(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
+    """The same of all ways to give so many lanes `used` of two dimensions one element each."""
+    for c in range(columns.shape[0]):
+        mask = columns[c, 1]
+        merged = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
+        own[c] = -(int(used[0]) * int(used[1])) // merged
+        if columns[c, 0] != FIRST:
+            own[c] = 0
+            for i in range(n):
+                own[c] += many[i] * -(-size[i] // merged)
 
 
 @njit(cache=True, nogil=True)
@@ -196,32 +206,26 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
     gaps `counts`, tile sizes at the gaps `tiles`, then columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in
     use per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements than `small` only chains of one element per
     lane are made, and per lanes in use of two dimensions one row that stands for all others: its columns are bounds, its tiles inside 0.
-    outer: one row per chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `code` gives for wanted tiles at the gaps,
-    ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were
-    enough.
+    outer: one row per chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `codes` gives for wanted tiles at the gaps,
+    ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were enough.
     """
-    gaps, dims, n_count, n_tile, n_col = allowed.shape[0], lanes.shape[0], counts.shape[0], tiles.shape[0], columns.shape[0]
-    width, fixed_columns = n_count + n_tile + n_col + dims, n_count + n_tile
+    gaps, dims, n_count, n_tile = allowed.shape[0], lanes.shape[0], counts.shape[0], tiles.shape[0]
+    width, last, every, most = n_count + n_tile + columns.shape[0] + dims, -1, int(np.prod(lanes)), 1 << (gaps + dims + 1)
     rows, values, filled = np.zeros((room, gaps + dims), np.int64), np.empty((room, width)), 0
-    most = 1 << (gaps + dims + 1)
     size, many, n = np.zeros((gaps + 1, most), np.int64), np.zeros((gaps + 1, most), np.int64), np.zeros(gaps + 1, np.int64)
     size2, many2 = np.zeros(most, np.int64), np.zeros(most, np.int64)
     size[0, 0], many[0, 0], n[0] = extent, 1, 1
     own, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
+    told, used = own[n_count + n_tile: width - dims], own[width - dims:]
     above, tile, at, before = np.zeros(gaps + 1, np.int64), np.zeros(gaps, np.int64), np.full(gaps, -1, np.int64), np.zeros(gaps, np.int64)
-    above[0], last, every = extent, -1, int(np.prod(lanes))
-    value, parts, figures, need = np.zeros(h.column.shape[0]), np.zeros(h.prices.start.shape[0]), np.zeros(3), np.zeros(h.prices.room.shape[0])
-    products, held, none, used, hint = np.zeros(h.column.shape[0]), np.zeros((h.prices.bits.shape[0], 2)), np.ones(dims), np.ones(dims), 0
+    known, none, head, link = np.zeros(gaps, np.int64), np.ones(dims), np.full(every + 1, -1, np.int64), np.empty(room + 1, np.int64)
+    above[0] = extent
     for i in range(gaps):
-        if allowed[i]:
-            last = i
-    known = np.zeros(gaps, np.int64)
-    for i in range(gaps):
+        last = i if allowed[i] else last
         for c in range(n_count):
             known[i] += counts[c] <= i
-    j = 0
-    head, link = np.full(every + 1, -1, np.int64), np.empty(room, np.int64)
-    while j >= 0:
+    s, hint, j = scratch(h.prices), 0, 0
+    while j >= 0 and filled <= room:
         at[j] += 1  # number of a size; one past those below the tile above: no cut
         few = small > 0 and last >= 0 and above[last] > small
         cuts = allowed[j] and at[j] < sizes.shape[0] and sizes[at[j]] < above[j]
@@ -243,25 +247,11 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
                         break
                     for c in range(n_tile):
                         own[n_count + c] = tile[tiles[c]] if tiles[c] < last else unit
-                    for c in range(n_col):
-                        mask = columns[c, 1]
-                        merged = (a0 if mask & 1 else 1) * (a1 if mask & 2 else 1)
-                        own[fixed_columns + c] = -(a0 * a1) // merged
-                        if columns[c, 0] != FIRST:
-                            own[fixed_columns + c] = 0
-                            for i in range(n[j]):
-                                own[fixed_columns + c] += many[j, i] * -(-size[j, i] // merged)
-                    own[width - 2], own[width - 1] = a0, a1
                     used[0], used[1] = a0, a1
-                    bare(own, width, tile, last, h, products, held)
-                    m = reach(products, held, used, h.rest, h.prices, h.best, hint, value, parts, need, figures)
-                    if m < 0:
-                        continue
-                    hint = m
-                    if filled == room:
-                        return rows[:0], values[:0], False
-                    rows[filled, :last], values[filled] = tile[:last], own
-                    filled += 1
+                    bundled(columns, size[j], many[j], int(n[j]), used, told)
+                    m = hopes(own, width, tile, last, used, h, hint, s)
+                    if m >= 0:
+                        filled, hint = entered(tile[:last], v[:0], own, filled, rows, values), m
         if fixed[j] and tile[j] != fixed[j]:
             continue
         for i in range(n[j]):
@@ -271,8 +261,7 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
         for c in range(n_count):
             if counts[c] == j:
                 own[c] = many[j + 1, :n[j + 1]].sum()
-        bare(own, known[j], tile, j + 1, h, products, held)
-        m = reach(products, held, none, h.rest, h.prices, h.best, hint, value, parts, need, figures)
+        m = hopes(own, known[j], tile, j + 1, none, h, hint, s)
         if m < 0:
             continue
         hint = m
@@ -281,7 +270,7 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
             at[j] = -1
             continue
         if alive.shape[0]:
-            wanted = code(tile, extent)
+            wanted = codes(tile.reshape(1, gaps), extent)[0]
             place = int(np.searchsorted(alive, wanted))
             if place == alive.shape[0] or alive[place] != wanted:
                 continue
@@ -291,30 +280,13 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
             before[i] = tile[i]
         for c in range(n_tile):
             own[n_count + c] = tile[tiles[c]]
-        v[0], d = tile[gaps - 1], 0
-        factor[0] = 0
+        v[0], factor[0], d = tile[gaps - 1], 0, 0
         if outer:
-            for c in range(n_col):
-                merged, apart = 1, 1
-                for i in range(dims):
-                    if (columns[c, 1] >> i) & 1:
-                        merged *= lanes[i]
-                    else:
-                        apart *= lanes[i]
-                own[fixed_columns + c] = -min(v[0], apart) if columns[c, 0] == FIRST else 0
-                for i in range(n[gaps]):
-                    if columns[c, 0] != FIRST:
-                        own[fixed_columns + c] += many[gaps, i] * (-(-size[gaps, i] // merged) if columns[c, 0] == TOTAL else 1)
-            own[width - dims:] = 1.0
-            bare(own, width, tile, gaps, h, products, held)
-            m = reach(products, held, none, h.rest, h.prices, h.best, hint, value, parts, need, figures)
-            if m < 0:
-                continue
-            hint = m
-            if filled == room:
-                return rows[:0], values[:0], False
-            rows[filled, :gaps], values[filled] = tile, own
-            filled += 1
+            outlined(columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), lanes, told)
+            used[:] = 1.0
+            m = hopes(own, width, tile, gaps, none, h, hint, s)
+            if m >= 0:
+                filled, hint = entered(tile, v[:0], own, filled, rows, values), m
             continue
         while d >= 0:
             if d < dims:
@@ -330,43 +302,45 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
             d -= 1
             if few and v[dims] > 1:
                 continue
-            for c in range(n_col):
-                own[fixed_columns + c] = pieces(size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2)
-                if columns[c, 0] == FIRST:
-                    own[fixed_columns + c] *= -1.0
+            for c in range(columns.shape[0]):
+                told[c] = pieces(size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2) * (-1 if columns[c, 0] == FIRST else 1)
             key = 0
             for i in range(dims):
-                trips = -(-v[i] // v[i + 1])
-                own[fixed_columns + n_col + i] = trips
-                key = key * lanes[i] + trips - 1
-            if not small:
-                key = 0
+                used[i] = -(-v[i] // v[i + 1])
+                key = key * lanes[i] + int(used[i]) - 1
+            key = key if small else 0
             other, needless = head[key], False
             while other >= 0 and not needless:
                 needless = worse(own, values[other])
                 other = link[other]
             if needless:
                 continue
-            used[:] = own[width - dims:]
-            bare(own, width, tile, gaps, h, products, held)
-            m = reach(products, held, used, h.rest, h.prices, h.best, hint, value, parts, need, figures)
-            if m < 0:
-                continue
-            hint = m
-            if filled == room:
-                return rows[:0], values[:0], False
-            rows[filled, :gaps], rows[filled, gaps:], values[filled], link[filled], head[key] = tile, v[1:], own, head[key], filled
-            filled += 1
-    return rows[:filled], values[:filled], True
+            m = hopes(own, width, tile, gaps, used, h, hint, s)
+            if m >= 0:
+                link[filled], head[key], hint = head[key], filled, m
+                filled = entered(tile, v[1:], own, filled, rows, values)
+                if filled > room:
+                    break
+    enough = filled <= room
+    return rows[:filled if enough else 0], values[:filled if enough else 0], enough
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def entered(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
+    """The next row, if there is room for it; returns how many there are then."""
+    if filled < rows.shape[0]:
+        rows[filled, :tile.shape[0]], values[filled] = tile, own
+        for d in range(inside.shape[0]):
+            rows[filled, tile.shape[0] + d] = inside[d]
+    return filled + 1
 
 
 @njit(cache=True, nogil=True)
 def hopeful(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats) -> Bools:
     """Which rows may lead below the best cost."""
-    found, m = np.zeros(len(products), np.bool_), 0
-    value, parts, need, figures = np.zeros(products.shape[1]), np.zeros(len(t.start)), np.zeros(len(t.room)), np.zeros(3)
+    found, m, s = np.zeros(len(products), np.bool_), 0, scratch(t)
     for i in range(len(products)):
-        own = reach(products[i], held[i], lanes[i], r, t, best, m, value, parts, need, figures)
+        own = reach(products[i], held[i], lanes[i], r, t, best, m, s)
         found[i], m = own >= 0, max(own, 0)
     return found
 

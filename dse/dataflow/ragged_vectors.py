@@ -84,7 +84,7 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
     outer: one per choice of tiles outside the array, below all that lanes make of it; alive [., R, E]: such choices, all that may lead below the best. What
     beats a vector among them is among them.
     """
-    codes = [_codes(alive[:, r], n) if alive is not None else np.zeros(0, np.int64) for r, n in enumerate(g.extents)]
+    codes = [kernels.codes(alive[:, r], n) if alive is not None else np.zeros(0, np.int64) for r, n in enumerate(g.extents)]
     singles = _singles(g, scope, outer, codes)
     if singles is None:
         return None
@@ -97,7 +97,7 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
     tables, found, kept = tables_of(g, singles), [], 0
     apart = (g.extents[-1] + 1) ** len(g.allowed[-1])
     wanted = np.unique(codes[0] * apart + codes[1]) if alive is not None and apart * (g.extents[0] + 1) ** len(g.allowed[0]) < 1 << 63 else None
-    own = [_codes(rows[:, : len(g.allowed[0])], n) for n, (rows, _) in zip(g.extents, singles, strict=True)]
+    own = [kernels.codes(rows[:, : len(g.allowed[0])], n) for n, (rows, _) in zip(g.extents, singles, strict=True)]
     for begin in range(0, prod(shape), PART):  # in parts, for few stay
         pick = list(np.unravel_index(np.arange(begin, min(begin + PART, prod(shape))), shape))
         if wanted is not None:
@@ -120,14 +120,6 @@ def undominated(g: Group, v: Vectors) -> Vectors:
         return v
     signed = v.products * [own[0] for own in g.terms]
     return taken(v, _front(np.concatenate([signed, v.held.reshape(len(v.held), -1), v.lanes], axis=1), real(v.tiles)))
-
-
-def _codes(tiles: Ints, extent: int) -> Ints:
-    """A number for each row of tiles [N, E]."""
-    found = np.zeros(len(tiles), np.int64)
-    for column in tiles.T:
-        found = found * (extent + 1) + column
-    return found
 
 
 def _singles(g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()) -> list[tuple[Ints, Columns]] | None:
@@ -188,16 +180,20 @@ def combined(groups: Sequence[Vectors], lows: Sequence[Vectors], scope: Scope) -
     """What the groups give together, in at most KINDS rows, each of which is below what it stands for; lows: of the groups that are no part of it."""
     t = scope.prices
     least = [least_of(v, t) for v in groups]
-    found = Vectors(np.zeros((1, 1, 1), np.int64), np.ones((1, len(t.sign))), np.ones((1, len(t.bits), 2)), np.ones((1, len(t.lanes))))
+    found = unit(t)
     for i, v in enumerate(groups):
         few, others = _kinds(v, t, KINDS), [least_of(v, t) for v in lows] + least[i + 1:]
         found = times(found, few)
         rest = unit(t)
         for other in others:
             rest = times(rest, other)
-        found = hopeful(found, replace(scope, rest=kernels.Rest(rest.products, rest.held, rest.lanes)))
+        found = hopeful(found, replace(scope, rest=rest_of(rest)))
         found = _kinds(found, t, KINDS)
-    return kernels.Rest(found.products, found.held, found.lanes)
+    return rest_of(found)
+
+
+def rest_of(v: Vectors) -> kernels.Rest:
+    return kernels.Rest(v.products, v.held, v.lanes)
 
 
 def unit(t: kernels.Prices) -> Vectors:
