@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from dse.record import MODEL_VERSION, SOLVER_VERSION
 
@@ -17,7 +17,12 @@ def place(kind: str, question: object, suffix: str) -> Path:
 
 
 def keep(path: Path, answer: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(answer)
-    os.replace(file.name, path)
+    """Where the folder cannot be written, nothing is kept: the next run asks again."""
+    own = path.with_suffix(f".{os.getpid()}.tmp")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            own.write_bytes(answer)
+            os.replace(own, path)
+        finally:
+            own.unlink(missing_ok=True)

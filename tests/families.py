@@ -17,13 +17,12 @@ from workloads import catalog
 from workloads.einsum import Einsum
 
 OBJECTIVES = ("energy", "latency", "edp")
-BUDGET = 400_000  # nodes, a second
 BETTER = "optimal spent its budget and returned worse"
 KINDS = ("gemm", "decode", "1x1", "3x3", "strided", "depthwise")
 
 
 def layer(kind: str, rng: Random) -> Einsum:
-    """A layer of some hundred to some thousand operations whose extents have many divisors, as optimal proves in its budget."""
+    """A layer of some hundred to some thousand operations whose extents have many divisors, as optimal proves in seconds."""
     def some(*sizes: int) -> int:
         return rng.choice(sizes)
 
@@ -57,16 +56,16 @@ def machines(rng: Random) -> list[Arch]:
     return found
 
 
-def differences(kind: str, seed: int, pairs: int) -> Iterator[str]:
+def differences(kind: str, seed: int, pairs: int, budget: int) -> Iterator[str]:
     """For so many machines of a random family, objectives in turn: "" where the frontier's price is what optimal returns, else a line: what differs, or BETTER:
-    the price is below what optimal returns, which says that its budget ended first."""
+    the price is below what optimal returns, which says that its budget of nodes ended first."""
     rng = Random(f"{kind}/{seed}")
     e, archs = layer(kind, rng), machines(rng)
     own = frontier.solved(e, family(archs))
     for n, arch in enumerate(rng.sample(archs, pairs)):
         objective = OBJECTIVES[n % len(OBJECTIVES)]
         problem = Problem(arch, e, objective)
-        ours, theirs = frontier.priced(own, problem), optimal.within(problem, "perfect", FREE, BUDGET)
+        ours, theirs = frontier.priced(own, problem), optimal.within(problem, "perfect", FREE, budget)
         if isinstance(ours, Infeasible) or isinstance(theirs, Infeasible):
             yield "" if isinstance(ours, Infeasible) and isinstance(theirs, Infeasible) else f"{kind} {seed} {objective}: {ours} against {theirs}"
             continue
