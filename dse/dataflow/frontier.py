@@ -80,13 +80,11 @@ def solved(e: Einsum, f: Family) -> Frontier:
     outer, numbers, spans = _outer(join, grid, t)
     inside = _inside(join, own, grid, bound, f, outer.parts[numbers], outer.need[numbers], spans)
     firsts = np.array([inside.kind.tolist().index(kind) for kind in range(int(inside.kind.max()) + 1)], np.int64)
-    chains = kernels.chains(join.ins, firsts, grid, _moved(own, f), _rigid(e, own, len(f.arch.levels)), t, CHAINS)
-    if not len(chains.place):
-        raise NoFrontier(f"{e.name}: more than {CHAINS:,} chains of tiles")
+    chains = kernels.chains_of(CHAINS, firsts, _moved(own, f), _rigid(e, own, len(f.arch.levels)), join.ins.steps.shape[1], len(grid.states), len(t.room))
     members = kernels.front_of(MOST, len(t.start) + len(t.room) + 1, len(own.ranks), len(bound))
     w = optimal_kernels.walk(join.ins.steps.shape[1], t)
     if not kernels.joined(inside, cone, chains, grid, _order(join, bound, inside, cone, grid.canonical), t, w, members):
-        raise NoFrontier(f"{e.name}: more than {MOST:,} mappings")
+        raise NoFrontier(f"{e.name}: more than {MOST:,} mappings, or {CHAINS:,} chains of tiles")
     return _stored(e, f, own, s, join, grid, inside, chains, members, outer, numbers)
 
 

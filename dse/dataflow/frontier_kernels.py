@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dse.dataflow.optimal_kernels import Grid, Programs, Tables, Walk, add_bound, add_link, added, copied, rest_bits, roomy, used_after
+from dse.dataflow.optimal_kernels import Grid, Programs, Tables, Walk, add_bound, add_link, added, copied, following, rest_bits, roomy, used_after
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -23,12 +23,20 @@ RECENT = 8  # members that beat rows of a pair and are tried first
 
 
 class Chains(NamedTuple):
-    """Inner parts of C kinds: those of kind c that start at place i of the grid are [start[c, i], start[c, i + 1]). place [N, steps]: of the tile after a
-    step; need [N, V] bits."""
+    """Inner parts, listed when a tile V is first asked for: firsts [C] a program of every kind; those of kind c from its step e at place i of the grid are
+    [first[c, e, i], last[c, e, i]), first -1: not listed yet. place [N, steps]: of the tile after a step; need [N, V] bits; size [1]. Chain 0 is empty.
 
-    start: Ints
+    moved [K, ., G]: products of every link at a tile; rigid [K, R]: ranks whose tiles must be the same for two chains to be compared, since padding cuts them.
+    """
+
+    firsts: Ints
+    moved: Floats
+    rigid: Bools
+    first: Ints
+    last: Ints
     place: Ints
     need: Floats
+    size: Ints
 
 
 class Front(NamedTuple):
@@ -95,79 +103,67 @@ class Inside(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def chains(p: Programs, firsts: Ints, grid: Grid, moved: Floats, rigid: Bools, t: Tables, most: int) -> Chains:
-    """The chains of programs `firsts`, node by node from the innermost one; kept unless another is not above it in what any link moves, nor in any need.
-
-    moved [K, ., G]: products of every link at a tile; rigid [K, R]: ranks whose tiles must be the same for two chains to be compared, since padding cuts them.
-    Empty if there are more than `most`.
-    """
-    size, ranks, levels, steps = grid.states.shape[0], grid.states.shape[1], t.room.shape[0], p.steps.shape[1]
-    start = np.zeros((firsts.shape[0], size + 1), np.int64)
-    found = Chains(start, np.zeros((most, steps), np.int64), np.zeros((most, levels)))
-    own = Chains(start, np.zeros((most, steps), np.int64), np.zeros((most, levels)))
-    first, last = np.zeros((steps, size), np.int64), np.zeros((steps, size), np.int64)
-    at, digit, n = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64), 0
-    for c in range(firsts.shape[0]):
-        k, filled = firsts[c], 1
-        nodes = p.length[k] - 2
-        for e in range(nodes, 0, -1):
-            for i in range(size):
-                first[e, i] = filled
-                r, at[0] = 0, -1
-                while r >= 0:
-                    at[r] += 1
-                    if e == nodes:  # compute follows: tiles of 1
-                        o = grid.after_start[r, grid.digit[i, r] + 1] - 1
-                        done = at[r] > 0
-                    else:
-                        o = grid.after_start[r, grid.digit[i, r]] + at[r]
-                        done = o >= grid.after_start[r, grid.digit[i, r] + 1] or (at[r] > 0 and not p.allowed[k, e + 1, r])
-                    if done:
-                        r -= 1
-                        continue
-                    digit[r] = grid.after[o]
-                    if r < ranks - 1:
-                        r += 1
-                        at[r] = -1
-                        continue
-                    after = 0
-                    for j in range(ranks):
-                        after += digit[j] * grid.stride[j]
-                    level = p.steps[k, e, 1]
-                    bits = rest_bits(p.steps[k, e], p.steps[k, e + 1, 0], grid.states[i], grid.states[after], False, t)
-                    for inner in range(0 if e == nodes else first[e + 1, after], 1 if e == nodes else last[e + 1, after]):
-                        if filled >= most:
-                            return Chains(start, found.place[:0], found.need[:0])
-                        own.place[filled], own.need[filled] = own.place[inner], own.need[inner]
-                        own.place[filled, e] = i
-                        own.need[filled, level] += bits
-                        if own.need[filled, level] <= t.room[level]:
-                            filled = chained(first[e, i], filled, p.steps[k, e + 1: nodes + 1], e + 1, grid, moved, rigid, own)
-                last[e, i] = filled
-        for i in range(size):
-            start[c, i] = n
-            for own_chain in range(first[1, i] if nodes else 0, last[1, i] if nodes else 1):
-                if n >= most:
-                    return Chains(start, found.place[:0], found.need[:0])
-                found.place[n], found.need[n] = own.place[own_chain], own.need[own_chain]
-                n += 1
-        start[c, size] = n
-    return Chains(start, found.place[:n], found.need[:n])
+def chains_of(most: int, firsts: Ints, moved: Floats, rigid: Bools, steps: int, places: int, levels: int) -> Chains:
+    """None listed yet, room for so many."""
+    first = np.full((firsts.shape[0], steps, places), -1, np.int64)
+    found = Chains(firsts, moved, rigid, first, np.zeros_like(first), np.empty((most, steps), np.int64), np.empty((most, levels)), np.ones(1, np.int64))
+    found.place[0], found.need[0] = 0, 0.0
+    return found
 
 
 @njit(cache=True, nogil=True)
-def chained(first: int, new: int, steps: Ints, at: int, grid: Grid, moved: Floats, rigid: Bools, own: Chains) -> int:
+def listed(c: int, v: int, p: Programs, grid: Grid, t: Tables, ch: Chains) -> bool:
+    """List the chains of kind c from tile V at place v on: those kept unless another is not above them in what any link moves, nor in any need. Which
+    places that asks for is seen from outside in, their chains are made from inside out. False if there are too many."""
+    k, places = ch.firsts[c], grid.states.shape[0]
+    nodes, filled = p.length[k] - 2, ch.size[0]
+    wanted, number, after = np.empty((nodes + 1, places), np.int64), np.zeros(nodes + 1, np.int64), np.empty(places, np.int64)
+    if nodes == 0:
+        ch.first[c, 1, v], ch.last[c, 1, v] = 0, 1
+        return True
+    wanted[1, 0], number[1] = v, 1
+    for e in range(1, nodes):
+        for i in wanted[e, :number[e]]:
+            for j in after[:following(i, p.allowed[k, e + 1], grid, after)]:
+                bits = rest_bits(p.steps[k, e], p.steps[k, e + 1, 0], grid.states[i], grid.states[j], False, t)
+                if ch.first[c, e + 1, j] == -1 and bits <= t.room[p.steps[k, e, 1]]:
+                    ch.first[c, e + 1, j] = -2
+                    wanted[e + 1, number[e + 1]] = j
+                    number[e + 1] += 1
+    for e in range(nodes, 0, -1):
+        level = p.steps[k, e, 1]
+        for i in wanted[e, :number[e]]:
+            first, after[0] = filled, places - 1  # before compute, tiles of 1
+            for j in after[:following(i, p.allowed[k, e + 1], grid, after) if e < nodes else 1]:
+                bits = rest_bits(p.steps[k, e], p.steps[k, e + 1, 0], grid.states[i], grid.states[j], False, t)
+                if bits > t.room[level]:
+                    continue
+                for inner in range(0 if e == nodes else ch.first[c, e + 1, j], 1 if e == nodes else ch.last[c, e + 1, j]):
+                    if filled >= ch.place.shape[0]:
+                        return False
+                    ch.place[filled], ch.need[filled] = ch.place[inner], ch.need[inner]
+                    ch.place[filled, e] = i
+                    ch.need[filled, level] += bits
+                    if ch.need[filled, level] <= t.room[level]:
+                        filled = chained(first, filled, p.steps[k, e + 1: nodes + 1], e + 1, grid, ch)
+            ch.first[c, e, i], ch.last[c, e, i] = first, filled
+    ch.size[0] = filled
+    return True
+
+
+@njit(cache=True, nogil=True)
+def chained(first: int, new: int, steps: Ints, at: int, grid: Grid, own: Chains) -> int:
     """Keep chain `new` among [first:new] if none beats it, without those that it beats; steps: after their common first node. Returns the end of the list."""
     keep = first
     for old in range(first, new):
         covered, covers = True, True
         for j in range(steps.shape[0]):
             link, a, b = steps[j, 3], own.place[old, at + j], own.place[new, at + j]
-            for c in range(moved.shape[1]):
-                covered = covered and moved[link, c, a] <= moved[link, c, b]
-                covers = covers and moved[link, c, b] <= moved[link, c, a]
-            for r in range(rigid.shape[1]):
-                if rigid[link, r] and grid.digit[a, r] != grid.digit[b, r]:
+            for c in range(own.moved.shape[1]):
+                covered = covered and own.moved[link, c, a] <= own.moved[link, c, b]
+                covers = covers and own.moved[link, c, b] <= own.moved[link, c, a]
+            for r in range(own.rigid.shape[1]):
+                if own.rigid[link, r] and grid.digit[a, r] != grid.digit[b, r]:
                     covered, covers = False, False
         for v in range(own.need.shape[1]):
             covered = covered and own.need[old, v] <= own.need[new, v]
@@ -313,7 +309,7 @@ def hopeful(linked: Floats, shapes: int, at: int, live: Ints, alive: int, inside
 
 @njit(cache=True, nogil=True)
 def joined(inside: Inside, cone: Cone, ch: Chains, grid: Grid, order: Ints, t: Tables, w: Walk, f: Front) -> bool:
-    """All tiles U in this order: their lanes, with all inner parts and outer parts, into the front. False if it is full.
+    """All tiles U in this order: their lanes, with all inner parts and outer parts, into the front. False if that or the list of chains is full.
 
     A pair is left out for a tile, or for some of its lanes, if the front beats the least that it may cost.
     """
@@ -375,13 +371,16 @@ def summed(links: Ints, serves: Bools, only: bool, linked: Floats, out: Floats) 
 @njit(cache=True, nogil=True)
 def finished(g: int, i: int, v: int, shapes: int, lanes: Ints, linked: Floats, inside: Inside, cone: Cone, ch: Chains, grid: Grid, t: Tables,
              s: Scratch, f: Front) -> bool:
-    """All chains of pair g from tile V at place v on, with all outer parts of place i, into the front. False if it is full."""
+    """All chains of pair g from tile V at place v on, with all outer parts of place i, into the front. False if that or their list is full."""
     ranks, guess = lanes.shape[0], s.guess
     state, room, base = np.zeros(ranks, np.int64), np.zeros(t.room.shape[0]), np.zeros(guess.shape[0])
     summed(inside.pair_links[g], inside.serves, True, linked, base)
     sig, p = inside.pair_signature[g], inside.programs
     for k in range(inside.pair_programs[g, 0], inside.pair_programs[g, 1]):
-        for c in range(ch.start[inside.kind[k], v], ch.start[inside.kind[k], v + 1]):
+        kind = inside.kind[k]
+        if ch.first[kind, 1, v] < 0 and not listed(kind, v, p, grid, t, ch):
+            return False
+        for c in range(ch.first[kind, 1, v], ch.last[kind, 1, v]):
             copied(base, guess)
             for e in range(1, p.length[k] - 1):
                 for j in range(ranks):

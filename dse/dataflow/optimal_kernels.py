@@ -560,15 +560,36 @@ def summed(low: Floats, pair_links: Ints, pair_signature: Ints, joint: Floats, j
 
 
 @njit(cache=True, nogil=True)
+def following(i: int, free: Bools, grid: Grid, out: Ints) -> int:
+    """Places that may follow place i in time if these ranks are free to move, in out; how many."""
+    ranks, n = free.shape[0], 0
+    at, place = np.zeros(ranks, np.int64), np.zeros(ranks + 1, np.int64)
+    r, at[0] = 0, -1
+    while r >= 0:
+        at[r] += 1
+        o = grid.after_start[r, grid.digit[i, r]] + at[r]
+        if o >= grid.after_start[r, grid.digit[i, r] + 1] or (at[r] > 0 and not free[r]):
+            r -= 1
+            continue
+        place[r + 1] = place[r] + grid.after[o] * grid.stride[r]
+        if r < ranks - 1:
+            r += 1
+            at[r] = -1
+            continue
+        out[n] = place[ranks]
+        n += 1
+    return n
+
+
+@njit(cache=True, nogil=True)
 def outward(p: Programs, signature: Ints, grid: Grid, tails: Floats, t: Tables, best: Floats, h: Heads, ends: Ints, w: Walk, budget: int) -> int:
     """Labels of all outer programs, step by step; ends [sigs, G]: the list of those that enter the array at U, by signature.
 
     A signature says which levels fill the inside; tails [sigs, G, P]: at least what the inside costs. Labels that cannot lead below best, and those that
     another one at the same place beats, are left out. Returns nodes visited, above budget if labels were left out for want of room.
     """
-    ranks, size, filled, visited = grid.states.shape[1], grid.states.shape[0], 0, 0
-    place = np.full(size, -1, np.int64)
-    at, digit = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    size, filled, visited = grid.states.shape[0], 0, 0
+    place, after = np.full(size, -1, np.int64), np.empty(size, np.int64)
     for k in range(p.length.shape[0]):
         n, sig, steps = p.length[k], signature[k], p.steps[k]
         low, high = filled, filled + 1
@@ -582,24 +603,10 @@ def outward(p: Programs, signature: Ints, grid: Grid, tails: Floats, t: Tables, 
                 origin = h.at[label]
                 if origin < 0:
                     continue
-                r, at[0] = 0, -1
-                while r >= 0:
-                    at[r] += 1
-                    o = grid.after_start[r, grid.digit[origin, r]] + at[r]
-                    if o >= grid.after_start[r, grid.digit[origin, r] + 1] or (at[r] > 0 and not p.allowed[k, e, r]):
-                        r -= 1
-                        continue
-                    digit[r] = grid.after[o]
-                    if r < ranks - 1:
-                        r += 1
-                        at[r] = -1
-                        continue
+                for i in after[:following(origin, p.allowed[k, e], grid, after)]:
                     visited += 1
                     if visited > budget or filled >= h.at.shape[0]:
                         return budget + 1
-                    i = 0
-                    for j in range(ranks):
-                        i += digit[j] * grid.stride[j]
                     if last and not grid.canonical[i]:
                         continue
                     copied(h.parts[label], h.parts[filled])
