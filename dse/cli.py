@@ -182,6 +182,7 @@ def _map(given: argparse.Namespace) -> int:
     from dse.study import read
     from hw import machine, space
     from workloads import catalog
+    from workloads.graph import unique
 
     faults = read.Faults([])
     sets = dict(read.assignment(text, faults) for text in given.set)
@@ -191,7 +192,8 @@ def _map(given: argparse.Namespace) -> int:
         raise ValueError("\n".join(faults.lines))
     spec = space.override(machine.load(given.machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
     arch, workload = machine.arch(spec), catalog.load(given.workload, fuse_elementwise=picks.fuse_elementwise)
-    found = stack.kept(arch, workload, picks)
+    with screen.waiting(f"mapping {workload.name} on {arch.name} (unique einsums: {len(unique(workload))})"):
+        found = stack.kept(arch, workload, picks)
     if isinstance(found, list) and given.format == "yaml":
         print(yaml.safe_dump(explain.schedule(found[0]), sort_keys=False), end="")
         return 0

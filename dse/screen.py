@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from rich import box
@@ -94,6 +94,12 @@ class Progress:
             self.shown = time.monotonic()
             with suppress(BrokenPipeError):
                 print(f"{self.name}: {status.done} of {status.planned} machines, {facts}", file=sys.stderr, flush=True)
+
+
+def waiting(what: str) -> AbstractContextManager[object]:
+    """A sign of life on a terminal while there is nothing to tell yet."""
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal else nullcontext()
 
 
 def print_end(out: str, status: Any, solved: int, built: str) -> None:
