@@ -18,13 +18,14 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import before, enumerated
 from dse.dataflow.formula import Factor, Formulas, formulas, table
 from dse.dataflow.optimal import solved
-from dse.dataflow.space import Constraints, Tiles, broken
+from dse.dataflow.space import Constraints, Tiles, broken, row_stationary
 from dse.dataflow.walks import UNIT, Walks, lanes, walks
 from dse.nest import Infeasible, faults
 from dse.sim.counts import dim_sum, tile_sizes, tile_spans
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from hw import component, machine
 from tests.small import small_problem
+from workloads import catalog
 from workloads.einsum import einsum
 
 OBJECTIVES = ["energy", "latency", "edp"]
@@ -136,3 +137,13 @@ def test_infeasible_names_the_level() -> None:
     tight = replace(problem.arch, levels=(problem.arch.levels[0], *(replace(level, capacity_bits=8, bypass=False) for level in problem.arch.levels[1:])))
     found = solved(replace(problem, arch=tight))
     assert isinstance(found, Infeasible) and found.level == problem.arch.levels[1].name and found.have_bytes == 1
+
+
+def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() -> None:
+    e, arch = catalog.load("conv:k=4,c=4,p=4,q=4,r=3,s=3").einsums[0], machine.arch(machine.load("edge_array"))
+    problem, rules = Problem(arch, e, "energy"), row_stationary(e, arch.fanouts[0])
+    for least in (rules, Constraints(least_lanes=2)):
+        assert str(solved(problem, constraints=least, budget=20)) == "conv: the search needs 21 nodes, has 20"
+    assert isinstance(solved(problem, budget=20), list)
+    (one,) = solved(problem, constraints=rules)
+    assert one.certificate and broken(rules, one.mapping) == []

@@ -62,7 +62,7 @@ def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints 
 
 
 def within(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
-    """As `solved`, of this space only: no heuristic steps in."""
+    """As `solved`, of this space only: no heuristic steps in. Infeasible too if the budget ended before any mapping was found that keeps to constraints."""
     e, arch = problem.einsum, problem.arch
     whole = not arch.fanouts or min(f.outside for f in arch.fanouts) == 0 or arch.levels[0].bypass or tiles == "ragged"
     known = within(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
@@ -75,6 +75,8 @@ def within(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int
         return [replace(s.known, certificate=f"optimal({tiles})", visited=visited, gap=0.0) if proven else replace(s.known, visited=visited)]
     if found is None and (proven or cost.overflow(footprints(smallest, e), e, arch)):
         return cost.overflow(footprints(smallest, e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+    if found is None and constraints != FREE:
+        return Infeasible("the search", visited, budget, e.name, "nodes")
     mapping = nest(s.own, e, arch, *found) if found else smallest
     answer = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
     return [replace(answer, gap=0.0 if proven else answer.gap, certificate=f"optimal({tiles})" if proven else "", visited=visited)]
