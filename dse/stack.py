@@ -28,8 +28,6 @@ Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing, "optimal": optimal}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers", "divisor": "optimal: lanes may be ragged, loops in time divide; no frontiers"}
-
-
 PROOF = ("gap", "certificate", "visited")  # of an EinsumCost, besides its mapping
 NONE: Mapping[str, Frontier] = MappingProxyType({})
 
@@ -107,7 +105,7 @@ def kept(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infea
     if path.exists():
         return _in_turn(arch, groups, picks, [_told(Problem(arch, group.einsum, picks.objective), **known)
                                               for group, known in zip(groups, json.loads(path.read_text()), strict=True)])
-    found = solve(arch, workload, picks)
+    found = scheduled(arch, groups, picks, NONE)
     if isinstance(found, list):
         cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
     return found
