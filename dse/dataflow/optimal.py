@@ -172,9 +172,8 @@ def grid_bounds(s: Search, join: Join, t: kernels.Tables, weight: Floats) -> tup
     exact = kernels.linked(units.rows, units.exact, floor, weight, spans, outer, ~every)
     plain = kernels.linked(units.rows, units.bound, floor, weight, spans, every, ~every)
     low = kernels.linked(units.rows, units.bound, floor, weight, spans, every, plus)
-    tile = np.stack([t.tile[r][units.states[:, r]] for r in range(len(s.own.ranks))], axis=1).astype(np.float64)
     sets = [tuple(p for link in links for p in range(*s.own.links[link]) if p in s.own.access) for links in join.pair_links]
-    joint = {own: _joint(s, t, own, weight, tile) for own in dict.fromkeys(sets)}
+    joint = {own: _joint(s, t, own, low, weight) for own in dict.fromkeys(sets)}
     inside, tails = kernels.summed(low, _padded([np.array(links) for links in join.pair_links], -1), join.pair_signature, np.stack(list(joint.values())),
                                    np.array([list(joint).index(own) for own in sets]))
     once = canonical(s.problem.einsum, s.own, units.digit) if s.rules == FREE else np.ones(len(units.states), np.bool_)
@@ -199,23 +198,23 @@ def canonical(e: Einsum, own: Formulas, digit: Ints) -> NDArray[np.bool_]:
     return np.ones(len(digit), np.bool_)
 
 
-def _joint(s: Search, t: kernels.Tables, own: Sequence[int], weight: Floats, tile: Floats) -> Floats:
-    """[G] energy that accesses of compute to several tensors (products own) cost above their bounds apart: they share the lanes; tile [G, R].
+def _joint(s: Search, t: kernels.Tables, own: Sequence[int], low: Floats, weight: Floats) -> Floats:
+    """[G] energy that accesses of compute to several tensors (products own) cost above the bounds of their links, low [K, G, P]: they share the lanes.
 
-    A tensor is read c times per tile U, c the product over the ranks that it does not see of the steps that lanes leave; the product of all c is at least
-    that of these extents of U over the lanes, so the sum of n costs w c is at least n times the geometric mean. Only if these ranks are disjoint.
+    Argument: compute reads tensor i points / L_i times at least, L_i the lanes over the ranks that it does not see. Where no two tensors miss the same rank,
+    the L_i together are at most all lanes L; so the costs w_i points / L_i have at least the product prod(w_i points) / L, and their sum is at least n times
+    its n-th root. What else these links cost (first reads that are skipped come off) is bounded product by product.
     """
-    unseen = [s.own.access[p] for p in own]
-    none = np.zeros(len(s.own.grid.states))
-    if len(own) < 2 or np.sum(unseen, axis=0).max() > 1:
-        return none
-    ratio, apart, mean = np.full(len(tile), 1.0 / prod(float(n) for n in t.lane_size)), none, np.ones(len(tile))
-    for p, ranks in zip(own, unseen, strict=True):
-        free = tile[:, ranks].prod(axis=1)
-        apart = apart + weight[p, 0] * np.maximum(s.own.grid.rows[s.own.grid.bound[p]], s.own.products[p].floor)
-        mean, ratio = mean * weight[p, 0] * s.problem.einsum.points() / free, ratio * free
-    together = len(own) * (mean * ratio) ** (1.0 / len(own))
-    return np.where(ratio > 1.0, np.maximum(together - apart, 0.0), 0.0)
+    size = len(s.own.grid.states)
+    if len(own) < 2 or np.sum([s.own.access[p] for p in own], axis=0).max() > 1:
+        return np.zeros(size)
+    together = len(own) * prod((float(weight[p, 0]) * s.problem.einsum.points()) ** (1 / len(own)) for p in own)
+    apart = np.zeros(size)
+    for link, (first, last) in enumerate(s.own.links):
+        if any(first <= p < last for p in own):
+            others = [p for p in range(first, last) if p not in own and weight[p, 0]]
+            apart += low[link, :, 0] - sum(weight[p, 0] * s.own.grid.rows[s.own.grid.bound[p]] for p in others)
+    return np.maximum(together / prod(float(n) for n in t.lane_size) ** (1 / len(own)) - apart, 0.0)
 
 
 def _crowd(e: Einsum, arch: Arch, join: Join, t: kernels.Tables, border: int) -> kernels.Crowd:
@@ -229,7 +228,8 @@ def _crowd(e: Einsum, arch: Arch, join: Join, t: kernels.Tables, border: int) ->
     links = [(x, parent, child) for x in range(len(tensors)) for parent in range(depth) for child in range(parent + 1, depth + 1)]
     tensor = [x if parent < border <= child else -1 for x, parent, child in links]
     direct = [x if parent < border and child == depth and shares[x] else -1 for x, parent, child in links]
-    return kernels.Crowd(words, paid, np.array(first, np.int64), np.array([*tensor, -1], np.int64), np.array([*direct, -1], np.int64))
+    serves = np.array([child == depth for _, _, child in links] + [True])
+    return kernels.Crowd(words, paid, np.array(first, np.int64), np.array([*tensor, -1], np.int64), serves, np.array([*direct, -1], np.int64))
 
 
 @dataclass(frozen=True, slots=True)
