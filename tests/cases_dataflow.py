@@ -156,7 +156,7 @@ def _least_dram(e: Einsum, arch: Arch) -> float:
     """Energy at DRAM of the optimum over all row-stationary mappings, in 1e9 MACs."""
     skipping = replace(arch, levels=tuple(replace(level, skip_first_read=True) for level in arch.levels))
     found = within(Problem(skipping, e, "energy"), "perfect", row_stationary(e, arch.fanouts[0]), BUDGET)
-    if isinstance(found, Infeasible) or not found[0].certificate:
+    if isinstance(found, Infeasible) or not found[0].proven:
         raise ValueError(f"DRAM: no proven optimum in {BUDGET:,} nodes")
     return sum(part.energy_pj for part in found[0].price.parts if part.level == "DRAM") / 1e9
 

@@ -15,12 +15,13 @@ from workloads.einsum import Einsum, einsum
 
 OBJECTIVES = ("energy", "latency", "edp")
 EXTENTS = (1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
-GROUPS = ("one level", "two levels", "three levels", "windows", "two fan-outs", "holds", "sparse")
+GROUPS = ("array", "one level", "two levels", "three levels", "windows", "two fan-outs", "holds", "sparse")
 PLAIN = ("gemm", "gemm", "gemm", "bmm", "vector", "add", "copy", "layer")
 WINDOWS = ("conv1d", "conv1d", "conv", "depthwise", "pool", "grouped", "transposed")
 RANKS = {"gemm": "mnk", "bmm": "bmnk", "vector": "mk", "add": "ab", "copy": "ab", "layer": "kcp", "spmm": "mnk", "spmm2": "mnk", "spmv": "mk", "conv1d": "kcpr",
          "conv": "kpqrs", "depthwise": "kpr", "pool": "kpr", "grouped": "gkpr", "transposed": "kpr"}
 WINDOW_RANKS = ("r", "s")
+KINDS = {"array": ("gemm", "gemm", "layer", "conv1d", "bmm"), "windows": WINDOWS, "sparse": ("spmm", "spmm2", "spmv")}
 
 
 def einsum_of(kind: str, sizes: dict[str, int], rng: Random) -> Einsum:
@@ -69,13 +70,23 @@ def arch_of(rng: Random, group: str, levels: int) -> Arch:
     return Arch("random", found, tuple(fanouts), compute, 1.0, 8)
 
 
+def array_of(rng: Random, group: str, levels: int) -> Arch:
+    """Where bounds on room and lanes matter most: DRAM, maybe a buffer, an array that shares, a few registers per lane; energies apart, no slow port."""
+    sizes = ((rng.choice([8, 12, 16, 24, 32, 64]),) if levels > 1 else ()) + (rng.choice([2, 3, 4, 5, 6, 8, 10, 12, 16]),)
+    outer = Level("DRAM", None, 8, rng.choice([200.0, 50.0]), 200.0, bypass=False, skip_first_read=rng.random() < 0.9)
+    inner = [Level(f"L{v}", 8 * words, 8, pj := rng.choice([0.5, 1.0, 6.0]), pj, rng.choice([inf, inf, inf, 2.0]), bypass=rng.random() < 0.9,
+                   skip_first_read=outer.skip_first_read) for v, words in enumerate(sizes)]
+    dims = tuple(zip("XY", rng.choice([(4,), (3,), (8,), (2, 2), (3, 5), (4, 2), (5, 4), (6,), (16,)]), strict=False))
+    flags = [(True,) * len(dims) if rng.random() < 0.85 else tuple(rng.random() < 0.5 for _ in dims) for _ in range(2)]
+    return Arch("array", (outer, *inner), (Fanout("A", len(sizes) if rng.random() < 0.9 else 1, dims, *flags),), Compute(1.0, 1.0), 1.0, 8)
+
+
 def random_problem(rng: Random, group: str, tiles: str, most: int, order: Order = "levels", arch: Callable[[Random, str, int], Arch] = arch_of) -> Problem:
     """A problem of a group whose space of such tiles has `most` mappings at most, and rarely few."""
     while True:
-        kinds = WINDOWS if group == "windows" else ("spmm", "spmm2", "spmv") if group == "sparse" else (*PLAIN, *WINDOWS)
-        kind = rng.choice(kinds)
+        kind = rng.choice(KINDS.get(group, (*PLAIN, *WINDOWS)))
         levels = {"one level": 1, "two levels": 2, "three levels": 3}.get(group) or rng.choice([1, 1, 1, 2, 2])
-        machine = arch(rng, group, levels)
+        machine = (array_of if group == "array" else arch)(rng, group, levels)
         draft = einsum_of(kind, dict.fromkeys(RANKS[kind], 2), Random(0))
         nests = Counter(shape(s, machine).kinds for s in _first(skeletons(draft, machine, order), 3000))
         if not 0 < sum(nests.values()) < 3000:
@@ -93,7 +104,7 @@ def random_problem(rng: Random, group: str, tiles: str, most: int, order: Order 
             e = einsum_of(kind, sizes, rng)
             if rng.random() < 0.2:
                 e = replace(e, output=replace(e.output, bits=rng.choice([16, 24])))
-            return Problem(machine, e, rng.choice(OBJECTIVES))
+            return Problem(machine, e, rng.choice(OBJECTIVES if group != "array" else ("energy", "energy", "energy", "edp")))
 
 
 def _first(found: Iterator[object], most: int) -> Sequence[object]:

@@ -691,9 +691,9 @@ def crowded(x: int, u: Ints, lanes_left: float, t: Tables, c: Crowd, pays: Bools
 
     u: states of the tile U; low [X, P]: the same bounds at U; pays [X]: tensors that have a node inside, which stands below that of x. Argument: where x
     rests a lane holds a tile s of x, whose hull, and so the product over the dimensions of x of the longest s in each, is at most `words`. The node of y
-    stands no further out, so over a rank r that y does not see it is refilled at least U_r / R_r times per U, R_r = s_r times the lanes over r at most, and
-    R_r <= U_r; lanes of all ranks of x are `lanes_left` at most. So prod(R_y) <= K over the ranks of x that y does not see, and y costs at least U_y / R_y times
-    its bound at U, which counts one refill (what is skipped is part of the first one). Two tensors share K best where a / R_1 + b / R_2 is least.
+    stands no further out, so over a rank r that y does not see it is refilled at least U_r / R_r times per U, R_r at most s_r times the lanes over r, and
+    R_r <= U_r; lanes of all ranks of x are `lanes_left` at most. So prod(R_y) <= K over the ranks of x that y does not see, and y costs at least U_y / R_y
+    times its bound at U, which counts one refill (what is skipped is part of the first one). Two tensors share K best where a / R_1 + b / R_2 is least.
     It does not hold for what serves compute directly: its bound at U already counts the steps of compute inside U.
     The idea is the I/O bound of Hong and Kung (STOC 1981), per placement.
     """
