@@ -124,8 +124,8 @@ def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]
     if TILING[picks.tiling]:
         found = solve(arch, workload, picks)
         return found if isinstance(found, Infeasible) else found[0]
-    found = evaluate(arch, workload, {name: parse(text) for name, text in nests.items()}, picks.objective)
-    if isinstance(found, Infeasible) or not any(map(proven, certificates.values())):
-        return found
-    told = [replace(one, proven=proven(certificates.get(one.name, ""))) for one in found.einsums]
+    priced_anew = evaluate(arch, workload, {name: parse(text) for name, text in nests.items()}, picks.objective)
+    if isinstance(priced_anew, Infeasible) or not any(map(proven, certificates.values())):
+        return priced_anew
+    told = [replace(one, proven=proven(certificates.get(one.name, ""))) for one in priced_anew.einsums]
     return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), picks.mapper)

@@ -81,7 +81,7 @@ def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
     assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
 
 
-@pytest.mark.parametrize(("name", "proven"), [("edge_array", "perfect tiles"), ("tpu_edge", "")])
+@pytest.mark.parametrize(("name", "proven"), [("edge_array", "perfect tiles, levels in order"), ("tpu_edge", "")])
 def test_a_spent_budget_is_answered_by_a_frontier_where_there_is_one(name: str, proven: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arch, net = machine.arch(machine.load(name)), catalog.load("conv:k=8,c=6,p=8,q=8,r=3,s=3,pad=1")
     whole = solve(arch, net, Picks(objective="edp"))

@@ -193,12 +193,11 @@ Tiles = Literal["divisor", "perfect", "ragged"]
 def named(tiles: Tiles, arch: Arch, c: Constraints = FREE, shared: bool = False) -> str:
     """A searched space in words. Levels in order: all nodes of an outer level stand above those of an inner one, though only those of the same tensor must.
 
-    That leaves mappings out where two levels stand on the same side of all fan-outs and loops may stand between their nodes: not where the outer one is the
-    first and unbounded, for its nodes may as well stand above all loops. shared: nor where the levels hold no tensor in common, in whose order was searched.
+    That leaves mappings out wherever two levels hold nodes, also on both sides of an array that stands idle; not where the outer one is the first and
+    unbounded, for its nodes may as well stand above all loops. shared: nor where the levels hold no tensor in common, in whose order was searched.
     """
-    first = arch.levels[0]
-    sides = [(sum(f.outside <= v for f in arch.fanouts), set(level.holds)) for v, level in enumerate(arch.levels) if v or first.capacity_bits is not None]
-    order = any(a == b and (holds & other or not shared) for (a, holds), (b, other) in combinations(sides, 2))
+    held = [set(level.holds) for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
+    order = any(holds & other or not shared for holds, other in combinations(held, 2))
     return f"{tiles} tiles{', levels in order' if order else ''}{'' if c == FREE else ', under constraints'}"
 
 
