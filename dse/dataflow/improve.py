@@ -26,7 +26,7 @@ from workloads.einsum import Einsum
 Cost = tuple[float, float, float]  # figure of the objective, energy, latency
 Slot = tuple[int, str]  # number of the item that it stands behind, fan-out dimension or "" in time
 Chain = tuple[int, ...]
-ROUNDS = 60
+ROUNDS, AHEAD, LOOKS = 60, 5, 12
 CLOSE = 1e-10
 
 
@@ -38,21 +38,37 @@ class State:
     tiles: dict[str, Chain]
 
 
+Found = tuple[State, Mapping, Cost]
+
+
 def improved(problem: Problem, start: Mapping, tiles: Tiles, constraints: Constraints = FREE, rounds: int = ROUNDS) -> Mapping:
     """`start`, or a mapping that costs less. start fits and keeps the constraints; if its tiles are none of the space, those that it has stay."""
     state, best = _read(problem, start), _cost(problem, start, constraints)
     if state is None or _cost(problem, _nest(problem, state), constraints) is None or best is None:
         return start
-    found = start
-    for _ in range(rounds):
-        better = next(_better(problem, state, best, tiles, constraints), None)
+    found = _climbed(problem, (state, start, best), tiles, constraints, rounds)
+    for _ in range(LOOKS):  # where no move helps: a node less, more or elsewhere, and the climb from there
+        state, _, best = found
+        around = (one for placed in _placements(problem.einsum, problem.arch, state) for one in _kept(problem, State(*placed), None, constraints))
+        climbs = (_climbed(problem, one, tiles, constraints, AHEAD) for one in around)
+        better = next((one for one in climbs if _below(one[2], best)), None)
         if better is None:
             break
-        state, found, best = better
+        found = _climbed(problem, better, tiles, constraints, rounds)
+    return found[1]
+
+
+def _climbed(problem: Problem, found: Found, tiles: Tiles, rules: Constraints, rounds: int) -> Found:
+    """So many moves at most, each the first that helps."""
+    for _ in range(rounds):
+        better = next(_better(problem, found[0], found[2], tiles, rules), None)
+        if better is None:
+            break
+        found = better
     return found
 
 
-def _better(problem: Problem, state: State, best: Cost, tiles: Tiles, rules: Constraints) -> Iterator[tuple[State, Mapping, Cost]]:
+def _better(problem: Problem, state: State, best: Cost, tiles: Tiles, rules: Constraints) -> Iterator[Found]:
     """The best move of the first kind that helps."""
     e, arch = problem.einsum, problem.arch
     ranks = [rank for rank, n in e.extents if n > 1]
@@ -67,10 +83,11 @@ def _better(problem: Problem, state: State, best: Cost, tiles: Tiles, rules: Con
         yield from _kept(problem, State(items, tiles_of), best, rules)
 
 
-def _kept(problem: Problem, state: State, best: Cost, rules: Constraints) -> Iterator[tuple[State, Mapping, Cost]]:
+def _kept(problem: Problem, state: State, best: Cost | None, rules: Constraints) -> Iterator[Found]:
+    """The state, if it fits and costs less."""
     mapping = _nest(problem, state)
     own = _cost(problem, mapping, rules)
-    if own is not None and _below(own, best):
+    if own is not None and (best is None or _below(own, best)):
         yield state, mapping, own
 
 
