@@ -109,3 +109,11 @@ def random_problem(rng: Random, group: str, tiles: str, most: int, order: Order 
 
 def _first(found: Iterator[object], most: int) -> Sequence[object]:
     return [one for _, one in zip(range(most), found, strict=False)]
+
+
+def symmetric(rng: Random) -> Problem:
+    """Where ranks of equal extents may, or only seem to, change places: square products and windows on one level of registers below lanes that share."""
+    n, k, shared = rng.choice([4, 6, 8]), rng.choice([2, 3, 4]), rng.random() < 0.5
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n, "n": n, "k": k}) if shared else einsum(
+        "C[p,q] += A[p+r,q+s] * B[r,s]", {"p": rng.choice([2, 4]), "q": 4, "r": 2, "s": 2})
+    return Problem(array_of(rng, "array", 1), e, rng.choice(OBJECTIVES))

@@ -28,7 +28,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(monkeypatch: pytest.Monke
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_digest_covers_all_code_that_an_answer_depends_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_digest_covers_all_code_that_an_answer_depends_on() -> None:
     """Everything that the mappers and the evaluator import, however far; a changed file moves every name."""
     files = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in FILES}
     todo, found = ["dse/dataflow/frontier", "dse/dataflow/optimal", "dse/sim/evaluate"], set()
@@ -39,6 +39,9 @@ def test_the_digest_covers_all_code_that_an_answer_depends_on(monkeypatch: pytes
     own = {path.relative_to(ROOT).with_suffix("").as_posix()
            for name in cache.ANSWERS for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
     assert found <= own | {"dse/cache"}
+
+
+def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for path in ("dse/dataflow/optimal.py", "dse/nest.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("one = 1")
@@ -47,5 +50,6 @@ def test_the_digest_covers_all_code_that_an_answer_depends_on(monkeypatch: pytes
     (tmp_path / "dse/dataflow/optimal.py").write_text("one = 2")
     cache.sources.cache_clear()
     assert cache.sources(tmp_path) != before
+    name = cache.place("map", 1, ".json")
     monkeypatch.setattr(cache, "sources", lambda: "other")
-    assert cache.place("map", 1, ".json") != cache.place("map", 2, ".json")
+    assert cache.place("map", 1, ".json") != name
