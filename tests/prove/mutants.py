@@ -147,11 +147,13 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
     from dse.dataflow import optimal
     from dse.sim.evaluate import lower_bound
     from tests.enumeration import Best
+    from tests.nests import rich_case
     from tests.prove.mappers import compared, one_machine
-    from tests.test_counts import mismatch
+    from tests.test_counts import mismatch, unlike
 
     if proof == "nests":
         yield from filter(None, (mismatch(seed, KINDS) for seed in range(WALKED)))
+        yield from filter(None, (unlike(f"rich seed {seed}", *rich_case(Random(seed))) for seed in range(WALKED)))
         return
     for asked, cost in answers:
         problem = made(*asked)
