@@ -83,7 +83,7 @@ def network(arch: Arch, workload: Workload, solution: Solution) -> list[Table]:
     """Totals and the table of unique einsums."""
     every = arch.instances(len(arch.levels))
     rows = tuple((c.name, c.count, group.einsum.points() * c.count, c.count * c.energy_pj, c.count * c.latency_cycles, c.bound_by,
-                  f"{lanes_used(c, group.einsum) or '-'} of {every}", c.gap_in_space, c.gap_to_bound, c.certificate)
+                  f"{lanes_used(c, group.einsum) or '-'} of {every}", c.gap_in_space, c.gap_to_bound, c.certificate.partition(";")[0])
                  for c, group in zip(solution.einsums, unique(workload), strict=True))
     facts = list(totals(arch, solution).items())
     if hint := helps(arch, workload, solution):

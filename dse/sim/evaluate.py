@@ -64,7 +64,11 @@ class Solution:
 
 def certified(what: str, gap_to_bound: float) -> str:
     """What every answer says of itself, in the same words everywhere."""
-    return f"{what}; at most {100 * gap_to_bound:.3g} % above any mapping" if gap_to_bound < inf else f"{what}; no bound known"
+    return f"{what}; at most {percent(gap_to_bound)} above any mapping" if gap_to_bound < inf else f"{what}; no bound known"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
 
 def proven(certificate: str) -> str:
@@ -189,4 +193,4 @@ def _proven(solved: Sequence[EinsumCost], gap_in_space: float, by: str) -> str:
     where = " and ".join(spaces)
     if open_ := sum(not c.proven for c in solved):
         return f"not proven optimal ({by})" if not spaces else f"{open_} of {len(solved)} einsums not proven optimal, the others optimal in {where}"
-    return f"optimal in {where}" if gap_in_space < PRECISE else f"at most {100 * gap_in_space:.3g} % above the optimum in {where}"
+    return f"optimal in {where}" if gap_in_space < PRECISE else f"at most {percent(gap_in_space)} above the optimum in {where}"
