@@ -175,7 +175,8 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
     value = figure(problem.objective, energy, cycles)
     floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
-    in_space, to_bound = above(value, _least_in_space(solved, problem.objective)), above(value, floor)
+    gap, to_bound = above(value, _least_in_space(solved, problem.objective)), above(value, floor)
+    in_space = gap if gap > PRECISE else 0.0
     return Solution(tuple(solved), energy, cycles, cycles, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
 
 
@@ -193,4 +194,4 @@ def _proven(solved: Sequence[EinsumCost], gap_in_space: float, by: str) -> str:
     where = " and ".join(spaces)
     if open_ := sum(not c.proven for c in solved):
         return f"not proven optimal ({by})" if not spaces else f"{open_} of {len(solved)} einsums not proven optimal, the others optimal in {where}"
-    return f"optimal in {where}" if gap_in_space < PRECISE else f"at most {percent(gap_in_space)} above the optimum in {where}"
+    return f"optimal in {where}" if gap_in_space == 0 else f"at most {percent(gap_in_space)} above the optimum in {where}"
