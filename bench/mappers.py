@@ -89,7 +89,7 @@ def speed(networks: Sequence[str]) -> Iterator[str]:
             for tiles in SPACES:
                 one, seconds = timed(partial(solved, tiles=tiles, budget=BUDGET), Problem(arch, group.einsum, "energy"))
                 spent[tiles].append(1000 * seconds)
-                open_[tiles] += not isinstance(one, Infeasible) and one.gap > 0
+                open_[tiles] += not isinstance(one, Infeasible) and not one.proven
                 texts.append(f"{tiles} {1000 * seconds:.1f} ms, {_pj(one)}")
             yield f"{source} {group.names[0]} x{group.count} {_shape(group.einsum)}: {'; '.join(texts)}"
         for tiles, ms in spent.items():
@@ -104,7 +104,7 @@ def _shape(e: Einsum) -> str:
 def _pj(found: EinsumCost | Infeasible) -> str:
     if isinstance(found, Infeasible):
         return str(found)
-    return f"{found.energy_pj:.6g} pJ" + (f" (not proven, gap {100 * found.gap:.1f} %)" if found.gap else "")
+    return f"{found.energy_pj:.6g} pJ" + ("" if found.proven else f" ({found.certificate})")
 
 
 def peers(layers: int, folder: Path) -> Iterator[str]:
@@ -218,7 +218,7 @@ def baselines(networks: Sequence[str]) -> Iterator[str]:
             pj = sum(n * _value(one, "energy") for one, _, n in found)
             best = best or pj
             cells.append(f"{pj / best:.3f}, {sum(seconds for _, seconds, _ in found):.2f}")
-        gaps = [one.gap for group in groups if not isinstance(one := done["optimal", group.key][0], Infeasible) and one.gap]
+        gaps = [one.gap_to_bound for group in groups if not isinstance(one := done["optimal", group.key][0], Infeasible) and not one.proven]
         yield f"| {source} | {len(groups)} | {len(gaps)} | {' | '.join(cells)} |"
     yield (f"optimal: {BUDGET} nodes per einsum at most; random: {MAPPINGS} mappings that fit; annealing: {ROUNDS[0]} rounds of {ROUNDS[1]}, its default "
            "(the paper's) is 1024 of 128")

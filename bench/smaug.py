@@ -60,7 +60,8 @@ def line(network: str, e: Einsum, arch: Arch, floors: Floors) -> Line:
     if isinstance(found, Infeasible):
         return Line(network, show(e), 0.0, 0.0, 0, str(found))
     (energy, proven), (cycles, also) = floors[canonical_key(e), "energy"], floors[canonical_key(e), "latency"]
-    return Line(network, show(e), found[0].energy_pj / energy, found[0].latency_cycles / cycles, proven + also, found[0].certificate, found[0].host_copies or 0)
+    why, _, _ = found[0].mapping.outside.partition("\n")
+    return Line(network, show(e), found[0].energy_pj / energy, found[0].latency_cycles / cycles, proven + also, why, found[0].host_copies or 0)
 
 
 def searched(layers: Iterable[Einsum], arch: Arch, budget: int, workers: int) -> Iterator[tuple[str, Floors]]:
@@ -83,7 +84,7 @@ def _floors(task: tuple[str, Problem, int]) -> tuple[str, Floors]:
 def _floor(problem: Problem, budget: int) -> tuple[float, bool]:
     by_energy = problem.objective == "energy"
     found = solved(problem, budget, ties=False) if budget else []
-    if found and not isinstance(found, Infeasible) and found[0].certificate:
+    if found and not isinstance(found, Infeasible) and found[0].proven:
         return found[0].energy_pj if by_energy else found[0].latency_cycles, True
     return (bounds.energy_pj if by_energy else bounds.latency_cycles)(problem.einsum, problem.arch), False
 

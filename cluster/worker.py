@@ -243,13 +243,17 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
     laid: list[Laid] = []
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
-        worst = max(choice, key=lambda solution: solution.gap)
-        rows["points"].append({**at, **point, "gap": worst.gap, "certificate": worst.certificate, **_VERSIONS})
+        worst = max(choice, key=lambda solution: solution.gap_to_bound)
+        rows["points"].append({**at, **point, **_proof(worst), **_VERSIONS})
         for ref, macs, groups, solution in zip(job.study.workloads, job.macs, job.uniques, choice, strict=True):
-            own = {"workload": ref.name, "weight": ref.weight, "macs": macs, "gap": solution.gap, "certificate": solution.certificate}
+            own = {"workload": ref.name, "weight": ref.weight, "macs": macs, **_proof(solution)}
             rows["workload_costs"].append({**at, **pareto.metrics(_cost(solution, arch)), **own})
             laid.append(Laid(machine, schedule, ref.name, solution.einsums, groups))
     return rows, laid
+
+
+def _proof(solution: Solution) -> Row:
+    return {"gap_in_space": solution.gap_in_space, "gap_to_bound": solution.gap_to_bound, "certificate": solution.certificate}
 
 
 def _head(job: Job, ask: Ask) -> Row:

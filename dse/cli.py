@@ -103,7 +103,7 @@ def _pareto(given: argparse.Namespace) -> int:
     found = db.front(con, objectives, given.where)
     if given.format == "table":
         names = [o.removeprefix("-").rsplit(":", 1)[0] for o in objectives]
-        found = found.select(["machine", "schedule", *names, *studies.columns(study, "machines"), *(["gap"] if "gap" not in names else [])])
+        found = found.select(["machine", "schedule", *names, *studies.columns(study, "machines"), *(["gap_to_bound"] if "gap_to_bound" not in names else [])])
     return _print_result(found, given.format)
 
 
@@ -151,11 +151,12 @@ def _show(given: argparse.Namespace) -> int:
     for ref, workload in zip(study.workloads, studies.workloads_of(study), strict=True):
         name = ref.name.replace("'", "''")
         wanted = f"WHERE machine = {machine} AND schedule = {schedule} AND workload = '{name}'"
-        nests = db.query(con, f"SELECT einsum, nest FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}").to_pylist()
+        nests = db.query(con, f"SELECT einsum, nest, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}").to_pylist()
         stored = db.query(con, f"SELECT energy_pj, latency_cycles FROM workload_costs {wanted}").to_pylist()
         if not nests:
             raise ValueError(f"{given.dir}: POINT = {given.point}: machine {machine} has no schedule {schedule}; try {machine}.0")
-        found = stack.again(arch, workload, study.solver, {row["einsum"]: row["nest"] for row in nests})
+        found = stack.again(arch, workload, study.solver, {row["einsum"]: row["nest"] for row in nests},
+                            {row["einsum"]: row["certificate"] or "" for row in nests})
         if isinstance(found, nest.Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
             print(f"{given.dir}: machine {machine}: the stored cost {stored} is not what its mappings cost now", file=sys.stderr)
             return 1

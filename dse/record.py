@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 1
-SOLVER_VERSION = 2
+SOLVER_VERSION = 3
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
@@ -33,8 +33,9 @@ WORKLOAD = Column("string", "", "name of the workload in the study")
 EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
 MAPPING_KEY = Column("string", "", "content key of the mapping")
 LEVEL = Column("string", "", "storage level, or MAC for compute")
-GAP = Column("float64", "", "(cost - bound) / cost of the objective: 0 is provably best")
-CERTIFICATE = Column("string", "", "optimal(space), supported(space) or gap x %")
+GAP_IN_SPACE = Column("float64", "", "how far the objective may lie above the optimum of the space that the certificate names, as a share: 0 is proven")
+GAP_TO_BOUND = Column("float64", "", "how far the objective may lie above any mapping, as a share: objective / lower bound - 1")
+CERTIFICATE = Column("string", "", "what is proven: optimal in which space or not, and at most how far above any mapping")
 LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
 VERSIONS: Columns = {
     "model_version": Column("int32", "", "version of the cost model"),
@@ -74,7 +75,8 @@ TABLES: dict[str, Columns] = {
         **METRICS,
         "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
         "feasible": Column("bool", "", "meets every constraint of the study"),
-        "gap": GAP,
+        "gap_in_space": GAP_IN_SPACE,
+        "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
         **VERSIONS,
     },
@@ -85,7 +87,8 @@ TABLES: dict[str, Columns] = {
         "weight": Column("float64", "", "weight of the workload in sums"),
         **METRICS,
         "macs": Column("int64", "", "multiply-accumulates of one run"),
-        "gap": GAP,
+        "gap_in_space": GAP_IN_SPACE,
+        "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
     },
     "einsums": {
@@ -100,7 +103,9 @@ TABLES: dict[str, Columns] = {
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
         "bound_by": Column("string", "", "component that attains the latency"),
-        "gap": GAP,
+        "gap_in_space": GAP_IN_SPACE,
+        "gap_to_bound": GAP_TO_BOUND,
+        "certificate": CERTIFICATE,
         "host_copies": Column("int64", "", "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them"),
         "host_copy_elems": Column("int64", "", "elements of those copies; in no energy or latency"),
     },

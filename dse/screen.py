@@ -146,7 +146,7 @@ def print_solution(arch: Arch, workload: Workload, found: Solution | Infeasible,
     if name not in (None, "all", *at):
         raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}")
     if form == "json":
-        print(json.dumps(explain.document(arch, found), indent=1))
+        print(json.dumps(explain.document(arch, workload, found), indent=1))
         return 0
     for table in explain.network(arch, workload, found):
         print_table(table.header, table.rows, table.title)

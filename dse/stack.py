@@ -15,10 +15,11 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.family import NoFrontier, covers, family
 from dse.dataflow.frontier import Frontier, asked, frontier, priced
-from dse.dataflow.optimal import optimal, solved
+from dse.dataflow.optimal import BUDGET, best_known, optimal, searched
 from dse.dataflow.random import random
+from dse.dataflow.space import FREE
 from dse.nest import OUTSIDE, Infeasible, parse
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, in_turn
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, in_turn, proven
 from dse.tiling.mapper import smaug
 from hw.arch import Arch
 from workloads.graph import Unique, Workload, unique
@@ -28,8 +29,9 @@ Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing, "optimal": optimal}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers", "divisor": "optimal: lanes may be ragged, loops in time divide; no frontiers"}
-PROOF = ("gap", "certificate", "visited")  # of an EinsumCost, besides its mapping
+PROOF = ("gap_in_space", "proven", "visited")  # of an EinsumCost, besides its mapping
 NONE: Mapping[str, Frontier] = MappingProxyType({})
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,13 @@ def prices(picks: Picks) -> bool:
 
 def _perfect(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     """Where the search spends its budget, as for the first convolutions of networks, the frontier of this machine alone proves the optimum."""
-    found = solved(problem, "perfect")
-    if isinstance(found, Infeasible) or found[0].certificate:
+    found = searched(problem, "perfect", FREE, BUDGET)
+    if isinstance(found, Infeasible) or found[0].proven:
         return found
     try:
         return priced(frontier(problem.einsum, family([problem.arch])), problem)
     except NoFrontier:
-        return found
+        return best_known(problem, found, "perfect")
 
 
 def solve(arch: Arch, workload: Workload, picks: Picks, frontiers: Mapping[str, Frontier] = NONE) -> list[Solution] | Infeasible:
@@ -116,9 +118,14 @@ def _told(problem: Problem, nest: str, **proof: Any) -> EinsumCost | Infeasible:
     return found if isinstance(found, Infeasible) else replace(found, **proof)
 
 
-def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]) -> Solution | Infeasible:
-    """A stored schedule priced anew, from its nests by einsum name. A tiling that needs no search is made anew: it need not be a nest."""
+def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], certificates: Mapping[str, str] = NOTHING) -> Solution | Infeasible:
+    """A stored schedule priced anew, from its nests by einsum name; what was proven of them still holds. A tiling that needs no search is made anew: it need
+    not be a nest."""
     if TILING[picks.tiling]:
         found = solve(arch, workload, picks)
         return found if isinstance(found, Infeasible) else found[0]
-    return evaluate(arch, workload, {name: parse(text) for name, text in nests.items()}, picks.objective)
+    priced_anew = evaluate(arch, workload, {name: parse(text) for name, text in nests.items()}, picks.objective)
+    if isinstance(priced_anew, Infeasible) or not any(map(proven, certificates.values())):
+        return priced_anew
+    told = [replace(one, proven=proven(certificates.get(one.name, ""))) for one in priced_anew.einsums]
+    return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), picks.mapper)

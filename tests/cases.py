@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf, isclose
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,11 @@ from dse.sim.counts import count, footprints
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_dataflow import eyeriss, systolic_cycles
 from tests.cases_optimal import optimal_mapping
+from tests.cases_read import FAULTS, NotRun, leak, read_einsum, told
 from tests.cases_smaug import smaug_tiling
-from workloads.einsum import Einsum, einsum
+from workloads.einsum import Einsum
 
 SHOWN = 5
-
-
-class NotRun(Exception):
-    """A case of a kind or form that has no runner yet; its text says which."""
 
 
 def arch_of(data: dict[str, Any], name: str) -> Arch:
@@ -33,14 +31,15 @@ def arch_of(data: dict[str, Any], name: str) -> Arch:
     bits = data["bits_per_action"]
     levels = tuple(
         Level(v["name"], v["capacity_bits"], bits, v["read_energy_per_word"], v["write_energy_per_word"], _number(v["bandwidth_words_per_cycle"]),
-              "separate" if v.get("ports", "shared").startswith("separate") else "shared", skip_first_read=data["skip_first_output_read"])
+              "separate" if v.get("ports", "shared").startswith("separate") else "shared", skip_first_read=data["skip_first_output_read"], leak_mw=leak(v))
         for v in data["levels"])
-    fan, shared = data["fanout"], bool(data["multicast_and_spatial_reduction"])
-    outside = next((v for v, level in enumerate(levels) if level.name == fan["above"]), len(levels))
-    dims = tuple((dim, fan[dim]) for dim in ("X", "Y") if dim in fan)
-    fanout = Fanout("array", outside, dims, (shared,) * len(dims), (shared,) * len(dims))
+    fan, shared = data.get("fanout") or {}, bool(data["multicast_and_spatial_reduction"])
+    outside = next((v for v, level in enumerate(levels) if level.name == fan.get("above")), len(levels))
+    dims = tuple((dim, n) for dim, n in fan.items() if isinstance(n, int))
+    fanouts = (Fanout("array", outside, dims, (shared,) * len(dims), (shared,) * len(dims)),) if dims else ()
     mac = data["mac"]
-    return Arch(name, levels, (fanout,), Compute(mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"]), 1.0, data["bits_per_value"])
+    compute = Compute(mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"], leak_mw=leak(mac))
+    return Arch(name, levels, fanouts, compute, 1.0, data["bits_per_value"])
 
 
 def _number(value: Any) -> float:
@@ -67,29 +66,32 @@ def mapping_of(nodes: list[dict[str, Any]]) -> Mapping:
 def model_counts(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Counts, footprints, energy and latency of given mappings (specs/model.md, 2 and 3)."""
     for case in file["cases"]:
-        try:
-            yield case["id"], _model_case(case)
-        except NotRun as why:
-            yield case["id"], [f"not run: {why}"]
+        yield str(case.get("id", "a case without id")), told(partial(_model_case, case))
 
 
 def _model_case(case: dict[str, Any]) -> list[str]:
     if "einsums" in case["workload"]:
         raise NotRun("fused einsums share loops; the evaluator takes single einsums")
     arch, mapping = arch_of(case["arch"], case["id"]), mapping_of(case["mapping"])
-    e = einsum(case["workload"]["einsum"], case["workload"]["bounds"], case["mapping"][-1]["einsum"])
+    e = read_einsum(case["workload"]["einsum"], case["workload"]["bounds"], case["mapping"][-1]["einsum"])
     if lines := faults(mapping, e, arch):
         return lines
     rows = count(mapping, e, arch)
-    got = _flat_costs(price(rows, e, arch)) | _flat_footprints(mapping, e, arch, case)
+    got = _flat_costs(price(rows, e, arch), arch) | _flat_footprints(mapping, e, arch, case)
     got |= {f"{row.level}/{row.tensor}/{row.action}": float(row.elems) for row in rows}
     return differences(_expected(case["expected"], e.name), got)
 
 
-def _flat_costs(p: Price) -> dict[str, float]:
-    energy: dict[str, float] = {}
+def _flat_costs(p: Price, arch: Arch) -> dict[str, float]:
+    """Leakage belongs to the component that leaks."""
+    depth, energy = len(arch.levels), dict[str, float]()
     for part in p.parts:
-        energy[f"energy/{part.level}"] = energy.get(f"energy/{part.level}", 0.0) + part.energy_pj
+        if part.action != "leak":
+            energy[f"energy/{part.level}"] = energy.get(f"energy/{part.level}", 0.0) + part.energy_pj
+    for name, each, n in (*((level.name, level.leak_mw, arch.instances(v)) for v, level in enumerate(arch.levels)),
+                          ("MAC", arch.compute.leak_mw, arch.instances(depth))):
+        if each:
+            energy[f"energy/{name}"] = energy.get(f"energy/{name}", 0.0) + each * n * p.latency_cycles / arch.clock_ghz
     busy = {f"busy/{name}": cycles for name, cycles in p.busy_cycles}
     return energy | busy | {"energy": p.energy_pj, "latency": p.latency_cycles}
 
@@ -133,16 +135,21 @@ def run(path: Path) -> tuple[int, int, list[str]]:
         file = json.loads(path.read_text())
     except (OSError, ValueError) as fault:
         return 0, 1, [f"{path}: {fault}"]
-    runner = RUNNERS.get(file.get("kind"))
+    if not isinstance(file, dict):
+        return 0, 1, [f"{path}: is no object with a kind and cases"]
+    runner = RUNNERS.get(str(file.get("kind")))
     if runner is None:
         return 0, 1, [f"{path}: kind {file.get('kind')!r} has no runner; there are {', '.join(RUNNERS)}"]
     passed, lines = 0, []
     failed = 0
-    for name, faults_found in runner(file):
-        told = bool(faults_found) and faults_found[0].startswith(("not run: ", "note: "))
-        passed += not faults_found
-        failed += bool(faults_found) and not told
-        lines += [f"  {name}: {line}" for line in faults_found[:SHOWN]]
+    try:
+        for name, faults_found in runner(file):
+            noted = bool(faults_found) and faults_found[0].startswith(("not run: ", "note: "))
+            passed += not faults_found
+            failed += bool(faults_found) and not noted
+            lines += [f"  {name}: {line}" for line in faults_found[:SHOWN]]
+    except FAULTS as fault:
+        return passed, failed + 1, [*lines, f"{path}: is no file of kind {file['kind']}: {type(fault).__name__}: {fault}"]
     return passed, failed, lines
 
 

@@ -76,5 +76,5 @@ def differences(kind: str, seed: int, pairs: int, budget: int) -> Iterator[str]:
         if same and isclose(price, optimum, rel_tol=1e-9):
             yield ""
         else:
-            better = same and theirs[0].gap and price < optimum
+            better = same and not theirs[0].proven and price < optimum
             yield BETTER if better else f"{kind} {seed} {objective}: {price} against {optimum}, nest {ours[0]}\n{arch}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from random import Random
 
-from dse.nest import Loop, Mapping, Store
-from hw.arch import Arch, Compute, Fanout, Level
-from workloads.einsum import Einsum, einsum
+from dse.nest import Loop, Mapping, Store, role
+from hw.arch import ROLES, Arch, Compute, Fanout, Level
+from workloads.einsum import Einsum, Projection, einsum
 
 KINDS = ("gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool", "add", "transposed", "copy")
 
@@ -101,7 +102,8 @@ def _spatial(rng: Random, e: Einsum, arch: Arch, border: int, left: dict[str, in
 
 def _stores(rng: Random, e: Einsum, arch: Arch, start: int, end: int) -> list[Store]:
     """Nodes of the levels start..end-1: each tensor's in the order of the hierarchy, tensors interleaved at random."""
-    chains = {p.tensor: [Store(level.name, p.tensor) for level in arch.levels[start:end] if not level.bypass or rng.random() < 0.7] for p in e.tensors()}
+    chains = {p.tensor: [Store(level.name, p.tensor) for level in arch.levels[start:end]
+                         if role(e, p.tensor) in level.holds and (not level.bypass or rng.random() < 0.7)] for p in e.tensors()}
     found: list[Store] = []
     while chains := {tensor: chain for tensor, chain in chains.items() if chain}:
         found.append(chains[rng.choice(list(chains))].pop(0))
@@ -111,3 +113,79 @@ def _stores(rng: Random, e: Einsum, arch: Arch, start: int, end: int) -> list[St
 def random_case(rng: Random, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> tuple[Einsum, Arch, Mapping]:
     e, arch = random_einsum(rng, kinds), random_arch(rng)
     return e, arch, random_mapping(rng, e, arch)
+
+
+RICH = ("gemm", "bmm", "conv1d", "depthwise", "pool", "add", "copy", "transposed", "spmm", "spmv", "layer")
+LONG = (10, 11, 12, 13, 17)
+
+
+def rich_einsum(rng: Random, kind: str) -> Einsum:
+    """One extent beyond 9, primes too; bits per tensor; any input compressed whose last dimension is a rank of its own."""
+    names = {"gemm": "mnk", "bmm": "bhmnk", "conv1d": "bkcpr", "depthwise": "kpr", "pool": "kpr", "add": "ab", "copy": "ab", "transposed": "kcpr",
+             "spmm": "mnk", "spmv": "mk", "layer": "ckpq"}[kind]
+    sizes = {rank: rng.randint(1, 3 if rank in "rbh" else 4) for rank in names}
+    sizes[rng.choice(names)] = rng.choice(LONG)
+    stride, dilation, pad = rng.randint(1, 3), rng.randint(1, 2), rng.randint(0, 2)
+    window = f"{stride}*p+{dilation}*r-{pad}"
+    stored = max(stride * (sizes.get("p", 1) - 1) + dilation * (sizes.get("r", 1) - 1) + 1 - pad - rng.randint(0, 1), 1)
+    texts = {"gemm": "C[m,n] += A[m,k] * B[k,n]", "bmm": "C[b,h,m,n] += A[b,h,m,k] * B[b,h,k,n]", "conv1d": f"C[b,k,p] += A[b,c,{window}] * B[k,c,r]",
+             "depthwise": f"C[k,p] += A[k,{window}] * B[k,r]", "pool": f"C[k,p] max= A[k,{window}]", "add": "C[a,b] = A[a,b] + B[b]", "copy": "C[a,b] = A[b,a]",
+             "transposed": f"C[k,{window}] += A[c,p] * B[k,c,r]", "spmm": "C[m,n] += A[m,k] * B[k,n]", "spmv": "C[m] += A[m,k] * B[k]",
+             "layer": "C[k,p,q] += A[c,p,q] * B[k,c]"}
+    whole = {"conv1d": {"A": (99, 99, stored)}, "depthwise": {"A": (99, stored)}, "pool": {"A": (99, stored)}, "transposed": {"C": (99, stored)}}.get(kind, {})
+    e = einsum(texts[kind], sizes, sizes=whole)
+
+    def changed(p: Projection) -> Projection:
+        if rng.random() < 0.3:
+            p = replace(p, bits=rng.choice([4, 8, 16, 24]))
+        plain = len(p.dims) > 1 and len(p.dims[-1].terms) == 1 and p.dims[-1].terms[0][1] == 1
+        if plain and p.tensor != e.output.tensor and rng.random() < (0.7 if kind.startswith("sp") else 0.2):
+            p = replace(p, format="csr", density=rng.choice([0.1, 0.25, 1 / 3, 0.5, 1.0]))
+        return p
+
+    return replace(e, output=changed(e.output), inputs=tuple(changed(p) for p in e.inputs))
+
+
+def rich_arch(rng: Random) -> Arch:
+    """Up to two fan-outs of up to three dimensions; levels that hold some tensors only."""
+    arch = random_arch(rng)
+    levels = tuple(replace(level, holds=tuple(role for role in ROLES if rng.random() < 0.6) or ROLES) if v and rng.random() < 0.4 else level
+                   for v, level in enumerate(arch.levels))
+    fanouts = []
+    for i, outside in enumerate(sorted(rng.sample(range(1, len(levels) + 1), rng.randint(0, 2)))):
+        dims = tuple((f"{axis}{i}", rng.randint(2, 6)) for axis in "XYZ"[: rng.randint(1, 3)])
+        fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims),
+                              rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else ""))
+    return replace(arch, levels=levels, fanouts=tuple(fanouts))
+
+
+def rich_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
+    """As `random_mapping`; several ranks share a fan-out dimension, and loops in time stand between those in space."""
+    left, nodes = e.sizes(), list[Loop | Store]()
+    borders = sorted({0, len(arch.levels), *(f.outside for f in arch.fanouts)})
+    ranks = sorted(set(left) - e.output.partial())
+    for start, end in zip(borders, borders[1:] + [None], strict=True):
+        dims = [dim for f in arch.fanouts if f.outside == start for dim in f.dims]
+        free = dict(dims)
+        for name, _ in rng.choices(dims, k=rng.randint(0, 4)) if dims and ranks else ():
+            rank = rng.choice(ranks)
+            tile = max(-(-left[rank] // free[name]), rng.randint(1, left[rank]))
+            free[name] //= -(-left[rank] // tile)
+            left[rank] = tile
+            nodes.append(Loop(rank, tile, name))
+            if nodes and rng.random() < 0.4:
+                _temporal(rng, left, nodes)
+        for store in _stores(rng, e, arch, start, end) if end is not None else ():
+            while rng.random() < 0.45 and not (start == 0 and not nodes):
+                _temporal(rng, left, nodes)
+            nodes.append(store)
+    rest = [rank for rank, n in left.items() if n > 1]
+    rng.shuffle(rest)
+    return Mapping((*nodes, *(Loop(rank, 1) for rank in rest)))
+
+
+def rich_case(rng: Random, kinds: Sequence[str] = RICH) -> tuple[Einsum, Arch, Mapping]:
+    while True:
+        e, arch = rich_einsum(rng, rng.choice(kinds)), rich_arch(rng)
+        if prod(n for _, n in e.extents) <= 4000:
+            return e, arch, rich_mapping(rng, e, arch)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dse.dataflow.optimal import solved
 from dse.nest import parse
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from tests.cases import run
@@ -77,3 +78,61 @@ def test_the_oracle_confirms_counts_and_tells_wrong_ones() -> None:
     nest = "\n".join([*(f"store {level} A B C" for level in ("DRAM", "GLB", "RF")), *(f"for {rank} in tiles of 1" for rank in "mnk")])
     one = einsum_cost(Problem(arch, e, "energy"), parse(nest))
     assert isinstance(one, EinsumCost) and unconfirmed(one, e, arch) == []
+
+
+def test_an_optimum_may_be_a_number_and_a_factor_stand_without_a_star(tmp_path: Path) -> None:
+    def plain(case: dict[str, Any]) -> None:
+        case["optimum"]["energy"] = case["optimum"]["energy"][0]
+
+    assert changed(tmp_path, ["O01"], plain)[:2] == (1, 0)
+    short, starred = ({"name": "c", "einsum": f"O[k,p] += I[c,{index}]*F[k,c,r]", "bounds": {"k": 2, "c": 2, "p": 3, "r": 2}} for index in ("2p+r", "2*p+r"))
+    assert einsums(short) == einsums(starred) and einsums(short)[0].inputs[0].dims[1].terms == (("p", 2), ("r", 1))
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1.0, (1, 0)), (0.99, (0, 1))])
+def test_a_front_is_equalled_or_beaten_at_every_point(tmp_path: Path, factor: float, outcome: tuple[int, int]) -> None:
+    """The energy and latency of the optimum in each: a front of one point on this machine."""
+    def both(case: dict[str, Any]) -> None:
+        case["objective"], case["arch"] = "ENERGY|LATENCY", "A3nb"
+        case["workload"]["bounds"] = {"m": 8, "n": 4, "k": 4}
+        case["optimum"] = {"energy": [energy * factor, 10 * energy], "latency": [1e9, latency * factor]}
+
+    file = json.loads(FILE.read_text())
+    arch = arch_of(file["arches"]["A3nb"], "A3nb", 8)
+    (e,) = einsums({"name": "g", "einsum": "C[m,n] += A[m,k]*B[k,n]", "bounds": {"m": 8, "n": 4, "k": 4}})
+    energy, latency = (solved(Problem(arch, e, objective), "perfect") for objective in ("energy", "latency"))
+    assert isinstance(energy, list) and isinstance(latency, list)
+    energy, latency = energy[0].energy_pj, latency[0].latency_cycles
+    passed, failed, lines = changed(tmp_path, ["O01"], both)
+    assert (passed, failed) == outcome, lines
+
+
+def test_leakage_of_levels_is_priced(tmp_path: Path) -> None:
+    file = json.loads(FILE.read_text())
+    file["arches"]["A2"]["levels"][1]["leak_power"] = 3.0
+    file["cases"] = [case for case in file["cases"] if case["id"] == "O01"]
+    arch = arch_of(file["arches"]["A2"], "A2", 8)
+    assert arch.leak_mw() == 3.0
+    (tmp_path / "leaky.json").write_text(json.dumps(file))
+    passed, failed, lines = run(tmp_path / "leaky.json")
+    assert (passed, failed) == (0, 1) and "not the optimum" in lines[0]
+
+
+@pytest.mark.parametrize("change", [lambda case: case.pop("arch"), lambda case: case.update(workload=None), lambda case: case.update(optimum={}),
+                                    lambda case: case["workload"].update(einsum="C[m,n += A[m]"), lambda case: case.update(objective="ENERGY|AREA"),
+                                    lambda case: case["workload"].update(bounds={})])
+def test_a_case_of_another_form_is_named_and_the_others_run(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    file = json.loads(FILE.read_text())
+    file["cases"] = [case for case in file["cases"] if case["id"] in ("O01", "O03")]
+    change(file["cases"][0])
+    (tmp_path / "odd.json").write_text(json.dumps(file))
+    passed, failed, lines = run(tmp_path / "odd.json")
+    assert (passed, failed) == (1, 0) and len(lines) == 1 and "O01: not run: " in lines[0]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"kind": "optimal_mapping"}', '{"kind": ["a"]}', '{"kind": "systolic_cycles", "cases": [{}]}', '{"kind": "eyeriss"}',
+                                  '{"kind": "smaug_tiling", "cases": [3]}', '{"kind": "model_counts", "cases": [{"id": "x"}]}'])
+def test_no_file_is_a_crash(tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.json").write_text(text)
+    passed, failed, lines = run(tmp_path / "odd.json")
+    assert passed == 0 and lines and (failed == 1 or "not run: " in lines[0])

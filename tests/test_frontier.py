@@ -9,11 +9,12 @@ from random import Random
 import numpy as np
 import pytest
 
+from dse import cache
 from dse.dataflow import frontier, optimal
 from dse.dataflow.family import NoFrontier, covers, family
 from dse.sim import cost
 from dse.sim.counts import footprints
-from dse.sim.evaluate import Problem, einsum_cost, figure
+from dse.sim.evaluate import Problem, Violated, einsum_cost, figure
 from hw import machine
 from tests.families import BETTER, KINDS, differences, layer, machines
 
@@ -80,3 +81,52 @@ def test_what_no_frontier_knows_is_said() -> None:
     with pytest.raises(NoFrontier, match="double buffering"):
         family([doubled])
     assert covers(family([edge]), edge) and not covers(family([edge]), doubled)
+
+
+def test_a_frontier_is_kept_under_all_that_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second question to the same cache, each field of the first one changed in turn: it gets its own answer."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    rng = Random(5)
+    e, archs = layer("decode", rng), machines(rng)
+    f = family(archs)
+    wide = family([replace(arch, word_bits=16) for arch in archs])
+    asked = {cache.place("frontier", frontier.question(e, f), ".npz")}
+    level, fan = f.arch.levels[1], f.arch.fanouts[0]
+    changed = [wide, *(replace(f, **{name: value}) for name, value in {
+        "rooms": f.rooms[::-1], "shapes": f.shapes[1:],
+        "shares": ((0.1, 0.2), *f.shares[1:]), "ratios": ((0.1, 0.2), *f.ratios[1:]), "separate": tuple(not s for s in f.separate),
+        "limited": tuple(not one for one in f.limited), "hides": tuple(tuple(n + 1 for n in row) for row in f.hides)}.items())]
+    changed += [replace(f, arch=replace(f.arch, levels=(f.arch.levels[0], replace(level, **{name: value}), *f.arch.levels[2:]))) for name, value in {
+        "name": "OTHER", "double_buffer": True, "bypass": not level.bypass, "skip_first_read": not level.skip_first_read, "holds": ("input",)}.items()]
+    changed += [replace(f, arch=replace(f.arch, fanouts=(replace(fan, **{name: value}),))) for name, value in {
+        "outside": 1, "multicast": tuple(not one for one in fan.multicast), "reduce": tuple(not one for one in fan.reduce), "ramp": "os"}.items()]
+    changed += [replace(f, arch=replace(f.arch, compute=replace(f.arch.compute, alu_per_cycle=2.0)))]
+    for other in changed:
+        asked.add(cache.place("frontier", frontier.question(e, other), ".npz"))
+    for einsum in (replace(e, kind="max"), replace(e, output=replace(e.output, bits=24)), layer("gemm", rng)):
+        asked.add(cache.place("frontier", frontier.question(einsum, f), ".npz"))
+    assert len(asked) == 1 + len(changed) + 3
+    assert frontier.question(replace(e, name="other"), f) == frontier.question(e, f)
+
+
+def test_a_study_of_other_words_in_the_same_cache_gets_its_own_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(5)
+    e, archs = layer("decode", rng), machines(rng)
+    wide = [replace(arch, word_bits=16) for arch in archs]
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "apart"))
+    alone = [frontier.priced(frontier.frontier(e, family(wide)), Problem(arch, e, "energy")) for arch in wide]
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "shared"))
+    frontier.frontier(e, family(archs))
+    assert [frontier.priced(frontier.frontier(e, family(wide)), Problem(arch, e, "energy")) for arch in wide] == alone
+
+
+def test_a_priced_mapping_fits_the_machine() -> None:
+    """Members that are wider than the machine's words are refused, not priced."""
+    rng = Random(5)
+    e, archs = layer("decode", rng), machines(rng)
+    narrow = frontier.solved(e, family(archs))
+    wide = [replace(arch, word_bits=16) for arch in archs]
+    wrong = replace(narrow, family=family(wide))
+    with pytest.raises(Violated, match="does not fit or costs"):
+        for arch in wide:
+            frontier.priced(wrong, Problem(arch, e, "energy"))

@@ -47,7 +47,7 @@ def agree(problem: Problem, tiles: Tiles, constraints: Constraints = Constraints
     assert einsum_cost(problem, found[0].mapping) == found[0]
     a, b = ranked(problem, found[0]), ranked(problem, want[0])
     assert not before(a, b) and not before(b, a), f"{a} is not {b}\n{found[0].mapping}\n{want[0].mapping}"
-    assert found[0].certificate == f"optimal({tiles})" and found[0].gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
+    assert found[0].proven.startswith(f"{tiles} tiles") and found[0].gap_in_space == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,7 +95,7 @@ def test_a_spent_budget_is_no_certificate() -> None:
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 32, "k": 48}), "energy")
     found, other = solved(problem, budget=30), cost_descending(problem, Random(0))
     assert isinstance(found, list) and isinstance(other, list)
-    assert found[0].certificate == "" and found[0].gap > 0 and found[0].energy_pj <= other[0].energy_pj
+    assert found[0].proven == "" and found[0].gap_in_space == found[0].gap_to_bound > 0 and found[0].energy_pj <= other[0].energy_pj
 
 
 @given(st.integers(2, 30), st.integers(1, 5), st.integers(1, 4), st.sampled_from([0, 1]))
@@ -146,4 +146,4 @@ def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() 
         assert str(solved(problem, constraints=least, budget=20)) == "conv: the search needs 21 nodes, has 20"
     assert isinstance(solved(problem, budget=20), list)
     (one,) = solved(problem, constraints=rules)
-    assert one.certificate and broken(rules, one.mapping) == []
+    assert one.proven and broken(rules, one.mapping) == []

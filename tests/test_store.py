@@ -222,7 +222,7 @@ def test_retract_takes_back_only_the_machines_named(tmp_path: Path) -> None:
 def test_a_column_that_older_parts_lack_is_null_after_a_merge(tmp_path: Path) -> None:
     store = committed(tmp_path, groups=1)
     wider = tables([50])
-    wider["points"] = wider["points"].append_column("gap", pa.array([0.5]))
+    wider["points"] = wider["points"].append_column("gap_to_bound", pa.array([0.5]))
     store = s.commit(store, [wider])
     assert s.read(s.compact(store, fan_in=2), "points").num_rows == 5  # type: ignore[union-attr]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import product
-from math import inf
+from math import inf, isclose
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +23,12 @@ from dse.dataflow import optimal, optimal_kernels
 from dse.dataflow.family import CELLS, Family, NoFrontier, cell, family, shape_of, topology
 from dse.dataflow.formula import Formulas, formulas, ranges
 from dse.dataflow.optimal import Join, Search
-from dse.dataflow.space import FREE
+from dse.dataflow.space import FREE, named
 from dse.dataflow.steps import NODE
 from dse.nest import Infeasible, Mapping
-from dse.sim.cost import bits_of, op_cycles, op_pj, price
-from dse.sim.counts import count, footprints, nonzero
-from dse.sim.evaluate import EinsumCost, Problem
+from dse.sim.cost import bits_of, op_cycles, op_pj, overflow, price
+from dse.sim.counts import Footprint, count, footprints, nonzero
+from dse.sim.evaluate import EinsumCost, Problem, Violated, lanes_overflow, optimum
 from dse.sim.evaluate import priced as costed
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -43,7 +43,7 @@ CHAINS, LABELS = 1 << 22, 1 << 22
 class Frontier:
     """Members N: counts [N, 4 V + 1] as kernels.cheapest has them; rows [N, P + V + 1] and shapes [N] as kernels.Front has them; programs [N, 2] outer and
     inner steps, states [N, ., R] of the ranks after them. cells, told: what was asked before, members by capacities and shape, and costs by member and shape,
-    whose counts hold on all machines."""
+    whose counts hold on all machines. fits: members that were seen to fit the capacities and shape of a cell."""
 
     family: Family
     counts: Floats
@@ -52,12 +52,13 @@ class Frontier:
     programs: Ints
     states: Ints
     cells: dict[int, Ints] = field(default_factory=dict, compare=False)
-    told: dict[tuple[int, tuple[int, ...]], EinsumCost] = field(default_factory=dict, compare=False)
+    told: dict[tuple[int, tuple[int, ...]], tuple[EinsumCost, tuple[Footprint, ...]]] = field(default_factory=dict, compare=False)
+    fits: set[tuple[int, int]] = field(default_factory=set, compare=False)
 
 
 def frontier(e: Einsum, f: Family) -> Frontier:
     """The members for one einsum, from $DSE_CACHE if they are there. Raises NoFrontier."""
-    path = cache.place("frontier", (replace(e, name=""), replace(f, arch=topology(f.arch)[0])), ".npz")
+    path = cache.place("frontier", question(e, f), ".npz")
     if path.exists():
         with np.load(path) as stored:
             return Frontier(f, **stored)
@@ -65,6 +66,12 @@ def frontier(e: Einsum, f: Family) -> Frontier:
     np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "rows", "shapes", "programs", "states")})
     cache.keep(path, file.getvalue())
     return found
+
+
+def question(e: Einsum, f: Family) -> tuple[object, ...]:
+    """All that the members depend on: the einsum, what its machines share (levels, fan-outs, bits of a word), and the ranges of what they do not."""
+    bare, word_bits = topology(f.arch)
+    return replace(e, name=""), replace(f, arch=bare), word_bits
 
 
 def solved(e: Einsum, f: Family) -> Frontier:
@@ -275,16 +282,22 @@ def priced(own: Frontier, problem: Problem, machine: Machine | None = None) -> l
     """The best mapping of the frontier's einsum on a machine of its family: what optimal.solved finds over perfect factors. machine: as `asked` gives it."""
     e, arch = problem.einsum, problem.arch
     machine = machine or asked(own.family, arch)
-    best, _ = prices(own, [machine], rates([machine], [arch], e), problem.objective)
+    best, out = prices(own, [machine], rates([machine], [arch], e), problem.objective)
     if best[0] < 0:
         return optimal.solved(problem, "perfect")
     n, shape = int(best[0]), shape_of(arch)
     if (n, shape) not in own.told:
         mapping = nest_of(own, n, e, arch)
-        answer = costed(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
-        own.told[n, shape] = replace(answer, gap=0.0, certificate="optimal(perfect)", visited=0)
-    known = own.told[n, shape]
+        held = footprints(mapping, e)
+        answer = costed(problem, mapping, count(mapping, e, arch), held)
+        own.told[n, shape] = optimum(answer, named("perfect", arch), 0), held
+    known, held = own.told[n, shape]
     p = price(known.counts, e, arch)
+    if (n, machine.cell) not in own.fits and not overflow(held, e, arch) and not lanes_overflow(known.mapping, e, arch):
+        own.fits.add((n, machine.cell))
+    if (n, machine.cell) not in own.fits or not isclose(p.energy_pj, out[0, 0], rel_tol=1e-9) or not isclose(p.latency_cycles, out[0, 1], rel_tol=1e-9):
+        raise Violated(f"{e.name} on {arch.name}: the frontier says {out[0].tolist()} for a mapping that does not fit or costs "
+                       f"{[p.energy_pj, p.latency_cycles]}; delete the folder $DSE_CACHE\n{known.mapping}")
     return [replace(known, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bound_by=p.bound_by, price=p)]
 
 

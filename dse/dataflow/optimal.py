@@ -23,15 +23,16 @@ from numpy.typing import NDArray
 from dse.dataflow import optimal_kernels as kernels
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.formula import Formulas, fanout_dims, formulas, link_number, ranges, weights
+from dse.dataflow.improve import improved
 from dse.dataflow.optimal_kernels import OBJECTIVES
-from dse.dataflow.space import FREE, Constraints, Tiles, least
+from dse.dataflow.space import FREE, Constraints, Tiles, least, named
 from dse.dataflow.steps import LANES, MAC, NODE, Step, long_ranks, programs
 from dse.dataflow.walks import lanes
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
 from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.counts import count, footprints, hull, nonzero
-from dse.sim.evaluate import EinsumCost, Problem, figure, lower_bound, priced
+from dse.sim.evaluate import EinsumCost, Problem, figure, lower_bound, optimum, priced
 from hw.arch import Arch, Compute
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -50,36 +51,64 @@ def optimal(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 def solved(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints = FREE, budget: int = BUDGET) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum; ties by energy, then latency, within a relative 1e-10. budget: nodes visited at most.
 
-    If the budget ends first: the best mapping found, over divisor tiles never above the optimum of the smaller perfect space where that was proven, and
-    without constraints never above `cost_descending`.
+    If the budget ends first: the best of what was found and, without constraints, of `cost_descending`, each improved by a local search; not certified.
     """
-    found = within(problem, tiles, constraints, budget)
-    if isinstance(found, Infeasible) or found[0].gap == 0 or constraints != FREE:
+    return best_known(problem, searched(problem, tiles, constraints, budget), tiles, constraints)
+
+
+def best_known(problem: Problem, found: list[EinsumCost] | Infeasible, tiles: Tiles, constraints: Constraints = FREE) -> list[EinsumCost] | Infeasible:
+    """What `searched` found if that is proven, else the best of it and of what heuristics find."""
+    if isinstance(found, Infeasible) or found[0].proven:
         return found
-    other = cost_descending(problem, Random(0))
-    both = [*found, *(replace(one, visited=found[0].visited) for one in other)] if isinstance(other, list) else found
-    return [min(both, key=lambda one: figure(problem.objective, one.energy_pj, one.latency_cycles))]
+    starts = [found[0].mapping]
+    if constraints == FREE and isinstance(other := cost_descending(problem, Random(0)), list):
+        starts.append(other[0].mapping)
+    return [min((_improved(problem, found[0], start, tiles, constraints) for start in starts), key=lambda one: _rank(problem, one))]
+
+
+def _improved(problem: Problem, found: EinsumCost, start: Mapping, tiles: Tiles, constraints: Constraints) -> EinsumCost:
+    mapping = improved(problem, start, tiles, constraints)
+    one = priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum))
+    return replace(one, visited=found.visited)
+
+
+def _rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
+    return figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles, str(one.mapping)
 
 
 def within(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
-    """As `solved`, of this space only: no heuristic steps in. Infeasible too if the budget ended before any mapping was found that keeps to constraints."""
+    """As `solved`, of this space only: what the search found is improved, no heuristic steps in."""
+    found = searched(problem, tiles, constraints, budget)
+    return found if isinstance(found, Infeasible) or found[0].proven else [_improved(problem, found[0], found[0].mapping, tiles, constraints)]
+
+
+def searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
+    """The optimum with its certificate; without one, where the budget ended first, the best mapping found, or the smallest one if none was.
+
+    Infeasible too if the budget ended before any mapping was found that keeps to constraints.
+    """
     e, arch = problem.einsum, problem.arch
     whole = not arch.fanouts or min(f.outside for f in arch.fanouts) == 0 or arch.levels[0].bypass or tiles == "ragged"
-    known = within(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
-    s = Search(problem, formulas(e, arch, tiles, constraints), tiles, constraints, known[0] if isinstance(known, list) else None)
+    first = searched(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
+    s = Search(problem, formulas(e, arch, tiles, constraints), tiles, constraints, first[0] if isinstance(first, list) else None)
     spent = s.known.visited if s.known else 0
     found, visited = (_every_placement if whole else _split)(s, budget - spent)
     proven, visited = visited <= budget - spent, visited + spent
     smallest = least(e, arch)
     if found is None and s.known:
-        return [replace(s.known, certificate=f"optimal({tiles})", visited=visited, gap=0.0) if proven else replace(s.known, visited=visited)]
+        return [optimum(s.known, named(tiles, arch, constraints), visited) if proven else _open(s.known, visited)]
     if found is None and (proven or cost.overflow(footprints(smallest, e), e, arch)):
         return cost.overflow(footprints(smallest, e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     if found is None and constraints != FREE:
         return Infeasible("the search", visited, budget, e.name, "nodes")
     mapping = nest(s.own, e, arch, *found) if found else smallest
     answer = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
-    return [replace(answer, gap=0.0 if proven else answer.gap, certificate=f"optimal({tiles})" if proven else "", visited=visited)]
+    return [optimum(answer, named(tiles, arch, constraints), visited) if proven else _open(answer, visited)]
+
+
+def _open(one: EinsumCost, visited: int) -> EinsumCost:
+    """One as an answer that nothing is proven of but the bound."""
+    return replace(one, gap_in_space=one.gap_to_bound, proven="", visited=visited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +201,8 @@ def grid_bounds(s: Search, join: Join, t: kernels.Tables, weight: Floats) -> tup
     exact = kernels.linked(units.rows, units.exact, floor, weight, spans, outer, ~every)
     plain = kernels.linked(units.rows, units.bound, floor, weight, spans, every, ~every)
     low = kernels.linked(units.rows, units.bound, floor, weight, spans, every, plus)
-    tile = np.stack([t.tile[r][units.states[:, r]] for r in range(len(s.own.ranks))], axis=1).astype(np.float64)
     sets = [tuple(p for link in links for p in range(*s.own.links[link]) if p in s.own.access) for links in join.pair_links]
-    joint = {own: _joint(s, t, own, weight, tile) for own in dict.fromkeys(sets)}
+    joint = {own: _joint(s, t, own, low, weight) for own in dict.fromkeys(sets)}
     inside, tails = kernels.summed(low, _padded([np.array(links) for links in join.pair_links], -1), join.pair_signature, np.stack(list(joint.values())),
                                    np.array([list(joint).index(own) for own in sets]))
     once = canonical(s.problem.einsum, s.own, units.digit) if s.rules == FREE else np.ones(len(units.states), np.bool_)
@@ -199,23 +227,24 @@ def canonical(e: Einsum, own: Formulas, digit: Ints) -> NDArray[np.bool_]:
     return np.ones(len(digit), np.bool_)
 
 
-def _joint(s: Search, t: kernels.Tables, own: Sequence[int], weight: Floats, tile: Floats) -> Floats:
-    """[G] energy that accesses of compute to several tensors (products own) cost above their bounds apart: they share the lanes; tile [G, R].
+def _joint(s: Search, t: kernels.Tables, own: Sequence[int], low: Floats, weight: Floats) -> Floats:
+    """[G] energy that accesses of compute to several tensors (products own) cost above the bounds of their links, low [K, G, P]: they share the lanes.
 
-    A tensor is read c times per tile U, c the product over the ranks that it does not see of the steps that lanes leave; the product of all c is at least
-    that of these extents of U over the lanes, so the sum of n costs w c is at least n times the geometric mean. Only if these ranks are disjoint.
+    Argument: compute reads tensor i points / L_i times at least, L_i the lanes over the ranks that it does not see. Where no two tensors miss the same rank,
+    the L_i together are at most all lanes L; so the costs w_i points / L_i have at least the product prod(w_i points) / L, and their sum is at least n times
+    its n-th root. What else these links cost (first reads that are skipped come off) is bounded product by product.
     """
-    unseen = [s.own.access[p] for p in own]
-    none = np.zeros(len(s.own.grid.states))
-    if len(own) < 2 or np.sum(unseen, axis=0).max() > 1:
-        return none
-    ratio, apart, mean = np.full(len(tile), 1.0 / prod(float(n) for n in t.lane_size)), none, np.ones(len(tile))
-    for p, ranks in zip(own, unseen, strict=True):
-        free = tile[:, ranks].prod(axis=1)
-        apart = apart + weight[p, 0] * np.maximum(s.own.grid.rows[s.own.grid.bound[p]], s.own.products[p].floor)
-        mean, ratio = mean * weight[p, 0] * s.problem.einsum.points() / free, ratio * free
-    together = len(own) * (mean * ratio) ** (1.0 / len(own))
-    return np.where(ratio > 1.0, np.maximum(together - apart, 0.0), 0.0)
+    size = len(s.own.grid.states)
+    if len(own) < 2 or np.sum([s.own.access[p] for p in own], axis=0).max() > 1:
+        return np.zeros(size)
+    together = len(own) * prod((float(weight[p, 0]) * s.problem.einsum.points()) ** (1 / len(own)) for p in own)
+    apart = np.zeros(size)
+    for link, (first, last) in enumerate(s.own.links):
+        if any(first <= p < last for p in own):
+            others = [p for p in range(first, last) if p not in own and weight[p, 0]]
+            apart += low[link, :, 0] - sum(weight[p, 0] * s.own.grid.rows[s.own.grid.bound[p]] for p in others)
+    found: Floats = np.maximum(together / prod(float(n) for n in t.lane_size) ** (1 / len(own)) - apart, 0.0)
+    return found
 
 
 def _crowd(e: Einsum, arch: Arch, join: Join, t: kernels.Tables, border: int) -> kernels.Crowd:
@@ -229,7 +258,8 @@ def _crowd(e: Einsum, arch: Arch, join: Join, t: kernels.Tables, border: int) ->
     links = [(x, parent, child) for x in range(len(tensors)) for parent in range(depth) for child in range(parent + 1, depth + 1)]
     tensor = [x if parent < border <= child else -1 for x, parent, child in links]
     direct = [x if parent < border and child == depth and shares[x] else -1 for x, parent, child in links]
-    return kernels.Crowd(words, paid, np.array(first, np.int64), np.array([*tensor, -1], np.int64), np.array([*direct, -1], np.int64))
+    serves = np.array([child == depth for _, _, child in links] + [True])
+    return kernels.Crowd(words, paid, np.array(first, np.int64), np.array([*tensor, -1], np.int64), serves, np.array([*direct, -1], np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -664,13 +664,14 @@ class Crowd(NamedTuple):
 
     words [X]: the most that a node of x may hold, inf if nothing bounds it; paid [X, X, R]: ranks of x that y does not see;
     first [N]: the tensor whose node stands first in inner program n, -1 if none stands at that level. tensor [K] of a link, -1 if it does not cross the border;
-    direct [K] if it serves compute, over lanes that all share, else -1.
+    serves [K] whether it ends at compute; direct [K]: its tensor if it also crosses the border over lanes that all share, else -1.
     """
 
     words: Floats
     paid: Bools
     first: Ints
     tensor: Ints
+    serves: Bools
     direct: Ints
 
 
@@ -685,17 +686,20 @@ def least_sum(a: float, b: float, whole1: float, whole2: float, k: float) -> flo
 
 
 @njit(cache=True, nogil=True)
-def crowded(x: int, u: Ints, lanes_left: float, t: Tables, c: Crowd, crossing: Floats, low: Floats, out: Floats) -> None:
+def crowded(x: int, u: Ints, lanes_left: float, t: Tables, c: Crowd, pays: Bools, crossing: Floats, low: Floats, out: Floats) -> None:
     """At least what links cost if x stands first inside: out [P] += what the room of x adds to crossing [X, P], the bounds of the links of every tensor.
 
-    u: states of the tile U; low [X, P]: the same bounds at U. A lane has a share V of U and holds tiles s of it; let E = U s / V. The hull of x over E is
-    at most `words` times the lanes over its ranks, `lanes_left`. A tensor y is fetched once per E of the ranks that it does not see; those that x sees, R_y
-    in all, are limited together: prod(R_y) <= K. So y costs at least U_y / R_y times its bound at U (U_y: R_y of the whole U). Two tensors share K best
-    where a / R_1 + b / R_2 is least. The idea is the I/O bound of Hong and Kung (STOC 1981), per placement.
+    u: states of the tile U; low [X, P]: the same bounds at U; pays [X]: tensors that have a node inside, which stands below that of x. Argument: where x
+    rests a lane holds a tile s of x, whose hull, and so the product over the dimensions of x of the longest s in each, is at most `words`. The node of y
+    stands no further out, so over a rank r that y does not see it is refilled at least U_r / R_r times per U, R_r at most s_r times the lanes over r, and
+    R_r <= U_r; lanes of all ranks of x are `lanes_left` at most. So prod(R_y) <= K over the ranks of x that y does not see, and y costs at least U_y / R_y
+    times its bound at U, which counts one refill (what is skipped is part of the first one). Two tensors share K best where a / R_1 + b / R_2 is least.
+    It does not hold for what serves compute directly: its bound at U already counts the steps of compute inside U.
+    The idea is the I/O bound of Hong and Kung (STOC 1981), per placement.
     """
     n, first, second, k = 0, -1, -1, c.words[x] * lanes_left
     for y in range(t.seen.shape[0]):
-        if y != x and np.any(c.paid[x, y]):
+        if y != x and pays[y] and np.any(c.paid[x, y]):
             first, second, n = y if n == 0 else first, y if n == 1 else second, n + 1
     if n == 0 or n > 2 or (n == 2 and np.any(c.paid[x, first] & c.paid[x, second])):
         return
@@ -765,31 +769,28 @@ def inward(p: Programs, pair_programs: Ints, pair_signature: Ints, inside: Float
     pairs, size, tensors = inside.shape[0], inside.shape[1], t.seen.shape[0]
     bounds = np.full((pairs * size, 3), np.inf)
     low, floored = np.zeros((tensors, t.start.shape[0])), np.zeros((tensors, t.start.shape[0]))
-    guess, lanes_all = np.zeros(t.start.shape[0]), float(np.prod(t.lane_size))
+    guess, lanes_all, pays = np.zeros(t.start.shape[0]), float(np.prod(t.lane_size)), np.zeros(tensors, np.bool_)
     for g in range(pairs):
         for i in range(size):
             first, last = spans[pair_signature[g], i]
             if first == last or not grid.canonical[i] or settle(inside[g, i], heads, first, last, t, best, w) < 0:
                 continue
-            copied(w.least, bounds[g * size + i])
-            crossings(p, pair_programs[g, 0], i, grid, crowd, low)
+            crossings(p, pair_programs[g, 0], i, grid, crowd, low, pays)
             seen = np.int64(0)
-            for k in range(pair_programs[g, 0], pair_programs[g, 1]):
+            for k in range(pair_programs[g, 0], pair_programs[g, 1]):  # the pair costs at least as much as its cheapest program
                 x = crowd.first[k]
-                if x >= 0 and not seen >> x & 1:
-                    copied(inside[g, i], guess)
-                    if crowd.words[x] < np.inf:
-                        floored[:] = 0.0
-                        for j in range(p.ordered[k]):
-                            if crowd.tensor[p.order[k, j]] >= 0:
-                                added(grid.low[p.order[k, j], i], floored[crowd.tensor[p.order[k, j]]])
-                        crowded(x, grid.states[i], lanes_all, t, crowd, floored, low, guess)
-                    if settle(guess, heads, first, last, t, best, w) >= 0 and (seen == 0 or below(w.least, bounds[g * size + i])):
-                        copied(w.least, bounds[g * size + i])
-                        seen |= np.int64(1) << 62
-                    seen |= np.int64(1) << x
-            if crowd.first[pair_programs[g, 0]] >= 0 and not seen >> 62 & 1:
-                bounds[g * size + i] = np.inf
+                if seen >> (x + 1) & 1:
+                    continue
+                seen |= np.int64(1) << (x + 1)
+                copied(inside[g, i], guess)
+                if x >= 0 and crowd.words[x] < np.inf:
+                    floored[:] = 0.0
+                    for j in range(p.ordered[k]):
+                        if crowd.tensor[p.order[k, j]] >= 0:
+                            added(grid.low[p.order[k, j], i], floored[crowd.tensor[p.order[k, j]]])
+                    crowded(x, grid.states[i], lanes_all, t, crowd, pays, floored, low, guess)
+                if settle(guess, heads, first, last, t, best, w) >= 0 and (bounds[g * size + i, 0] == np.inf or below(w.least, bounds[g * size + i])):
+                    copied(w.least, bounds[g * size + i])
     open_pairs = np.flatnonzero(bounds[:, 0] < np.inf)
     later = open_pairs[np.argsort(bounds[open_pairs, 1], kind="mergesort")]
     later = later[np.argsort(bounds[later, 0], kind="mergesort")]
@@ -810,12 +811,15 @@ def inward(p: Programs, pair_programs: Ints, pair_signature: Ints, inside: Float
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def crossings(p: Programs, k: int, i: int, grid: Grid, crowd: Crowd, low: Floats) -> None:
-    """[X, P] at least what the links of every tensor over the border cost at place i of the grid, were there as many lanes as one likes."""
-    low[:] = 0.0
+def crossings(p: Programs, k: int, i: int, grid: Grid, crowd: Crowd, low: Floats, pays: Bools) -> None:
+    """[X, P] at least what the links of every tensor over the border cost at place i of the grid, were there as many lanes as one likes; [X] whether they end
+    at a node."""
+    low[:], pays[:] = 0.0, False
     for j in range(p.ordered[k]):
-        if crowd.tensor[p.order[k, j]] >= 0:
-            added(grid.plain[p.order[k, j], i], low[crowd.tensor[p.order[k, j]]])
+        x = crowd.tensor[p.order[k, j]]
+        if x >= 0:
+            added(grid.plain[p.order[k, j], i], low[x])
+            pays[x] = not crowd.serves[p.order[k, j]]
 
 
 @njit(cache=True, nogil=True)
@@ -825,7 +829,8 @@ def lanes(p: Programs, programs: Ints, grid: Grid, i: int, crowd: Crowd, heads: 
     u, parts, tensors = grid.states[i], t.start.shape[0], t.seen.shape[0]
     ranks, visited, r, k = u.shape[0], 0, 0, programs[0]
     low, crossing, total = np.zeros((tensors, parts)), np.zeros((tensors, parts)), np.zeros(parts)
-    crossings(p, k, i, grid, crowd, low)
+    pays = np.zeros(tensors, np.bool_)
+    crossings(p, k, i, grid, crowd, low, pays)
     hopeful = np.zeros(tensors + 1, np.bool_)
     w.state[0], w.moved[0] = u, i > 0
     w.parts[0], w.need[0] = 0.0, 0.0
@@ -886,7 +891,7 @@ def lanes(p: Programs, programs: Ints, grid: Grid, i: int, crowd: Crowd, heads: 
                         if t.seen[x, j]:
                             rest *= t.tile[j, u[j]]
                     over *= min(rest, most / w.fewest[r + 1])
-                    crowded(x, u, over, t, crowd, crossing, low, w.guess)
+                    crowded(x, u, over, t, crowd, pays, crossing, low, w.guess)
                 hopeful[x] = settle(w.guess, heads, span[0], span[1], t, best, w) >= 0
             some = some or hopeful[x]
         if not some:

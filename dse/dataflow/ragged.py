@@ -24,12 +24,12 @@ from dse.dataflow import ragged_vectors as vec
 from dse.dataflow.optimal_kernels import below
 from dse.dataflow.ragged_program import Program, groups_of, ideal, nest, orders, prices, program, uncovered
 from dse.dataflow.ragged_vectors import Group, Scope, Vectors
-from dse.dataflow.space import FREE, least
+from dse.dataflow.space import FREE, least, named
 from dse.dataflow.steps import programs
 from dse.nest import Infeasible
 from dse.sim import cost
 from dse.sim.counts import count, footprints
-from dse.sim.evaluate import EinsumCost, Problem, priced
+from dse.sim.evaluate import EinsumCost, Problem, optimum, priced
 from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
@@ -66,7 +66,7 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
         return cost.overflow(footprints(smallest, e), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     mapping = nest(e, *answer)
     one = priced(problem, mapping, count(mapping, e, problem.arch), footprints(mapping, e))
-    return [replace(one, gap=0.0 if proven else one.gap, certificate="optimal(ragged)" if proven else "", visited=visited)]
+    return [optimum(one, named("ragged", problem.arch, shared=True), visited) if proven else replace(one, visited=visited)]
 
 
 def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Problem]]:

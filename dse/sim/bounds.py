@@ -146,12 +146,14 @@ def latency_cycles(e: Einsum, arch: Arch) -> float:
     return _cycles(needs(e), rates(arch))
 
 
+def each(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
+    """Energy and cycles of every einsum."""
+    at = rates(arch)
+    return [floor(needs(e), at) for e in einsums]
+
+
 def in_turn(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
     """Energy and cycles of einsums one after the other, each so often."""
-    at = rates(arch)
-    energy = cycles = 0.0
-    for e, times in runs:
-        least_pj, least_cycles = floor(needs(e), at)
-        energy += times * least_pj
-        cycles += times * least_cycles
-    return energy, cycles
+    listed = list(runs)
+    floors = each((e for e, _ in listed), arch)
+    return tuple(sum(times * least[i] for (_, times), least in zip(listed, floors, strict=True)) for i in range(2))  # type: ignore[return-value]

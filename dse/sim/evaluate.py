@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
 from dse.sim import bounds, cost
@@ -13,14 +14,15 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique, Workload, unique
 
+PRECISE = 1e-9  # gaps below come from rounding
 
 @dataclass(frozen=True, slots=True)
 class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
-    gap: how far the objective may lie above the lower bound, as a share of the cost.
-    certificate: what is proven, as optimal(space); visited: nodes that the search for it visited. strategy: how a tile optimizer cut the tensors, as text;
-    host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut beforehand.
+    gap_in_space, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
+    proven: the space in which it is proven optimal, in words, "" if it is not; visited: nodes that the search for it visited. strategy: how a tile optimizer
+    cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut beforehand.
     """
 
     name: str
@@ -33,13 +35,18 @@ class EinsumCost:
     energy_pj: float
     latency_cycles: float
     bound_by: str
-    gap: float = field(compare=False)
+    gap_in_space: float = field(compare=False)
+    gap_to_bound: float = field(compare=False)
     price: cost.Price
-    certificate: str = field(default="", compare=False)
+    proven: str = field(default="", compare=False)
     visited: int = field(default=0, compare=False)
     strategy: str = field(default="", compare=False)
     host_copies: int | None = None
     host_copy_elems: int | None = None
+
+    @property
+    def certificate(self) -> str:
+        return certified(f"optimal in {self.proven}" if self.proven else "not proven optimal", self.gap_to_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +57,34 @@ class Solution:
     energy_pj: float
     latency_cycles: float
     steady_cycles: float
-    gap: float
+    gap_in_space: float
+    gap_to_bound: float
     certificate: str
+
+
+def certified(what: str, gap_to_bound: float) -> str:
+    """What every answer says of itself, in the same words everywhere."""
+    return f"{what}; at most {percent(gap_to_bound)} above any mapping" if gap_to_bound < inf else f"{what}; no bound known"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
+
+
+def proven(certificate: str) -> str:
+    """The space that a certificate says an einsum is proven optimal in, "" if it does not."""
+    what, _, _ = certificate.partition("; ")
+    return what.removeprefix("optimal in ") if what.startswith("optimal in ") else ""
+
+
+def above(value: float, floor: float) -> float:
+    """How far a value may lie above what cannot be below floor, as a share of it."""
+    return max(value / floor - 1, 0.0) if floor > 0 else inf if value > 0 else 0.0
+
+
+def optimum(one: EinsumCost, proven: str, visited: int) -> EinsumCost:
+    """One as the proven optimum of a space."""
+    return replace(one, gap_in_space=0.0, proven=proven, visited=visited)
 
 
 def lower_bound(problem: Problem) -> float:
@@ -96,8 +129,8 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     key, wires = canonical_key(e), wiring(arch)  # what lanes share and how wide words are is part of the rows of a mapping
     number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
-    gap = max(1 - floor / value, 0.0) if value else 0.0
-    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, p)
+    gap = above(value, floor)
+    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p)
 
 
 def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
@@ -130,15 +163,35 @@ def evaluate(arch: Arch, workload: Workload, schedule: Dict[str, Mapping], objec
     return in_turn(costs, groups, Problem(arch, groups[0].einsum, objective), "given mapping")
 
 
-def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, certificate: str) -> Solution | Infeasible:
-    """Einsums one after the other: energies and latencies add up."""
+def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str) -> Solution | Infeasible:
+    """Einsums one after the other: energies and latencies add up. by: who found the mappings, for what is not proven."""
     solved: list[EinsumCost] = []
-    for one, group in zip(costs, groups, strict=True):
+    floors = bounds.each((group.einsum for group in groups), problem.arch)
+    for one, group, least in zip(costs, groups, floors, strict=True):
         if isinstance(one, Infeasible):
             return one
-        solved.append(replace(one, count=group.count))
+        gap = above(figure(problem.objective, one.energy_pj, one.latency_cycles), figure(problem.objective, *least))
+        solved.append(replace(one, count=group.count, gap_in_space=0.0 if one.proven else gap, gap_to_bound=gap))
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
     value = figure(problem.objective, energy, cycles)
-    floor = figure(problem.objective, *bounds.in_turn(((group.einsum, group.count) for group in groups), problem.arch))
-    gap = max(1 - floor / value, 0.0) if value else 0.0
-    return Solution(tuple(solved), energy, cycles, cycles, gap, f"gap {100 * gap:.3g} % ({certificate})")
+    floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
+    gap, to_bound = above(value, _least_in_space(solved, problem.objective)), above(value, floor)
+    in_space = gap if gap > PRECISE else 0.0
+    return Solution(tuple(solved), energy, cycles, cycles, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
+
+
+def _least_in_space(solved: Sequence[EinsumCost], objective: str) -> float:
+    """No choice of mappings in the spaces of the einsums costs less in all.
+
+    Energies and latencies add up. A product of sums is at least the square of the sum of roots: (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
+    """
+    least = [(c.count, figure(objective, c.energy_pj, c.latency_cycles) / (1 + c.gap_in_space)) for c in solved]
+    return sum(n * one for n, one in least) if objective != "edp" else float(sum(n * one**0.5 for n, one in least) ** 2)
+
+
+def _proven(solved: Sequence[EinsumCost], gap_in_space: float, by: str) -> str:
+    spaces = sorted({c.proven for c in solved if c.proven})
+    where = " and ".join(spaces)
+    if open_ := sum(not c.proven for c in solved):
+        return f"not proven optimal ({by})" if not spaces else f"{open_} of {len(solved)} einsums not proven optimal, the others optimal in {where}"
+    return f"optimal in {where}" if gap_in_space == 0 else f"at most {percent(gap_in_space)} above the optimum in {where}"

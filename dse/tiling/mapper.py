@@ -35,7 +35,7 @@ class Plan:
 def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     """SMAUG's tiling and schedule (specs/tiling.md), one solution, for machines whose scratchpads stand outside of the array.
 
-    rng is not used. A schedule that is no nest has its text for a mapping, and its certificate says why.
+    rng is not used. A schedule that is no nest has its text for a mapping, whose first line says why.
     """
     e = problem.einsum
     found = plan(e, problem.arch)
@@ -87,8 +87,7 @@ def _replayed(problem: Problem, found: Plan) -> EinsumCost:
     held = holders(e, s.tiling)
     footprint = tuple(Footprint(home(name, s.unit), tensor, prod(tiled.tile) // len(held[name]), True)
                       for name, tiled in s.tiling.tensors.items() for tensor in held[name])
-    cost = priced(problem, found.mapping, replayed_counts(e, problem.arch, s), footprint)
-    return replace(cost, certificate=f"{OUTSIDE}: {found.outside}")
+    return priced(problem, found.mapping, replayed_counts(e, problem.arch, s), footprint)
 
 
 def _strategy(s: Schedule) -> Iterator[str]:

@@ -1,0 +1,532 @@
+"""Every mapping of a small problem, counted by formulas of its own: what the searches are proven against. Shares no code with dse/dataflow.
+
+A mapping is a skeleton (storage nodes and borders of fan-outs, outermost first) with, below each of them, one loop in time per rank, and at a border one
+loop in space per rank and fan-out dimension; loops of one trip are none. Two things are left out, for they change no count and hold no more words: where
+the outermost nodes of an unbounded first level stand (they are filled by nothing, and hold what they like), and the order of the loops of a gap, but for
+which window the node above enters (counts know the tiles at nodes only, and a node sinks furthest through its own ranks first, then into one window).
+
+Counts are those of specs/model.md, 2, as tables over the chains of tiles of a rank (or of two that share a dimension), multiplied in a compiled loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, combinations, permutations, product
+from math import inf, prod
+from typing import Literal
+
+import numpy as np
+from numba import njit
+
+from dse.nest import Loop, Mapping, Store, holdable
+from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
+from dse.sim.evaluate import Problem
+from hw.arch import Arch
+from workloads.einsum import Dim, Einsum, Projection
+
+Order = Literal["levels", "tensors"]  # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
+Node = tuple[int, int]  # level, tensor; or (-1, border): a fan-out's border with so many levels outside
+Skeleton = tuple[Node, ...]
+CLOSE = 1e-10
+
+
+@dataclass(frozen=True)
+class Best:
+    """The least (figure, energy, latency) of all mappings, one that has it, and how many mappings there are."""
+
+    cost: tuple[float, float, float]
+    mapping: Mapping | None
+    mappings: int
+
+
+def skeletons(e: Einsum, arch: Arch, order: Order) -> Iterator[Skeleton]:
+    """All of them, each once."""
+    tensors, depth = e.tensors(), len(arch.levels)
+    borders = sorted({f.outside for f in arch.fanouts})
+    holders: list[list[tuple[int, ...]]] = []
+    for p in tensors:
+        may = [v for v, level in enumerate(arch.levels) if p.tensor in holdable(e, level)]
+        must = {v for v in may if not arch.levels[v].bypass}
+        holders.append([own for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)])
+    free = arch.levels[0].capacity_bits is None
+    for choice in product(*holders):
+        nodes = [(v, x) for x, own in enumerate(choice) for v in own]
+        top = [node for node in nodes if node[0] == 0 and free]
+        spans = [(low, high) for low, high in zip([0, *borders], [*borders, depth], strict=True)]
+        parts = [list(_interleaved([node for node in nodes if low <= node[0] < high and node not in top], order)) for low, high in spans]
+        for found in product(*parts):
+            yield (*top, *chain(*([*([(-1, low)] if low in borders else []), *own] for (low, _), own in zip(spans, found, strict=True))))
+
+
+def _interleaved(nodes: list[Node], order: Order) -> Iterator[tuple[Node, ...]]:
+    if order == "levels":
+        by = [[node for node in nodes if node[0] == v] for v in sorted({v for v, _ in nodes})]
+        yield from (tuple(chain(*own)) for own in product(*(permutations(own) for own in by)))
+        return
+    if not nodes:
+        yield ()
+    for node in nodes:
+        if not any(other[1] == node[1] and other[0] < node[0] for other in nodes):
+            yield from ((node, *rest) for rest in _interleaved([other for other in nodes if other != node], order))
+
+
+@lru_cache(maxsize=1 << 14)
+def chains(extent: int, loops: tuple[int, ...], tiles: str) -> tuple[tuple[int, ...], ...]:
+    """Tiles that every loop leaves, the last one 1. loops: 0 in time, else lanes that a loop in space may use at most."""
+    if not loops:
+        return ((),) if extent == 1 else ()
+    if loops[0]:
+        own = sorted({-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0})
+    else:
+        own = [n for n in range(1, extent + 1) if tiles == "ragged" or extent % n == 0]
+    return tuple((n, *rest) for n in own for rest in chains(n, loops[1:], tiles))
+
+
+@lru_cache(maxsize=1 << 14)
+def how_many(extent: int, loops: tuple[int, ...], tiles: str) -> int:
+    """Number of `chains`, without listing them."""
+    if not loops:
+        return int(extent == 1)
+    own = {-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0} if loops[0] else \
+        {n for n in range(1, extent + 1) if tiles == "ragged" or extent % n == 0}
+    return sum(how_many(n, loops[1:], tiles) for n in own)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A skeleton's loops: per loop 0 in time, else 1 + number of the fan-out dimension; at [items + 1] loops above every item and above compute."""
+
+    kinds: tuple[int, ...]
+    at: tuple[int, ...]
+
+
+def shape(skeleton: Skeleton, arch: Arch) -> Shape:
+    """No loops between the outermost nodes of an unbounded first level, one gap below every other item."""
+    dims = [(f.outside, size) for f in arch.fanouts for _, size in f.dims]
+    free = arch.levels[0].capacity_bits is None
+    kinds: list[int] = []
+    at = []
+    for i, (v, number) in enumerate(skeleton):
+        at.append(len(kinds))
+        if v < 0:
+            kinds += [1 + d for d, (outside, size) in enumerate(dims) if outside == number and size > 1]
+        following = skeleton[i + 1] if i + 1 < len(skeleton) else (-1, -1)
+        if not (free and v == 0 and following[0] == 0):
+            kinds.append(0)
+    return Shape(tuple(kinds), (*at, len(kinds)))
+
+
+def loops_of(e: Einsum, arch: Arch, kinds: tuple[int, ...], rank: str) -> tuple[int, ...]:
+    """What `chains` takes: lanes may not share output elements through a window."""
+    sizes = [size for f in arch.fanouts for _, size in f.dims]
+    return tuple(0 if kind == 0 else 1 if rank in e.output.partial() else sizes[kind - 1] for kind in kinds)
+
+
+def size(e: Einsum, arch: Arch, tiles: str, order: Order = "levels", limit: float = inf) -> int:
+    """Mappings of the whole space, those that overfill levels or fan-outs included; above the limit it may stop counting."""
+    total = 0
+    for skeleton in skeletons(e, arch, order):
+        kinds = shape(skeleton, arch).kinds
+        total += prod(how_many(n, loops_of(e, arch, kinds, rank), tiles) for rank, n in e.extents if n > 1)
+        if total > limit:
+            break
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _pieces(extent, tiles, first, low, size):  # type: ignore[no-untyped-def]
+    """Origins and sizes of the tiles that cuts leave, of a cut where `first` only the first; how many."""
+    low[0], size[0], n = 0, extent, 1
+    a, b = np.empty_like(low), np.empty_like(size)
+    for j in range(tiles.shape[0]):
+        m = 0
+        for i in range(n):
+            begin = 0
+            while begin < size[i] and not (first[j] and begin > 0):
+                a[m], b[m] = low[i] + begin, min(tiles[j], size[i] - begin)
+                m += 1
+                begin += tiles[j]
+        low[:m], size[:m], n = a[:m], b[:m], m
+    return n
+
+
+@njit(cache=True, nogil=True)
+def _counted(extent, tiles, first):  # type: ignore[no-untyped-def]
+    """[N] number of tiles of every chain [N, J]."""
+    found = np.zeros(tiles.shape[0])
+    low, size = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
+    for c in range(tiles.shape[0]):
+        found[c] = _pieces(extent, tiles[c], first, low, size)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _covered(extent, tiles, first, c, extent2, tiles2, first2, c2, offset, stored, clip, distinct):  # type: ignore[no-untyped-def]
+    """[N, M] lengths of the hulls of all pairs of tiles, clipped to what is stored; distinct: of their union."""
+    found = np.zeros((tiles.shape[0], tiles2.shape[0]))
+    low, size = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
+    low2, size2 = np.zeros(extent2, np.int64), np.zeros(extent2, np.int64)
+    shift = -min(offset, 0)
+    seen = np.zeros(shift + max(offset, 0) + abs(c) * extent + abs(c2) * extent2 + stored + 1, np.bool_)
+    for i in range(tiles.shape[0]):
+        n = _pieces(extent, tiles[i], first, low, size)
+        for k in range(tiles2.shape[0]):
+            m = _pieces(extent2, tiles2[k], first2, low2, size2)
+            seen[:] = False
+            for a in range(n):
+                for b in range(m):
+                    begin = offset + c * low[a] + c2 * low2[b]
+                    end = begin + c * (size[a] - 1) + c2 * (size2[b] - 1)
+                    if clip:
+                        begin, end = max(begin, 0), min(end, stored - 1)
+                    if distinct:
+                        for x in range(begin, end + 1):
+                            seen[shift + x] = True
+                    else:
+                        found[i, k] += max(end - begin + 1, 0)
+            if distinct:
+                found[i, k] = np.sum(seen)
+    return found
+
+
+@dataclass
+class Space:
+    """One problem: chains and tables of factors by the loops that they stand on, and what costs are made of."""
+
+    problem: Problem
+    tiles: str
+    options: dict[tuple[str, tuple[int, ...]], np.ndarray] = field(default_factory=dict)
+    tables: dict[object, np.ndarray] = field(default_factory=dict)
+
+    def chains(self, rank: str, kinds: tuple[int, ...]) -> np.ndarray:
+        if (rank, kinds) not in self.options:
+            e = self.problem.einsum
+            found = chains(e.sizes()[rank], loops_of(e, self.problem.arch, kinds, rank), self.tiles)
+            self.options[rank, kinds] = np.array(found, np.int64).reshape(len(found), len(kinds))
+        return self.options[rank, kinds]
+
+    def table(self, dim: Dim | None, ranks: Sequence[str], kinds: tuple[int, ...], firsts: tuple[tuple[bool, ...], ...], clip: bool,
+              distinct: bool) -> np.ndarray:
+        """[N] or [N, M] over the chains of one or two ranks; firsts: per rank, of the loops above, whether only the first trip counts."""
+        key = (dim, tuple(ranks), kinds, firsts, clip, distinct)
+        if key not in self.tables:
+            above = len(firsts[0])
+            sizes = self.problem.einsum.sizes()
+            own = [np.unique(self.chains(rank, kinds)[:, :above], axis=0, return_inverse=True) for rank in ranks]
+            flags = [np.array(first, np.bool_) for first in firsts]
+            if dim is None:
+                self.tables[key] = _counted(sizes[ranks[0]], own[0][0], flags[0])[own[0][1].ravel()]
+            else:
+                assert len(ranks) <= 2, f"{dim}: more than two ranks on one dimension"
+                coefficient = dict(dim.terms)
+                ends = [(sizes[rank], prefix, flag, coefficient[rank]) for rank, (prefix, _), flag in zip(ranks, own, flags, strict=True)]
+                if len(ends) == 1:
+                    ends.append((1, np.ones((1, above), np.int64), np.zeros(above, np.bool_), 0))
+                found = _covered(*ends[0], *ends[1], dim.offset, dim.size, clip, distinct)
+                self.tables[key] = found[:, 0][own[0][1].ravel()] if len(ranks) == 1 else found[np.ix_(own[0][1].ravel(), own[1][1].ravel())]
+        return self.tables[key]
+
+
+@dataclass
+class Draft:
+    """The sums of products of one skeleton: factors by number, products as rows of factor numbers, columns what a unit of them costs."""
+
+    factors: list[tuple[np.ndarray, tuple[int, ...]]] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+    products: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict)
+
+    def factor(self, table: np.ndarray, ranks: tuple[int, ...]) -> int:
+        if id(table) not in self.numbers:
+            self.numbers[id(table)] = len(self.factors)
+            self.factors.append((table, ranks))
+        return self.numbers[id(table)]
+
+    def add(self, factors: Sequence[int], column: np.ndarray) -> None:
+        key = tuple(sorted(factors))
+        self.products[key] = self.products.get(key, 0.0) + column
+
+
+def enumerated(problem: Problem, tiles: str, order: Order = "levels") -> Best:
+    """The optimum by looking at every mapping; its cost is inf if none fits."""
+    e, arch = problem.einsum, problem.arch
+    space, best, found, total = Space(problem, tiles), np.full(3, inf), None, 0
+    for skeleton in skeletons(e, arch, order):
+        s = shape(skeleton, arch)
+        own = [space.chains(rank, s.kinds) for rank in _long(e)]
+        total += prod(map(len, own))
+        chosen = np.zeros(len(own), np.int64)
+        if _searched(*_arrays(space, skeleton, s), best, chosen):
+            found = skeleton, s, [tuple(own[r][c].tolist()) for r, c in enumerate(chosen)]
+    return Best((float(best[0]), float(best[1]), float(best[2])), found and nest(e, arch, *found), total)
+
+
+def _long(e: Einsum) -> list[str]:
+    return [rank for rank, n in e.extents if n > 1] or [e.extents[0][0]]
+
+
+def nonzero(e: Einsum) -> float:
+    return prod(p.density for p in e.inputs)
+
+
+def _ports(arch: Arch) -> tuple[list[tuple[int, int]], int]:
+    """Columns of every level's reads and writes, after energy and compute; number of columns."""
+    ports, n = [], 2
+    for level in arch.levels:
+        ports.append((n, n + (level.ports == "separate")))
+        n = ports[-1][1] + 1
+    return ports, n
+
+
+def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
+    """All counts of a skeleton, weighted: columns energy, compute cycles, cycles of every port."""
+    e, arch = space.problem.einsum, space.problem.arch
+    ports, columns = _ports(arch)
+    bits, ranks, draft = bits_of(e, arch), _long(e), Draft()
+    multicast = [flag for f in arch.fanouts for flag in f.multicast]
+    reduce = [flag for f in arch.fanouts for flag in f.reduce]
+
+    def column(v: int, action: str, tensor: str, busiest: bool, scale: float) -> np.ndarray:
+        level, found = arch.levels[v], np.zeros(columns)
+        actions = scale * bits[tensor] / level.width_bits
+        if busiest:
+            found[ports[v][action == "write"]] = actions / level.bandwidth
+        else:
+            found[0] = actions * (level.read_pj if action == "read" else level.write_pj)
+        return found
+
+    def terms(p: Projection, above: int, clip: bool, first_of: list[bool], skip: bool) -> list[tuple[float, list[int]]]:
+        """Scaled products; first_of [above]: whether a loop in space of a rank that p does not see counts once, and those of others as the second part says."""
+        seen = p.ranks()
+
+        def firsts(rank: str) -> tuple[bool, ...]:
+            own = first_of[0] if rank in seen else first_of[1]
+            return tuple(own[j] if s.kinds[j] else skip and rank not in seen for j in range(above))
+
+        def dim_factor(dim: Dim) -> list[int]:
+            own = [rank for rank in ranks if rank in dim.ranks()]
+            if not own and not clip:
+                return []
+            if not own:
+                own = [dim.terms[0][0]] if dim.terms else []
+                length = _fixed(dim, clip)
+                return [] if length == 1 else [draft.factor(space.tables.setdefault(("fixed", length), np.full(1, float(length))), ())]
+            if not clip and not skip:
+                return [counted(rank) for rank in own]
+            return [draft.factor(space.table(dim, own, s.kinds, tuple(firsts(rank) for rank in own), clip, skip), tuple(ranks.index(rank) for rank in own))]
+
+        def counted(rank: str) -> int:
+            return draft.factor(space.table(None, (rank,), s.kinds, (firsts(rank),), False, False), (ranks.index(rank),))
+
+        outer = [counted(rank) for rank in ranks if rank not in seen]
+        whole = [f for dim in p.dims for f in dim_factor(dim)]
+        if not clip:
+            return [(nonzero(e), whole + outer)]
+        if p.format == "dense":
+            return [(1.0, whole + outer)]
+        last = [counted(rank) for rank in ranks if rank in p.dims[-1].ranks()]
+        return [(2 * p.density, whole + outer), (1.0, [f for dim in p.dims[:-1] for f in dim_factor(dim)] + last + outer)]
+
+    for x, p in enumerate(e.tensors()):
+        output, shared = p is e.output, reduce if p is e.output else multicast
+        nodes = [(i, v) for i, (v, number) in enumerate(skeleton) if v >= 0 and number == x]
+        for (i, v), child in zip(nodes, [*nodes[1:], None], strict=True):
+            above = s.at[child[0]] if child else len(s.kinds)
+            for skip in (False, True) if output and arch.levels[v].skip_first_read else (False,):
+                for busiest in (False, True):
+                    outside = [busiest] * s.at[i]
+                    serve = [outside + [False] * (above - s.at[i]), outside + [kind > 0 and shared[kind - 1] for kind in s.kinds[s.at[i]: above]]]
+                    sign = -1.0 if skip else 1.0
+                    for scale, own in terms(p, above, child is not None, serve, skip):
+                        for action in ("read", "write") if output and not skip else ("read",):
+                            draft.add(own, column(v, action, p.tensor, busiest, sign * scale))
+                    if child:
+                        for scale, own in terms(p, above, True, [[busiest] * above] * 2, skip):
+                            for action in ("write", "read") if output and not skip else ("write",):
+                                draft.add(own, column(child[1], action, p.tensor, busiest, sign * scale))
+    steps = [draft.factor(space.table(None, (rank,), s.kinds, (tuple(kind > 0 for kind in s.kinds),), False, False), (r,)) for r, rank in enumerate(ranks)]
+    operations = np.zeros(columns)
+    operations[1] = op_cycles(0.0, nonzero(e), e, arch)
+    draft.add(steps, operations)
+    draft.products = {key: column for key, column in draft.products.items() if column.any()} or {(): np.zeros(columns)}
+    return draft
+
+
+def _fixed(dim: Dim, clip: bool) -> int:
+    """Hull of a dimension whose ranks have one value each: its one element, 0 if it is padding."""
+    return int(not clip or 0 <= dim.offset < dim.size)
+
+
+def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
+    """What the compiled loop takes."""
+    e, arch = space.problem.einsum, space.problem.arch
+    ranks, bits, draft = _long(e), bits_of(e, arch), _counts(space, skeleton, s)
+    own = [space.chains(rank, s.kinds) for rank in ranks]
+    longest = max(map(len, own))
+    tile = np.ones((len(ranks), longest, 1 + len(s.kinds)), np.int64)
+    for r, (rank, found) in enumerate(zip(ranks, own, strict=True)):
+        tile[r, :, 0], tile[r, : len(found), 1:] = e.sizes()[rank], found
+    start = np.cumsum([0, *(table.size for table, _ in draft.factors)])
+    stride = np.zeros((len(draft.factors), len(ranks)), np.int64)
+    for f, (table, of) in enumerate(draft.factors):
+        for axis, r in enumerate(of):
+            stride[f, r] = prod(table.shape[axis + 1:])
+    spans = np.cumsum([0, *map(len, draft.products)])
+    fold, ops = [], e.points() * nonzero(e)
+    dims = [(f, name) for f in arch.fanouts for name, _ in f.dims]
+    for f in arch.fanouts:
+        if f.ramp and (cycles := fill_cycles(f, e, arch)):
+            after = max((j + 1 for j, kind in enumerate(s.kinds) if kind and dims[kind - 1][0] is f), default=0)
+            counts = [space.table(None, (rank,), s.kinds, (tuple(kind > 0 for kind in s.kinds[:after]),), False, False) if after else np.ones(len(found))
+                      for rank, found in zip(ranks, own, strict=True)]
+            fold.append((cycles, [d for d, (g, _) in enumerate(dims) if g is f], counts))
+    folds = np.zeros((len(fold), len(ranks), longest))
+    fold_dims = np.zeros((len(fold), len(dims) + 1), np.bool_)
+    for i, (_, of, counts) in enumerate(fold):
+        fold_dims[i, of] = True
+        for r, n in enumerate(counts):
+            folds[i, r, : len(n)] = n
+    nodes, hulls, words = [], [], []
+    tensors, seen = e.tensors(), set()
+    for i, (v, x) in enumerate(skeleton):
+        if v >= 0:
+            p, after = tensors[x], s.at[i] + 1 if x in seen else s.at[i]
+            seen.add(x)
+            if arch.levels[v].capacity_bits is not None:
+                first = len(hulls)
+                hulls += [[next((c for rank, c in dim.terms if rank == own_rank), 0) for own_rank in ranks] for dim in p.dims]
+                nodes.append((v, s.at[i], after, first, len(hulls), int(arch.levels[v].double_buffer), x))
+                words.append((float(bits[p.tensor]), 0.0 if p.format == "dense" else 2 * p.density))
+    full = np.array([[rank in p.full() for rank in ranks] for p in tensors])
+    part = np.array([[rank in p.partial() for rank in ranks] for p in tensors])
+    ports, columns = _ports(arch)
+    begin = np.zeros(columns)
+    begin[0], begin[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
+    return (np.array([len(found) for found in own]), tile, np.array(s.kinds, np.int64), np.array([n for f in arch.fanouts for _, n in f.dims] or [1], np.int64),
+            np.concatenate([table.ravel() for table, _ in draft.factors]), start[:-1], stride, spans,
+            np.array([f for product_of in draft.products for f in product_of], np.int64), np.stack(list(draft.products.values())), begin,
+            np.array([cycles for cycles, _, _ in fold], np.float64), fold_dims, folds,
+            np.array(nodes, np.int64).reshape(-1, 7), np.array(words).reshape(-1, 2), np.array(hulls, np.int64).reshape(-1, len(ranks)), full, part,
+            np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]),
+            np.array([(*ports[v], level.transfer == "same") for v, level in enumerate(arch.levels)], np.int64), arch.leak_mw() / arch.clock_ghz,
+            ("energy", "latency", "edp").index(space.problem.objective))
+
+
+@njit(cache=True, nogil=True)
+def _words(hulls, csr, full, part, window, tile, choice, at, after):  # type: ignore[no-untyped-def]
+    """Words of a node that sees the tiles at `at`, and at `after` of its own ranks and of one window."""
+    whole, rows = 1.0, 1.0
+    for d in range(hulls.shape[0]):
+        length = 1.0
+        for r in range(hulls.shape[1]):
+            moves = full[r] or (part[r] and r == window)
+            length += hulls[d, r] * (tile[r, choice[r], after if moves else at] - 1)
+        whole *= length
+        rows *= length if d < hulls.shape[0] - 1 else 1.0
+    return whole if csr == 0.0 else np.ceil(np.round(csr * whole, 6)) + rows
+
+
+@njit(cache=True, nogil=True)
+def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors, columns, begin, fills, fold_dims, folds, nodes, words, hulls, full, part,  # type: ignore[no-untyped-def]
+              rooms, ports, leak, objective, best, chosen):
+    """Whether any choice of chains is below best [3], which it lowers; chosen [R]."""
+    ranks, better = options.shape[0], False
+    choice, values, parts = np.zeros(ranks, np.int64), np.zeros(start.shape[0]), np.zeros(begin.shape[0])
+    used, held, cost = np.ones(lanes.shape[0], np.int64), np.zeros(rooms.shape[0]), np.zeros(3)
+    while True:
+        used[:], fits = 1, True
+        for j in range(kinds.shape[0]):
+            if kinds[j]:
+                for r in range(ranks):
+                    used[kinds[j] - 1] *= -(-tile[r, choice[r], j] // tile[r, choice[r], j + 1])
+        for d in range(lanes.shape[0]):
+            fits = fits and used[d] <= lanes[d]
+        held[:] = 0.0
+        for i in range(nodes.shape[0] if fits else 0):
+            v, at, after, first, last, double, x = nodes[i]
+            need = _words(hulls[first:last], words[i, 1], full[x], part[x], -1, tile, choice, at, after)
+            for r in range(ranks):
+                if part[x, r]:
+                    need = min(need, _words(hulls[first:last], words[i, 1], full[x], part[x], r, tile, choice, at, after))
+            moving = False
+            for j in range(at):
+                for r in range(ranks):
+                    moving = moving or (kinds[j] == 0 and tile[r, choice[r], j] != tile[r, choice[r], j + 1])
+            held[v] += need * words[i, 0] * (2 if double and moving else 1)
+        for v in range(rooms.shape[0]):
+            fits = fits and held[v] <= rooms[v]
+        if fits:
+            for f in range(start.shape[0]):
+                place = start[f]
+                for r in range(ranks):
+                    place += choice[r] * stride[f, r]
+                values[f] = table[place]
+            parts[:] = begin
+            for p in range(spans.shape[0] - 1):
+                value = 1.0
+                for i in range(spans[p], spans[p + 1]):
+                    value *= values[factors[i]]
+                for c in range(parts.shape[0]):
+                    parts[c] += columns[p, c] * value
+            for i in range(fills.shape[0]):
+                entered, works = 1.0, False
+                for d in range(lanes.shape[0]):
+                    works = works or (fold_dims[i, d] and used[d] > 1)
+                for r in range(ranks if works else 0):
+                    entered *= folds[i, r, choice[r]]
+                parts[1] += max(entered * fills[i] - 1, 0.0)
+            latency = parts[1]
+            for v in range(ports.shape[0] - 1, -1, -1):
+                busy = max(parts[ports[v, 0]], parts[ports[v, 1]])
+                latency = latency + busy if ports[v, 2] else max(latency, busy)
+            cost[1], cost[2] = parts[0] + leak * latency, latency
+            cost[0] = cost[1] if objective == 0 else latency if objective == 1 else cost[1] * latency
+            for i in range(3):
+                if abs(cost[i] - best[i]) > 1e-10 * min(abs(cost[i]), abs(best[i])):
+                    if cost[i] < best[i]:
+                        best[:], chosen[:], better = cost, choice, True
+                    break
+        r = ranks - 1
+        while r >= 0:
+            choice[r] += 1
+            if choice[r] < options[r]:
+                break
+            choice[r] = 0
+            r -= 1
+        if r < 0:
+            return better
+
+
+def nest(e: Einsum, arch: Arch, skeleton: Skeleton, s: Shape, chosen: Sequence[tuple[int, ...]]) -> Mapping:
+    """The mapping of a skeleton and a chain of tiles per rank."""
+    ranks, tensors = _long(e), e.tensors()
+    dims = [name for f in arch.fanouts for name, _ in f.dims]
+    left, nodes, seen = e.sizes(), [], set()
+
+    def loops(at: int, over: str, order: Sequence[str]) -> None:
+        for rank in order:
+            tile = chosen[ranks.index(rank)][at]
+            if tile < left[rank]:
+                nodes.append(Loop(rank, tile, over))
+                left[rank] = tile
+
+    for i, (v, x) in enumerate(skeleton):
+        order = ranks
+        at, end = s.at[i], s.at[i + 1]
+        if v >= 0:
+            p = tensors[x]
+            nodes.append(Store(arch.levels[v].name, p.tensor))
+            if x in seen and at < end:
+                after = {rank: chosen[r][at] for r, rank in enumerate(ranks)}
+
+                def held(window: str, p: Projection = p, after: dict[str, int] = after) -> int:
+                    sizes = {rank: after[rank] if rank in after and (rank in p.full() or rank == window) else left[rank] for rank, _ in e.extents}
+                    return prod(1 + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) for dim in p.dims)
+
+                window = min((rank for rank in ranks if rank in p.partial()), key=held, default="")
+                order = sorted(ranks, key=lambda rank: (rank not in p.full(), rank != window))  # noqa: B023
+            seen.add(x)
+        for j in range(at, end):
+            loops(j, dims[s.kinds[j] - 1] if s.kinds[j] else "", order)
+    return Mapping(tuple(nodes))
