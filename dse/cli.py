@@ -54,42 +54,60 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _resume(given: argparse.Namespace) -> int:
-    return _drive(_study_of(given.dir), Path(given.dir), given)
+    from cluster import store
+
+    out = Path(given.dir)
+    mended = store.mend(out)
+    return _drive(_study_of(given.dir), out, given, mended)
 
 
-def _drive(study: Study, out: Path, given: argparse.Namespace) -> int:
+def _drive(study: Study, out: Path, given: argparse.Namespace, mended: Sequence[str] = ()) -> int:
     from cluster import driver
 
     with screen.Progress(study.name) as progress:
-        outcome = driver.run(study, out, given.workers, given.address, progress.show)
+        outcome = driver.run(study, out, given.workers, given.address, progress.show, mended)
+    for note in outcome.status.notes:
+        print(note, file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     screen.print_end(str(out), outcome.status, outcome.solved, outcome.built)
     return int(outcome.exit_code)
 
 
-def _study_of(folder: str) -> Study:
+def _study_of(text: str) -> Study:
+    """The study of a run, if it is the one that its rows are of. Raises ValueError."""
+    from dse import folder
     from dse.study import study as studies
 
-    path = Path(folder) / "study.yaml"
-    if not path.is_file():
-        raise ValueError(f"{folder}: no run is there (study.yaml is missing); start one with dse run STUDY.yaml --out {folder}")
-    return studies.load(path)
+    root = Path(text)
+    path = root / folder.STUDY
+    if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
+        raise ValueError(f"{text}: no run is there (study.yaml is missing); start one with dse run STUDY.yaml --out {text}")
+    manifest = folder.read(root)
+    if lines := folder.heads(root, manifest) or ([] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]):
+        raise folder.Damaged("\n".join(lines))
+    study = studies.load(path, within=root)
+    if lines := folder.same_study(root, manifest, studies.identity(study)):
+        raise folder.Damaged("\n".join(lines))
+    if manifest.groups and folder.env(root, manifest) is None:
+        print(f"{root / folder.ENV}: lost, damaged or of another run; {folder.way_on(root)}", file=sys.stderr)
+    return study
 
 
-def _connect(folder: str) -> tuple[Study, DuckDBPyConnection]:
+def _connect(given: argparse.Namespace) -> tuple[Study, DuckDBPyConnection]:
     from analysis import db
     from dse import record
     from dse.study import study as studies
 
-    study = _study_of(folder)
-    return study, db.connect(folder, {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES})
+    study = _study_of(given.dir)
+    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
+    return study, db.connect(given.dir, schemas, skip_damaged=given.skip_damaged, memory=given.memory)
 
 
 def _status(given: argparse.Namespace) -> int:
     from dse import check
 
     _study_of(given.dir)
-    facts = check.status(Path(given.dir))
+    facts = check.status(Path(given.dir), given.skip_damaged)
     screen.print_json(facts) if given.json else screen.print_facts(facts)
     return 0
 
@@ -98,9 +116,9 @@ def _pareto(given: argparse.Namespace) -> int:
     from analysis import db
     from dse.study import study as studies
 
-    study, con = _connect(given.dir)
+    study, con = _connect(given)
     objectives = given.objectives.split(",") if given.objectives else [f"{o.column}:{o.direction}" for o in study.objectives]
-    found = db.front(con, objectives, given.where)
+    found = db.front(con, objectives, given.where, given.timeout)
     if given.format == "table":
         names = [o.removeprefix("-").rsplit(":", 1)[0] for o in objectives]
         found = found.select(["machine", "schedule", *names, *studies.columns(study, "machines"), *(["gap"] if "gap" not in names else [])])
@@ -110,13 +128,13 @@ def _pareto(given: argparse.Namespace) -> int:
 def _sql(given: argparse.Namespace) -> int:
     from analysis import db
 
-    _, con = _connect(given.dir)
+    _, con = _connect(given)
     if given.statement:
-        return _print_result(db.query(con, given.statement), given.format)
+        return _print_result(db.query(con, given.statement, given.timeout), given.format)
     print(f"views: {', '.join(db.query(con, 'SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1')[0].to_pylist())}; an empty line ends")
     while statement := screen.ask("dse> "):
         try:
-            _print_result(db.query(con, statement), given.format)
+            _print_result(db.query(con, statement, given.timeout), given.format)
         except ValueError as fault:
             print(fault)
     return 0
@@ -138,7 +156,7 @@ def _show(given: argparse.Namespace) -> int:
     from dse.study import study as studies
     from hw.space import decode
 
-    study, con = _connect(given.dir)
+    study, con = _connect(given)
     machine, schedule = _point(study, con, given.point)
     rows = db.query(con, f"FROM machines WHERE machine = {machine}").to_pylist()
     if not rows:
