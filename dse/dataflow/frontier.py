@@ -7,6 +7,8 @@ goes only if another one is cheaper at all prices of the family. What is left is
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -25,10 +27,10 @@ from dse.dataflow.formula import Formulas, formulas, ranges
 from dse.dataflow.optimal import Join, Search
 from dse.dataflow.space import FREE
 from dse.dataflow.steps import NODE
-from dse.nest import Infeasible, Mapping
-from dse.sim.cost import bits_of, op_cycles, op_pj, price
+from dse.nest import Infeasible, Mapping, faults
+from dse.sim.cost import bits_of, op_cycles, op_pj, overflow, price
 from dse.sim.counts import count, footprints, nonzero
-from dse.sim.evaluate import EinsumCost, Problem
+from dse.sim.evaluate import EinsumCost, Problem, lanes_overflow
 from dse.sim.evaluate import priced as costed
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -37,13 +39,14 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MOST = 1 << 16  # members
 CHAINS, LABELS = 1 << 22, 1 << 22
+ARRAYS = ("counts", "rows", "shapes", "programs", "states")
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """Members N: counts [N, 4 V + 1] as kernels.cheapest has them; rows [N, P + V + 1] and shapes [N] as kernels.Front has them; programs [N, 2] outer and
     inner steps, states [N, ., R] of the ranks after them. cells, told: what was asked before, members by capacities and shape, and costs by member and shape,
-    whose counts hold on all machines."""
+    whose counts hold on all machines; seen: members that were found to fit, by cell."""
 
     family: Family
     counts: Floats
@@ -53,18 +56,38 @@ class Frontier:
     states: Ints
     cells: dict[int, Ints] = field(default_factory=dict, compare=False)
     told: dict[tuple[int, tuple[int, ...]], EinsumCost] = field(default_factory=dict, compare=False)
+    seen: set[tuple[int, int]] = field(default_factory=set, compare=False)
 
 
 def frontier(e: Einsum, f: Family) -> Frontier:
     """The members for one einsum, from $DSE_CACHE if they are there. Raises NoFrontier."""
     path = cache.place("frontier", (replace(e, name=""), replace(f, arch=topology(f.arch)[0])), ".npz")
-    if path.exists():
-        with np.load(path) as stored:
-            return Frontier(f, **stored)
+    if (data := cache.read(path)) is not None:
+        try:
+            return _stored_before(e, f, data)
+        except (ValueError, KeyError, TypeError, OSError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile, NotImplementedError) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200] or type(fault).__name__)
     found, file = solved(e, f), BytesIO()
-    np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "rows", "shapes", "programs", "states")})
+    np.savez_compressed(file, **{name: getattr(found, name) for name in ARRAYS})
     cache.keep(path, file.getvalue())
     return found
+
+
+def _stored_before(e: Einsum, f: Family, data: bytes) -> Frontier:
+    """Members from a file of the cache, of which nothing is run and whose arrays have the sizes that the kernels take for granted. Raises ValueError."""
+    archive = zipfile.ZipFile(BytesIO(data))
+    if sum(entry.file_size for entry in archive.infolist()) > cache.LARGEST:
+        raise ValueError("its arrays are too large")
+    found = {name: np.load(BytesIO(archive.read(f"{name}.npy")), allow_pickle=False) for name in ARRAYS}
+    depth, ranks, n = len(f.arch.levels), len(formulas(e, f.arch, "perfect", FREE).ranks), len(found["shapes"])
+    sizes = {"counts": (n, 4 * depth + 1), "rows": (n, len(_cone(f).middle) + depth + 1), "shapes": (n,), "programs": (n, 2),
+             "states": (n, found["states"].shape[1], ranks)}
+    for name, array in found.items():
+        if array.shape != sizes[name] or array.dtype != (np.float64 if name in ("counts", "rows") else np.int64) or n > MOST:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}, not {sizes[name]}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} holds a number that is none")
+    return Frontier(f, **found)
 
 
 def solved(e: Einsum, f: Family) -> Frontier:
@@ -275,17 +298,41 @@ def priced(own: Frontier, problem: Problem, machine: Machine | None = None) -> l
     """The best mapping of the frontier's einsum on a machine of its family: what optimal.solved finds over perfect factors. machine: as `asked` gives it."""
     e, arch = problem.einsum, problem.arch
     machine = machine or asked(own.family, arch)
-    best, _ = prices(own, [machine], rates([machine], [arch], e), problem.objective)
+    best, out = prices(own, [machine], rates([machine], [arch], e), problem.objective)
     if best[0] < 0:
         return optimal.solved(problem, "perfect")
     n, shape = int(best[0]), shape_of(arch)
     if (n, shape) not in own.told:
-        mapping = nest_of(own, n, e, arch)
+        mapping = _mapping(own, n, e, arch)
         answer = costed(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
         own.told[n, shape] = replace(answer, gap=0.0, certificate="optimal(perfect)", visited=0)
     known = own.told[n, shape]
     p = price(known.counts, e, arch)
+    if (n, machine.cell) not in own.seen:
+        fits = lanes_overflow(known.mapping, e, arch) or overflow(footprints(known.mapping, e), e, arch)
+        if fits or not np.allclose(out[0], (p.energy_pj, p.latency_cycles), rtol=1e-6, atol=0.0):
+            raise Forged(f"{e.name}: {fits or f'member {n} costs {p.energy_pj} pJ and {p.latency_cycles} cycles, its counts say {out[0].tolist()}'}; {EMPTY}")
+        own.seen.add((n, machine.cell))
     return [replace(known, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bound_by=p.bound_by, price=p)]
+
+
+class Forged(RuntimeError):
+    """A frontier that is not what `solved` makes, though its file is whole."""
+
+
+EMPTY = "a frontier of the cache is not what dse wrote: remove $DSE_CACHE, then resume"
+
+
+def _mapping(own: Frontier, n: int, e: Einsum, arch: Arch) -> Mapping:
+    """As nest_of, of a member that may come from anywhere. Raises Forged."""
+    try:
+        mapping = nest_of(own, n, e, arch)
+        lines = faults(mapping, e, arch)
+    except (IndexError, KeyError, ValueError, AssertionError) as fault:
+        lines = [f"{type(fault).__name__} {fault}"]
+    if lines:
+        raise Forged(f"{e.name}: member {n}: {lines[0]}; {EMPTY}")
+    return mapping
 
 
 def nest_of(own: Frontier, n: int, e: Einsum, arch: Arch) -> Mapping:
