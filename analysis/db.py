@@ -220,7 +220,7 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Tab
         except BaseException as fault:  # raised again below, by the one who asked
             found.append(fault)
 
-    asked = threading.Thread(target=ask, daemon=True)
+    asked = threading.Thread(target=ask, name="dse sql", daemon=True)
     asked.start()
     try:
         asked.join(seconds)

@@ -283,12 +283,15 @@ def _write_part(run: Path, table: str, name: str, tables: Iterable[pa.Table]) ->
             out.flush()
             os.fsync(out.fileno())
         part = Part(table, temporary.stat().st_size, folders.crc(temporary), rows)
-        if rows:
-            os.replace(temporary, path)
-            sync(path.parent)
-        return part if rows else None
-    finally:
+        if not rows:
+            temporary.unlink()
+            return None
+        os.replace(temporary, path)
+        sync(path.parent)
+        return part
+    except BaseException:  # whatever stops it, also Ctrl-C
         temporary.unlink(missing_ok=True)
+        raise
 
 
 def _write_rows(out: Any, table: str, tables: Iterable[pa.Table]) -> int:

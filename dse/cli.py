@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,16 +30,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parser().parse_args(argv)
     if given.command not in ("run", "resume"):  # a run outlives its reader
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    code = _exit_code(given)
+    if any(thread.name == "dse sql" for thread in threading.enumerate()):  # a statement that takes no interrupt cannot be taken down in order
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _exit_code(given: argparse.Namespace) -> int:
     try:
         return COMMANDS[given.command](given)
     except ValueError as fault:
         if os.environ.get("DSE_TRACEBACK"):
             raise
-        print("\n".join(dict.fromkeys(str(fault).splitlines())), file=sys.stderr)
+        print("\n".join(dict.fromkeys(map(_plain, str(fault).splitlines()))), file=sys.stderr)
         return int(getattr(fault, "exit_code", 2))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _plain(line: str) -> str:
+    """A line that may quote a file of somebody else: no control characters, and no more than can be read."""
+    shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+    return shown if len(shown) <= 1000 else f"{shown[:1000]} ..."
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -55,10 +70,11 @@ def _run(given: argparse.Namespace) -> int:
 
 def _resume(given: argparse.Namespace) -> int:
     from cluster import store
+    from dse.study import study as studies
 
     out = Path(given.dir)
     mended = store.mend(out)
-    return _drive(_study_of(given.dir), out, given, mended)
+    return _drive(studies.load(out / "study.yaml", within=out), out, given, mended)
 
 
 def _drive(study: Study, out: Path, given: argparse.Namespace, mended: Sequence[str] = ()) -> int:

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,13 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
         sync(path.parent)
 
 
-def created(path: Path) -> Any:
+def created(path: Path) -> BufferedWriter:
     """A new file to write: what is there under its name, a link of somebody else perhaps, goes first."""
-    path.unlink(missing_ok=True)
-    return open(path, "xb")  # noqa: SIM115 the caller closes it
+    try:
+        return open(path, "xb")  # noqa: SIM115 the caller closes it
+    except FileExistsError:
+        path.unlink()
+        return open(path, "xb")  # noqa: SIM115
 
 
 def sealed(kind: str, value: Mapping[str, Any]) -> bytes:
