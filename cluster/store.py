@@ -104,6 +104,8 @@ def own(path: Path) -> None:
 
 def mend(path: Path) -> list[str]:
     """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text; one line each. Raises StoreFault."""
+    if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
+        raise ValueError(f"{path}: no run is there ({STUDY} is missing); start one with `dse run STUDY.yaml --out {path}`")
     own(path)
     lines = []
     with plain(path), _held(path):
@@ -118,7 +120,7 @@ def mend(path: Path) -> list[str]:
             write_bytes(path / name, text.encode())
             lines.append(f"{path / name}: lost or not what the run wrote; written anew from {ENV}, what was there is in quarantine/")
     if not (path / STUDY).is_file():
-        raise StoreFault(f"{path}: no run is there ({STUDY} is missing); start one with `dse run STUDY.yaml --out {path}`")
+        raise StoreFault(f"{path / STUDY}: lost, and {ENV} has no copy; `dse run STUDY.yaml --out {path}` goes on with the study at hand")
     return lines
 
 
@@ -153,8 +155,6 @@ def close(store: Store) -> None:
 
 def _lock(path: Path) -> int:
     """Held for as long as the process lives, however it dies."""
-    if not path.is_dir():
-        raise StoreFault(f"{path}: no run is there; start one with `dse run STUDY.yaml --out {path}`")
     handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
         found = os.fstat(handle)

@@ -7,6 +7,7 @@ Against chance that is enough; who can write the folder can also write rows that
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -91,6 +92,8 @@ def sync(folder: Path) -> None:
 def make(folder: Path) -> None:
     """Make a folder, durably, with those above it."""
     if not folder.is_dir():
+        if folder.exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         make(folder.parent)
         folder.mkdir(exist_ok=True)
         sync(folder.parent)

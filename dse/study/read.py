@@ -11,7 +11,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dse.stack import DATAFLOW, Picks
@@ -22,6 +21,7 @@ from hw import machine
 from hw.component import explain, near, show
 from hw.space import Constraint, Space, SpaceError, constraint, parse, static_names
 from workloads import catalog
+from workloads import document as documents
 from workloads.einsum import WorkloadError, canonical_key
 from workloads.graph import Workload, counts
 
@@ -66,7 +66,7 @@ class WorkloadRef:
 
 def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
     """The file with `sets` put over it; None if it is no mapping."""
-    raw, wrong = machine.read_yaml(path)
+    raw, wrong = documents.read(path)
     faults.lines.extend(wrong)
     if not isinstance(raw, dict):
         if not wrong:
@@ -224,11 +224,11 @@ def assignment(text: str, faults: Faults) -> tuple[str, Any]:
     if not equals or not dotted.strip():
         faults.add(f"--set {text}: no key=value; write e.g. --set stop.points=60")
         return "", None
-    try:
-        return dotted.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
+    parsed, wrong = documents.parse(value)
+    if wrong:
         faults.add(f"--set {text}: the value is no YAML; quote it")
         return "", None
+    return dotted.strip(), parsed
 
 
 def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
