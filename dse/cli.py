@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
     from dse.study.study import Study
 
 
+MOST_LINES = 40  # of faults that are shown at once
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parser().parse_args(argv)
     if given.command not in ("run", "resume"):  # a run outlives its reader
@@ -43,7 +46,8 @@ def _exit_code(given: argparse.Namespace) -> int:
     except ValueError as fault:
         if os.environ.get("DSE_TRACEBACK"):
             raise
-        print("\n".join(dict.fromkeys(map(_plain, str(fault).splitlines()))), file=sys.stderr)
+        lines = list(dict.fromkeys(map(_plain, str(fault).splitlines())))
+        print("\n".join([*lines[:MOST_LINES], *([f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])]), file=sys.stderr)
         return int(getattr(fault, "exit_code", 2))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -228,7 +228,7 @@ def judged(words: list[str]) -> str:
         return f"it says the secret: {said[:500]}"
     if code not in (1, 2) or "Traceback" in said:
         return f"code {code}: {out.getvalue()[:500]} {said[-3000:]}"
-    if not said.strip() or len(said) > 5000 or re.search(r"[\x00-\x08\x0b-\x1f\x7f]", said):
+    if not said.strip() or len(said) > 9000 or re.search(r"[\x00-\x08\x0b-\x1f\x7f]", said):
         return f"no line that can be read: {said[:1000]!r}"
     return f"{seconds:.1f} s" if seconds > SECONDS else ""
 
@@ -321,7 +321,9 @@ def traced(top: Path, listed: dict[str, list[list[str]]]) -> list[str]:
             continue
         call, path, rest = match.groups()
         changes = not call.startswith("open") or re.search(r"O_WRONLY|O_RDWR|O_CREAT", rest)
-        if path.startswith(str(top / "out")) and "= -1" not in rest or changes and path.startswith("/") and not path.startswith(allowed) and "__pycache__" not in path and "= -1" not in rest:
+        failed = "= -1" in rest
+        foreign = changes and path.startswith("/") and not path.startswith((*allowed, *KEPT)) and "__pycache__" not in path
+        if not failed and (path.startswith(str(top / "out")) or foreign):
             found.append(f"strace: {line[:200]}")
     return list(dict.fromkeys(found))
 
