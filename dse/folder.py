@@ -215,9 +215,9 @@ def way_on(root: Path) -> str:
 def other_version(path: Path) -> str:
     """One line of a sound manifest that another version of dse wrote, or nothing."""
     value = _whole(path)
-    if value is None or value.get("version") == VERSION:
+    if value is None or value.get("kind", "manifest") != "manifest" or value.get("version", VERSION) == VERSION:
         return ""
-    return f"{path}: version = {str(value.get('version'))[:20]}, and this dse reads and writes {VERSION}; use the dse that wrote it, or another folder"
+    return f"{path}: version = {str(value['version'])[:20]}, and this dse reads and writes {VERSION}; use the dse that wrote it, or another folder"
 
 
 def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
@@ -225,7 +225,7 @@ def parse(path: Path, value: Mapping[str, Any]) -> Manifest:
     try:
         groups = tuple(Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"])
         found = Manifest(value["generation"], value["identity"], groups, tuple(value["retired"]))
-        line = _foreign(found)
+        line = _foreign(found) if value["version"] == VERSION else "its version"
     except (KeyError, TypeError, AttributeError, ValueError) as fault:
         line = f"{type(fault).__name__} {fault}"
     if line:

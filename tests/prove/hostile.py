@@ -89,7 +89,7 @@ YAML = {
     "power.yaml": GOOD.format(space="[8, 16]", more="constraints: ['area_mm2 <= 9**9**9**9']\n"),
     "calls.yaml": GOOD.format(space="[8, 16]", more="constraints: ['area_mm2 <= __import__(\"os\").system(\"touch OUT/x\")']\n"),
     "brackets.yaml": GOOD.format(space="[8, 16]", more="constraints: ['" + "(" * 50_000 + "area_mm2" + ")" * 50_000 + " <= 1']\n"),
-    "elsewhere.yaml": GOOD.format(space="[8, 16]", more="").replace("edge_array", "OUT/secret.txt"),
+    "nowhere.yaml": GOOD.format(space="*nowhere", more=""),
     "huge.yaml": GOOD.format(space="[8, 16]", more="").replace("m=8", "m=" + "9" * 5000),
     "extents.yaml": "extents: {m: 1e400, n: -1, k: 99999999999999999999}\neinsums: ['C[m,n] += A[m,k] * B[k,n]']\n",
     "text.yaml": "extents: {m: 4}\neinsums: ['" + "C[m] += A[m] * " * 20_000 + "B[m]']\n"}
@@ -303,7 +303,7 @@ from tests.prove.corruption import forked
 for words in json.load(open(sys.argv[1])):
     forked(lambda: hostile.judged(words))
 """
-KEPT = ("/dev/", "/proc/", f"{tempfile.gettempdir()}/dse-sql-")  # devices; DuckDB's own folder
+KEPT = re.compile(rf"/dev/|/proc/|{tempfile.gettempdir()}/(dse-sql-|\w{{8}}$)")  # devices; DuckDB's own folder; Python looks whether it can write there
 OPENS = re.compile(r'\b(open|openat|creat|unlink|unlinkat|rename|renameat2?|mkdir|mkdirat|symlink|link|truncate)\((?:AT_FDCWD, )?"([^"]*)"(.*)')
 
 
@@ -322,7 +322,7 @@ def traced(top: Path, listed: dict[str, list[list[str]]]) -> list[str]:
         call, path, rest = match.groups()
         changes = not call.startswith("open") or re.search(r"O_WRONLY|O_RDWR|O_CREAT", rest)
         failed = "= -1" in rest
-        foreign = changes and path.startswith("/") and not path.startswith((*allowed, *KEPT)) and "__pycache__" not in path
+        foreign = changes and path.startswith("/") and not path.startswith(allowed) and not KEPT.match(path) and "__pycache__" not in path
         if not failed and (path.startswith(str(top / "out")) or foreign):
             found.append(f"strace: {line[:200]}")
     return list(dict.fromkeys(found))
