@@ -1,18 +1,22 @@
 """A run folder in SQL: one view per table over the parts that the manifest lists, fronts, and a read-only gate.
 
-Views follow a run that goes on: each query looks at the manifest again. The gate and the lock-down are guard rails, no sandbox.
+Views follow a run that goes on: each query looks at the manifest again, and no part is read that is not what was committed (dse/folder.py). The gate reads
+the syntax tree: a statement names views and harmless table functions only; what it could still reach is the folder's parts and an empty one of its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import moocore
@@ -20,40 +24,54 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dse import folder as folders
+from dse.folder import Damaged
+
 Values = NDArray[np.float64]
 
 TRIES = 5  # compaction may replace a part between reading the manifest and reading the part
+TIMEOUT_S = 60.0
+MOST_BYTES = 1 << 30  # of an answer, which is held in memory
+GIVE_UP_S = 2.0  # a function that takes no interrupt is left behind
 ONCE = ("mappings", "counts")  # keyed by content: equal rows may stand in several parts
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
 EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.I)
+FRONTS = ("pareto", "pareto2")  # ours; they read the table that their first argument names
+TABLE_FUNCTIONS = ("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "duckdb_views", "duckdb_columns", *FRONTS)
+SCHEMAS = ("", "main", "information_schema")
+SHOWN = {"", "tables", "databases", "schemas"}  # SHOW TABLES; "": DESCRIBE, whose query is looked at by itself
+NAME = re.compile(r"\w+")
 
 
 class QueryError(ValueError):
     """One line: what is wrong with a folder or a statement."""
 
 
-def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, *, threads: int = 2, memory: str = "4GB") -> duckdb.DuckDBPyConnection:
-    """Connection with a view per table, the macros of sql/macros.sql, and nothing but the folder to read.
+def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, *, skip_damaged: bool = False, threads: int = 2,
+            memory: str = "4GB") -> duckdb.DuckDBPyConnection:
+    """Connection with a view per table, the macros of sql/macros.sql, and nothing but the folder's parts to read.
 
     schemas: columns of each table, so that a table without a part is an empty view, and a column that older parts lack is
-    NULL. Raises QueryError if the folder holds no run.
+    NULL. skip_damaged: groups with a damaged part are left out; else they raise Damaged. Raises QueryError if the folder holds no run.
     """
     root = Path(folder).resolve()
     if not (root / "manifest.json").exists() and not (root / "study.yaml").exists():
         raise QueryError(f"{folder}: no manifest.json; give the folder of a run")
-    con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": tempfile.gettempdir()})
+    own = tempfile.mkdtemp(prefix="dse-sql-")
+    con = duckdb.connect(config={"threads": threads, "memory_limit": memory, "temp_directory": own})
+    weakref.finalize(con, shutil.rmtree, own, ignore_errors=True)
     con.create_function("pareto_front", _fronts, ["DOUBLE[][]"], "DOUBLE[][]", type="arrow")
     con.execute(_sql("macros"))
-    con.execute("CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, manifest VARCHAR)")
-    con.execute("INSERT INTO internal.run VALUES (?, '')", [str(root)])
+    con.execute("CREATE SCHEMA internal; CREATE TABLE internal.run (folder VARCHAR, generation BIGINT, skip_damaged BOOL)")
+    con.execute("INSERT INTO internal.run VALUES (?, -1, ?)", [str(root), skip_damaged])
     for table, schema in (schemas or {}).items():
         con.register("columns_of_a_table", schema.empty_table())
         con.execute(f"CREATE TABLE internal.{_quoted(table)} AS FROM columns_of_a_table")
         con.unregister("columns_of_a_table")
     for setting in ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements"):
         con.execute(f"SET {setting} = false")
-    con.execute(f"SET allowed_directories = [{_literal(str(root))}]")
+    con.execute(f"SET allowed_directories = [{_literal(str(root / 'parts'))}]")
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
     refresh(con)
@@ -61,46 +79,51 @@ def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, 
 
 
 def refresh(con: duckdb.DuckDBPyConnection) -> None:
-    """Point the views at the manifest's parts, if it changed."""
-    root, seen = con.execute("FROM internal.run").fetchall()[0]
-    manifest = Path(root) / "manifest.json"
+    """Point the views at the manifest's parts, if it changed. Raises Damaged, with one line per part."""
+    path, seen, skip = con.execute("FROM internal.run").fetchall()[0]
+    root = Path(path)
     for attempt in range(TRIES):
-        text = manifest.read_text() if manifest.exists() else "{}"
-        if text == seen:
+        manifest, wrong = folders.sound(root)
+        if wrong and not skip:
+            raise Damaged("\n".join(f"{line}; {folders.way_on(root)}, --skip-damaged leaves its machines out" for lines in wrong.values() for line in lines))
+        if manifest.generation == seen and not wrong:
             return
+        listed: dict[str, list[str]] = {}
+        for group in manifest.groups:
+            for part in group.parts if group.name not in wrong else ():
+                listed.setdefault(part.table, []).append(folders.part_path(part.table, group.name))
         try:
-            _views(con, Path(root), json.loads(text).get("parts", {}))
-        except json.JSONDecodeError:
-            raise QueryError(f"{manifest}: no JSON; dse resume restores the manifest") from None
+            _views(con, root, listed)
         except duckdb.Error as error:
             if attempt == TRIES - 1 or not isinstance(error, duckdb.IOException):
                 raise QueryError(f"{root}: {_line(error)}") from None
         else:
-            con.execute("UPDATE internal.run SET manifest = ?", [text])
+            con.execute("UPDATE internal.run SET generation = ?", [manifest.generation])
             return
 
 
-def query(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S) -> pa.Table:
     """Result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement; Ctrl-C interrupts it.
 
-    Raises QueryError in one line for anything else, and for a statement that DuckDB refuses.
+    Raises QueryError in one line for anything else, for a statement that DuckDB refuses, and for one that takes too long; Damaged for the folder.
     """
     try:
+        refresh(con)
         _gate(con, text)
         for attempt in range(TRIES):
-            refresh(con)
             try:
-                return _answer(con, text)
-            except duckdb.IOException:
+                return _answer(con, text, seconds)
+            except (duckdb.IOException, OSError):
                 if attempt == TRIES - 1:
                     raise
-                con.execute("UPDATE internal.run SET manifest = ''")
-    except duckdb.Error as error:
+                con.execute("UPDATE internal.run SET generation = -1")
+                refresh(con)
+    except (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError) as error:
         raise QueryError(_line(error)) from None
     raise AssertionError("every attempt returns or raises")
 
 
-def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str = "") -> pa.Table:
+def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str = "", seconds: float = TIMEOUT_S) -> pa.Table:
     """The front of feasible points, best in the first objective first: machine, schedule, objectives, then all of points and machines.
 
     objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points and machines.
@@ -124,15 +147,16 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     order = ", ".join([f"{_quoted(n)}{' DESC' if o.startswith('-') != o.endswith(':max') else ''}" for n, o in zip(names, objectives, strict=True)])
     listed = ", ".join(_literal(o) for o in objectives)
     first = ", ".join(dict.fromkeys(["machine", "schedule", *(_quoted(n) for n in names)]))
-    return query(con, f"SELECT {first}, * EXCLUDE ({first}) FROM pareto({_literal(rows)}, [{listed}]) ORDER BY {order}, machine, schedule")
+    return query(con, f"SELECT {first}, * EXCLUDE ({first}) FROM pareto({_literal(rows)}, [{listed}]) ORDER BY {order}, machine, schedule", seconds)
 
 
 def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
     """Raises QueryError unless `where` is one expression over the rows: alone (no bracket of it closes ours), and inside of them."""
     try:
         con.extract_statements(f"SELECT 1 WHERE {where}")
+        _harmless(con, rows[1:-1])
         con.execute(f"EXPLAIN {rows[1:-1]}")
-    except duckdb.Error as error:
+    except (duckdb.Error, QueryError) as error:
         raise QueryError(f"--where {' '.join(where.split())}: {_line(error)}; give a condition over points and machines, e.g. area_mm2 < 2") from None
 
 
@@ -186,17 +210,49 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         con.execute(_sql("traffic"))
 
 
-def _answer(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
     """Runs beside the main thread, which takes Ctrl-C at once; DuckDB's own check misses it while all its threads are busy."""
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(lambda: con.execute(text).to_arrow_table())
+    found: list[pa.Table | BaseException] = []
+
+    def ask() -> None:
         try:
-            return answer.result()
-        except KeyboardInterrupt:
-            while not answer.done():  # an interrupt that comes before the query has begun is lost
-                con.interrupt()
-                wait([answer], 0.1)
-            raise
+            found.append(_whole(con, text))
+        except BaseException as fault:  # raised again below, by the one who asked
+            found.append(fault)
+
+    asked = threading.Thread(target=ask, name="dse sql", daemon=True)
+    asked.start()
+    try:
+        asked.join(seconds)
+    except KeyboardInterrupt:
+        _interrupt(con, asked)
+        raise
+    if asked.is_alive():
+        _interrupt(con, asked)
+        raise QueryError(f"stopped after {seconds:g} s; --timeout gives it more")
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def _interrupt(con: duckdb.DuckDBPyConnection, asked: threading.Thread) -> None:
+    """An interrupt that comes before the query has begun is lost, so again; one inside a long function is never seen."""
+    for _ in range(round(GIVE_UP_S / 0.1)):
+        con.interrupt()
+        asked.join(0.1)
+        if not asked.is_alive():
+            return
+
+
+def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+    reader = con.execute(text).to_arrow_reader(100_000)
+    batches, size = [], 0
+    for batch in reader:
+        batches.append(batch)
+        size += batch.nbytes
+        if size > MOST_BYTES:
+            raise QueryError(f"the answer is larger than {MOST_BYTES >> 30} GiB; aggregate, or add a LIMIT")
+    return pa.Table.from_batches(batches, reader.schema)
 
 
 def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
@@ -213,6 +269,58 @@ def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
         if not changed:
             raise QueryError("EXPLAIN stands behind a comment; begin the statement with it")
         _gate(con, explained)
+    else:
+        _harmless(con, text)
+
+
+def _harmless(con: duckdb.DuckDBPyConnection, text: str) -> None:
+    """Raises QueryError unless all that a statement reads is a view, a table of its own WITH, or a table function that reaches no file."""
+    tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
+    if tree["error"]:
+        raise QueryError(f"{tree['error_message']}; a PIVOT must list its values: PIVOT ... ON x IN (...)")
+    nodes = list(_nodes(tree))
+    own = "SELECT view_name FROM duckdb_views() WHERE NOT internal UNION ALL SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'"
+    views = {name for (name,) in con.execute(own).fetchall()}
+    views |= {key for node in nodes for entry in node.get("map", []) if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))}
+    known = {name.lower() for name in views}
+    for node in nodes:
+        match node.get("type"):
+            case "BASE_TABLE" | "SHOW_REF":
+                _known(node["table_name"], node["schema_name"], known)
+            case "TABLE_FUNCTION":
+                _called(con, node["function"], known)
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        yield tree
+    for inner in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _nodes(inner)
+
+
+def _known(table: str, schema: str, known: set[str]) -> None:
+    """Raises QueryError if a table of a statement is none of the run's; DuckDB would look for a file of that name."""
+    own = schema.lower() in ("", "main") and table.strip('"').lower() not in known | SHOWN
+    if schema.lower() not in SCHEMAS or own:
+        near = get_close_matches(table.lower(), known, 1)
+        raise QueryError(f"{table}: no such table; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"))
+
+
+def _called(con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: set[str]) -> None:
+    """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and of a front the table is one that may be read."""
+    name, given = function["function_name"].lower(), function["children"]
+    if name not in TABLE_FUNCTIONS or function["schema"] not in ("", "main"):
+        raise QueryError(f"table function {name} is refused: the tables of the run are all there is to read; allowed are {', '.join(TABLE_FUNCTIONS)}")
+    if name not in FRONTS:
+        return
+    first = given[0] if given else {}
+    table = first["value"]["value"] if first.get("type") == "VALUE_CONSTANT" else ".".join(first.get("column_names", []))
+    if not isinstance(table, str) or not table or any(one.get("alias", "").lower() == "tbl" for one in given[1:]):
+        raise QueryError(f"{name}: its first argument must name a table" + " or be a '(SELECT ...)' in quotes" * (name == "pareto"))
+    if name == "pareto" and table.startswith("("):
+        _harmless(con, f"FROM {table} t")
+    else:
+        _known(table, "", known)
 
 
 def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
@@ -220,10 +328,10 @@ def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
     return {row[0]: row[1] for row in con.execute(f"DESCRIBE {_quoted(table)}").fetchall()}
 
 
-def _line(error: duckdb.Error) -> str:
+def _line(error: BaseException) -> str:
     """DuckDB's message without the excerpt of the statement."""
     lines = [line.strip() for line in str(error).split("LINE ")[0].splitlines()]
-    return " ".join(line for line in lines if line)
+    return " ".join(line for line in lines if line) or type(error).__name__
 
 
 def _sql(name: str) -> str:

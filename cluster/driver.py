@@ -15,8 +15,9 @@ import signal
 import socket
 import threading
 import time
+import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -32,7 +33,8 @@ import pyarrow.compute as pc
 from cluster import build
 from cluster import store as stores
 from cluster.store import RunFault, Store
-from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shadowing, solve_lease, tables_of
+from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, machine_key, pruned, shadowing, solve_lease, tables_of
+from dse import folder
 from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.plan import Asks
@@ -48,6 +50,7 @@ REPORT_S = 1.0
 PROBES = 20
 PRICED_S = 1e-4  # of one einsum of a machine from its frontier, rows included; 2.6 ms per machine were measured for 27
 ROW_BYTES = 40  # of one row of any table in a merged part; measured 15 to 60
+MOST_TEXT = 1 << 18  # bytes of an input that env.json holds a copy of
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
 Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
 
@@ -76,6 +79,7 @@ class Status:
     hypervolume: float
     time: float
     process: str
+    published: int  # generation of the manifest
     notes: tuple[str, ...]
 
 
@@ -133,10 +137,10 @@ class Run:
 
 
 def run(study: Study, out: Path, workers: int | None = None, address: str | None = None,
-        progress: Callable[[Status], None] | None = None) -> Outcome:
+        progress: Callable[[Status], None] | None = None, mended: Sequence[str] = ()) -> Outcome:
     """Start a run in the folder `out`, or go on with the one that is there.
 
-    workers: actors (0: in-process; None: the study's, else one per CPU); address: of a Ray cluster, else a local one.
+    workers: actors (0: in-process; None: the study's, else one per CPU); address: of a Ray cluster, else a local one; mended: lines to be noted.
     Raises ValueError if `out` holds another study (one line per key that changed), RunFault if it cannot go on.
     """
     if line := shadowing():
@@ -144,10 +148,13 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
     _same_study(study, out)
     store, lines = stores.open_run(out)
     try:
-        run = _opened(study, store, lines)
+        run = _opened(study, store, [*mended, *lines])
+        report = partial(_report, run, progress)
+        _read_back(run)
+        report("running")
+        run.events.append(event("resume" if run.done or run.asks else "start", f"stop {json.dumps(asdict(study.stop))}, {len(run.done)} machines done"))
         _ask(run)
         workers = study.workers if workers is None else workers
-        report = partial(_report, run, progress)
         if run.todo or not run.end:
             with _interruptible(run) as listen:
                 _build(run, workers, report)
@@ -162,9 +169,8 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
 
 def resume(out: Path, workers: int | None = None, address: str | None = None, progress: Callable[[Status], None] | None = None) -> Outcome:
     """Go on with the study that the folder holds."""
-    if not (out / "study.yaml").is_file():
-        raise ValueError(f"{out}: no run is there (study.yaml is missing); start one with `dse run STUDY.yaml --out {out}`")
-    return run(studies.load(out / "study.yaml"), out, workers, address, progress)
+    mended = stores.mend(out)
+    return run(studies.load(out / folder.STUDY, within=out), out, workers, address, progress, mended)
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
@@ -197,38 +203,48 @@ def _short(value: float) -> float:
 
 
 def _same_study(study: Study, out: Path) -> None:
-    """A changed model, space or solver needs a new folder."""
-    known = stores.unseal(out / "env.json")
-    lines = studies.changed(known["identity"], studies.identity(study)) if known else []
+    """A changed model, space or solver needs a new folder. Where env.json is lost, the manifest still tells that something changed (`stores.identified`)."""
+    known = stores.unseal(out / folder.ENV, "env")
+    lines = studies.changed(known["identity"], studies.identity(study)) if known and isinstance(known.get("identity"), dict) else []
     if lines:
         raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
 
 
 def _opened(study: Study, store: Store, lines: list[str]) -> Run:
-    out = store.path
-    known = (out / "env.json").exists()
-    run = Run(job_of(study), store, begun=time.monotonic(), clock=time.time() - time.monotonic(), committed=time.monotonic())
-    _write_head(study, out)
+    out, identity = store.path, studies.identity(study)
+    if store.groups and folder.env(out, stores.manifest(store)) is None:
+        lines = [*lines, f"{out / folder.ENV}: lost, damaged or of another run; written anew"]
+    stores.refuse_other(store, folder.digest(identity))
+    job = job_of(study)
+    _write_head(study, identity, out)
+    run = Run(job, stores.identified(store, folder.digest(identity)), begun=time.monotonic(), clock=time.time() - time.monotonic(), committed=time.monotonic())
     _note(run, "quarantine", *lines)
-    last = _last_status(out)
-    run.before_s = float(last.get("seconds", 0.0))
-    if (behind := float(last.get("time", 0.0)) - time.time()) > 60:
+    last = folder.status(out) or {}
+    seconds, then = (value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time"))
+    run.before_s = float(seconds)
+    if (behind := float(then) - time.time()) > 60:
         _note(run, "clock", f"the clock is {behind:.0f} s behind the last session's; order and durations do not depend on it")
-    _read_back(run)
-    run.events.append(event("resume" if known else "start", f"stop {json.dumps(asdict(study.stop))}, {len(run.done)} machines done"))
     return run
 
 
-def _write_head(study: Study, out: Path) -> None:
-    """study.yaml with its inputs, env.json; only what differs is written."""
-    env = {"identity": studies.identity(study), "python": platform.python_version(), "platform": platform.platform(), "packages": _versions()}
-    files = {**studies.files(study), "env.json": stores.sealed(env)}
+def _write_head(study: Study, identity: dict[str, str], out: Path) -> None:
+    """env.json, then study.yaml with its inputs, of which it holds lengths, checksums and (of text) copies; only what differs is written."""
+    files = studies.files(study)
+    listed = {name: [len(data), zlib.crc32(data), _text(data)] for name, data in files.items()}
+    env = {"identity": identity, "files": listed, "python": platform.python_version(), "platform": platform.platform(), "packages": _versions()}
     with stores.plain(out):
-        for name, data in files.items():
+        for name, data in {folder.ENV: folder.sealed("env", env), **files}.items():
             path = out / name
             if not path.exists() or path.read_bytes() != data:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                stores.write_bytes(path, data)
+                folder.make(path.parent)
+                folder.write_bytes(path, data)
+
+
+def _text(data: bytes) -> str | None:
+    """A copy that fits into env.json; of larger and of binary files there is none."""
+    with suppress(UnicodeDecodeError):
+        return data.decode() if len(data) <= MOST_TEXT else None
+    return None
 
 
 def _versions() -> dict[str, str]:
@@ -239,26 +255,30 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _last_status(out: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        status = json.loads((out / "status.json").read_text())
-        return status if isinstance(status, dict) else {}
-    return {}
-
-
 def _read_back(run: Run) -> None:
     """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back."""
     machines = stores.read(run.store, "machines")
     if machines is not None:
+        _same_keys(run, machines)
         undone = machines.filter(pc.and_(pc.equal(machines["status"], "error"), pc.match_substring_regex(machines["reason"], f"^({'|'.join(UNDONE)})")))
         run.store = stores.retract(run.store, undone["machine"].to_pylist())
         machines = machines.filter(pc.invert(pc.is_in(machines["machine"], undone["machine"].combine_chunks())))
         _learn(run, machines, stores.read(run.store, "points"))
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
-        value = stores.unseal(_asks_path(run, number))
-        if value is None:
+        value = folder.unseal(_asks_path(run, number), "asks")
+        asks = plan.from_data(value, run.job.study.space.size) if value else None
+        if asks is None or asks.generation != number:
             break
-        _take(run, plan.from_json(json.dumps(value)))
+        _take(run, asks)
+
+
+def _same_keys(run: Run, machines: pa.Table) -> None:
+    """The rows are of this study's machines: each bears the key that they have now. Raises StoreFault."""
+    columns = (machines[name].to_pylist() for name in ("machine", "key"))
+    for machine, key in zip(*columns, strict=True):
+        if not (isinstance(machine, int) and 0 <= machine < run.job.study.space.size and machine_key(run.job, machine) == key):
+            raise stores.StoreFault(f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; its rows were made by another one, "
+                                    "give another --out")
 
 
 def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
@@ -276,7 +296,7 @@ def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
 
 
 def _asks_path(run: Run, number: int) -> Path:
-    return run.store.path / "asks" / f"generation-{number:06d}.json"
+    return run.store.path / "asks" / stores.asks_name(number)
 
 
 def _ask(run: Run) -> None:
@@ -296,7 +316,7 @@ def _ask(run: Run) -> None:
             run.end = run.end or "every machine of the space has been asked"
             return
         with stores.plain(run.store.path):
-            stores.write_bytes(_asks_path(run, number), stores.sealed(json.loads(plan.to_json(asks))))
+            folder.write_bytes(_asks_path(run, number), folder.sealed("asks", asdict(asks)))
         _take(run, asks)
 
 
@@ -484,9 +504,9 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     size, volume = _front(run)
     status = Status(state, reason or run.halt, len(run.done), count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),
                     len(run.asks), run.slots, rate, left / rate if rate and state == "running" else None, run.seconds(), size, volume,
-                    time.time(), f"{os.getpid()} on {socket.gethostname()}", tuple(run.notes))
+                    time.time(), f"{os.getpid()} on {socket.gethostname()}", run.store.generation, tuple(run.notes))
     with stores.plain(run.store.path):
-        stores.write_bytes(run.store.path / "status.json", json.dumps(asdict(status)).encode(), durable=state != "running")
+        folder.write_bytes(run.store.path / folder.STATUS, folder.sealed("status", asdict(status)), durable=state != "running")
     run.reported = time.monotonic()
     if progress is not None:
         progress(status)

@@ -16,9 +16,11 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # these are read when ray is import
 os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # what fails behind a failed lease is dropped on purpose
 os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")  # one attempt to join; Ray makes twenty, of 30 s each
 
+import fcntl
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -53,6 +55,7 @@ OBJECT_STORE_BYTES = 256 << 20
 LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # ray.init sets them; a later cluster may have no tokens
 LOCAL = ("127.0.0.1", "localhost", "::1")
 INNER = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR  # "0": Ray's daemons listen on 127.0.0.1, else on every address of the machine
+MARK = ".dse"  # in Ray's folder; locked while its cluster lives
 ROOT = str(Path(__file__).resolve().parent.parent)
 Log = Callable[[int, str], None]  # (number of the actor, line)
 
@@ -157,19 +160,24 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
             raise PoolFault(f"--address {address}: no Ray cluster answers there; start one with `ray start --head` (one on 127.0.0.1 is "
                             "reached from its own machine only), or leave --address out")
     space = {"namespace": f"dse-{os.getpid()}-{time.monotonic_ns()}", "log_to_driver": False, "logging_level": logging.ERROR}
-    temporary = None if address else _own_folder()
-    with _own_access(), loopback() if inner else nullcontext():
+    with _own_access(), loopback() if inner else nullcontext(), nullcontext() if address else own_folder() as temporary:
         try:
             if address:
                 _join(address, space)
             else:
-                ray.init(num_cpus=workers or os.cpu_count(), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-                         _node_ip_address="127.0.0.1", _temp_dir=temporary, **space)
+                _start(num_cpus=workers or os.cpu_count(), _temp_dir=temporary, **space)
             yield int(ray.cluster_resources().get("CPU", 0))
         finally:
             ray.shutdown()
-            if temporary:
-                shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _start(**given: Any) -> None:
+    """ray.init of a cluster on this machine. Raises PoolFault in one line, whatever part of it did not come up."""
+    try:
+        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _node_ip_address="127.0.0.1", **given)
+    except (RayError, Exception) as fault:  # Ray raises bare Exceptions when a daemon of its own dies
+        why = next((line.strip() for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+        raise PoolFault(f"Ray did not start on this machine ({why[:200]}); resume tries again, --workers 0 runs without Ray") from fault
 
 
 def _join(address: str, space: dict[str, Any]) -> None:
@@ -256,14 +264,39 @@ def _refused(address: str) -> str:
             " and RAY_AUTH_TOKEN to it, if it has none, RAY_AUTH_MODE=disabled")
 
 
-def _own_folder() -> str:
-    """A folder with a short path (Unix sockets hold 107 bytes); those that killed runs left behind go."""
-    top = next((d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 24 and os.access(d, os.W_OK)), tempfile.gettempdir())
-    for old in Path(top).glob("dse-*-*"):
-        owner = old.name.split("-")[1]
-        if owner.isdigit() and not os.path.exists(f"/proc/{owner}") and os.path.exists("/proc/self") and old.stat().st_uid == os.getuid():
+@contextmanager
+def own_folder() -> Iterator[str]:
+    """A folder for a cluster's files that no other user can enter (Ray opens its own one to all), with a short path (Unix sockets hold 107 bytes).
+
+    Those that killed runs left behind go: folders of this user with a mark that nobody holds. A number in a name is not enough.
+    """
+    top = next((d for d in (tempfile.gettempdir(), "/tmp") if len(d) < 20 and os.access(d, os.W_OK)), tempfile.gettempdir())
+    for old in Path(top).glob("dse-*"):
+        if (mark := _marked(old, os.O_RDWR)) is not None:
             shutil.rmtree(old, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"dse-{os.getpid()}-", dir=top)
+            os.close(mark)
+    path = Path(tempfile.mkdtemp(prefix="dse-", dir=top))
+    mark = _marked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        yield str(path / "ray")
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if mark is not None:
+            os.close(mark)
+
+
+def _marked(folder: Path, flags: int) -> int | None:
+    """The lock on the mark in a private folder of this user; None if it is none, or if somebody holds it."""
+    with suppress(OSError):
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            mark = os.open(folder / MARK, flags | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return mark
+            except OSError:
+                os.close(mark)
+    return None
 
 
 def _answers(address: str) -> bool:

@@ -3,7 +3,7 @@
 A group is what one commit writes: one part per table, all under one name. Order of a commit: every part to a temporary
 name, fsync, rename, fsync of its folder; then the manifest, the same way. What the manifest does not list does not exist:
 a crash leaves orphans, which the next `open_run` moves to quarantine/. The manifest holds length and CRC-32 of every part
-(a flipped byte inside a Parquet file is read silently otherwise) and of itself; the one before it is kept beside it.
+(a flipped byte inside a Parquet file is read silently otherwise) and of itself, and the identity of the study; the one before it is kept beside it.
 Compaction replaces many groups by one; the old parts stay until the next compaction or `open_run`, for readers.
 Nothing here asks the clock. Longer than 400 lines: the order of writes is only right when all of it is seen together.
 """
@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import socket
-import zlib
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,11 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dse import folder as folders
+from dse.folder import BEFORE, ENV, MANIFEST, STUDY, Damaged, Group, Manifest, Part, created, make, part_path, sealed, sync, unseal, write_bytes
+
 SHARED = {"mappings": "mapping_key", "counts": "mapping_key"}  # same key, same rows: kept once per group
 FAN_IN = 64  # groups of one level that become one of the next; two merged levels keep a table below 200 parts
 TOP_LEVEL = 2
 ROW_GROUP = 122_880
-MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 Tables = Mapping[str, pa.Table]
 
 
@@ -45,38 +46,15 @@ class StoreFault(RunFault):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    table: str
-    size_bytes: int
-    crc: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Parts that are visible together: parts/<table>/<name>.parquet. level: how often they were merged."""
-
-    name: str
-    level: int
-    parts: tuple[Part, ...]
-
-    def paths(self) -> tuple[str, ...]:
-        return tuple(part_path(part.table, self.name) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
 class Store:
     """One opened run folder. retired: parts that a merge replaced, still on disk for readers of the manifest before it."""
 
     path: Path
     lock: int
     generation: int = 0
+    identity: str = ""
     groups: tuple[Group, ...] = ()
     retired: tuple[str, ...] = ()
-
-
-def part_path(table: str, name: str) -> str:
-    return f"parts/{table}/{name}.parquet"
 
 
 @contextmanager
@@ -97,72 +75,78 @@ def _way_on(path: Path) -> str:
     return f"`dse resume {path}`: all that was committed is safe" if os.path.exists(path / MANIFEST) else "start again, or choose another folder with --out"
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
-    """Publish a whole file: temporary name, fsync, rename, fsync of the folder. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as out:
-            out.write(data)
-            out.flush()
-            if durable:
-                os.fsync(out.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        _sync_folder(path.parent)
-
-
-def sealed(value: Mapping[str, Any]) -> bytes:
-    """JSON with a CRC-32 of itself, so that a flipped digit shows."""
-    text = json.dumps(value, sort_keys=True)
-    return json.dumps({**value, "crc": zlib.crc32(text.encode())}, sort_keys=True).encode()
-
-
-def unseal(path: Path) -> dict[str, Any] | None:
-    """What `sealed` wrote, or None if the file is damaged or absent."""
-    try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-        crc = value.pop("crc")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None
-    return value if zlib.crc32(json.dumps(value, sort_keys=True).encode()) == crc else None
-
-
-def _crc(path: Path) -> int:
-    value = 0
-    with open(path, "rb") as data:
-        while block := data.read(1 << 20):
-            value = zlib.crc32(block, value)
-    return value
-
-
 def open_run(path: Path) -> tuple[Store, list[str]]:
     """Lock the folder (made if it is not there), verify all parts, put away what is damaged, torn or foreign.
 
     Returns the store and one line per thing put away. Raises StoreFault: in use, read-only, disk full.
     """
     with plain(path):
+        make(path)
+        own(path)
         for folder in ("asks", "parts", "log"):
-            (path / folder).mkdir(parents=True, exist_ok=True)
+            make(path / folder)
         lock = _lock(path)
         try:
             store, lines = _load(path, lock)
             store, damaged = _verify(store)
             lines += damaged + _put_away_strangers(store)
             return _publish(replace(store, retired=())) if lines or store.retired else store, lines
-        except OSError:
+        except BaseException:
             os.close(lock)
             raise
+
+
+def own(path: Path) -> None:
+    """Raises StoreFault for links and the like, which would make us write into what is not this folder's."""
+    if lines := list(folders.strange(path)):
+        raise StoreFault("\n".join(lines))
+
+
+def mend(path: Path) -> list[str]:
+    """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text; one line each. Raises StoreFault."""
+    if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
+        raise ValueError(f"{path}: no run is there ({STUDY} is missing); start one with `dse run STUDY.yaml --out {path}`")
+    own(path)
+    lines = []
+    with plain(path), _held(path):
+        known = folders.env(path, next(iter(_manifests(path).values()), Manifest()))
+        for name in folders.damaged_heads(path, known):
+            text = known["files"][name][2] if known else None
+            if text is None:
+                raise StoreFault(f"{path / name}: lost or not what the run wrote, and {ENV} has no copy; put it back, or give another folder")
+            if (path / name).exists():
+                _quarantine(path, name)
+            make((path / name).parent)
+            write_bytes(path / name, text.encode())
+            lines.append(f"{path / name}: lost or not what the run wrote; written anew from {ENV}, what was there is in quarantine/")
+    if not (path / STUDY).is_file():
+        raise StoreFault(f"{path / STUDY}: lost, and {ENV} has no copy; `dse run STUDY.yaml --out {path}` goes on with the study at hand")
+    return lines
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    lock = _lock(path)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def manifest(store: Store) -> Manifest:
+    return Manifest(store.generation, store.identity, store.groups, store.retired)
+
+
+def refuse_other(store: Store, identity: str) -> None:
+    """Raises StoreFault if the rows of the folder are of a study with another identity."""
+    if store.groups and store.identity != identity:
+        raise StoreFault(f"{store.path}: its rows are of another study ({MANIFEST}: identity {store.identity}, this study: {identity}); give another --out")
+
+
+def identified(store: Store, identity: str) -> Store:
+    """With the identity in the manifest, before there are rows."""
+    with plain(store.path):
+        return store if store.identity == identity else _publish(replace(store, identity=identity))
 
 
 def close(store: Store) -> None:
@@ -171,11 +155,17 @@ def close(store: Store) -> None:
 
 def _lock(path: Path) -> int:
     """Held for as long as the process lives, however it dies."""
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise StoreFault(f"{path / '.lock'}: is another file too, by a hard link; remove it")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except StoreFault:
+        os.close(handle)
+        raise
     except OSError as fault:
-        holder = os.read(handle, 200).decode(errors="replace").strip()
+        holder = "".join(c for c in os.read(handle, 200).decode(errors="replace").strip() if c.isprintable())
         os.close(handle)
         if fault.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -186,47 +176,41 @@ def _lock(path: Path) -> int:
 
 
 def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
-    for name in (MANIFEST, BEFORE):
-        value = unseal(path / name)
-        if value is not None:
-            store = _parse(path, lock, value)
-            lines = [] if name == MANIFEST else [f"{path / MANIFEST}: damaged; the manifest before it is used, what it does not list is solved again"]
-            if lines and (path / MANIFEST).exists():
-                _quarantine(path, MANIFEST)
-            return store, lines
-    if (path / MANIFEST).exists():
+    """The newer of the manifest and the one before it; as a rule the first."""
+    found = _manifests(path)
+    newest = max(found, key=lambda name: (found[name].generation, name == MANIFEST), default="")
+    m = found[newest] if newest else Manifest()
+    told = (folders.status(path) or {}).get("published")  # the next manifest must not seem older than what status.json tells of
+    store = Store(path, lock, max(m.generation, told if isinstance(told, int) else 0), m.identity, m.groups, m.retired)
+    there = (path / MANIFEST).exists()
+    if newest == MANIFEST or not (newest or there):
+        return store, []
+    if there:
         _quarantine(path, MANIFEST)
-        return Store(path, lock), [f"{path / MANIFEST}: damaged, and none before it; moved to quarantine/, all machines are solved again"]
-    return Store(path, lock), []
+    what = f"damaged, lost, or older than {BEFORE}, which is used; what that does not list is solved again" if newest else (
+        "damaged, and none before it; moved to quarantine/, all machines are solved again")
+    return store, [f"{path / MANIFEST}: {what}"]
 
 
-def _parse(path: Path, lock: int, value: Mapping[str, Any]) -> Store:
-    groups = tuple(Group(g["name"], g["level"], tuple(Part(*part) for part in g["parts"])) for g in value["groups"])
-    return Store(path, lock, value["generation"], groups, tuple(value["retired"]))
+def _manifests(path: Path) -> dict[str, Manifest]:
+    """Those of the two that are sound. Raises StoreFault for one of another version, or that no dse wrote."""
+    try:
+        if line := folders.other_version(path / MANIFEST):
+            raise StoreFault(line)
+        return {name: folders.parse(path / name, value) for name in (MANIFEST, BEFORE) if (value := unseal(path / name, "manifest")) is not None}
+    except Damaged as fault:
+        raise StoreFault(str(fault)) from None
 
 
 def _verify(store: Store) -> tuple[Store, list[str]]:
     """Drops every group with a part that is not byte for byte what was committed."""
-    lines, sound = [], []
+    wrong = folders.faults(store.path, Manifest(groups=store.groups))
     for group in store.groups:
-        faults = [(part, why) for part in group.parts if (why := _fault(store.path, part, group.name))]
-        lines += [f"{store.path / part_path(part.table, group.name)}: {why}; put into quarantine/, its machines are solved again" for part, why in faults]
-        if faults:
+        if group.name in wrong:
             for path in group.paths():
                 _quarantine(store.path, path)
-        else:
-            sound.append(group)
-    return replace(store, groups=tuple(sound)), lines
-
-
-def _fault(run: Path, part: Part, name: str) -> str:
-    path = run / part_path(part.table, name)
-    if not path.exists():
-        return "missing"
-    size = path.stat().st_size
-    if size != part.size_bytes:
-        return f"{size} bytes, {part.size_bytes} were committed"
-    return "" if _crc(path) == part.crc else "its checksum differs from the one committed"
+    lines = [f"{line}; put into quarantine/, its machines are solved again" for lines in wrong.values() for line in lines]
+    return replace(store, groups=tuple(group for group in store.groups if group.name not in wrong)), lines
 
 
 def _put_away_strangers(store: Store) -> list[str]:
@@ -238,7 +222,7 @@ def _put_away_strangers(store: Store) -> list[str]:
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
         elif relative.startswith("asks/"):
-            if unseal(path) is None:
+            if (found := unseal(path, "asks")) is None or path.name != asks_name(found.get("generation")):
                 _quarantine(store.path, relative)
                 lines.append(f"{path}: damaged or foreign; put into quarantine/")
         elif relative not in listed:
@@ -247,11 +231,15 @@ def _put_away_strangers(store: Store) -> list[str]:
     return lines
 
 
+def asks_name(generation: object) -> str:
+    return f"generation-{generation:06d}.json" if isinstance(generation, int) else ""
+
+
 def _quarantine(run: Path, relative: str) -> None:
     target = run / "quarantine" / relative.replace("/", "__")
-    target.parent.mkdir(exist_ok=True)
+    make(target.parent)
     number = 0
-    while target.exists():
+    while os.path.lexists(target):
         number += 1
         target = target.with_name(f"{relative.replace('/', '__')}.{number}")
     with suppress(FileNotFoundError):
@@ -287,20 +275,23 @@ def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Tab
 
 def _write_part(run: Path, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
     path = run / part_path(table, name)
-    path.parent.mkdir(exist_ok=True)
+    make(path.parent)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "wb") as out:
+        with created(temporary) as out:
             rows = _write_rows(out, table, tables)
             out.flush()
             os.fsync(out.fileno())
-        part = Part(table, temporary.stat().st_size, _crc(temporary), rows)
-        if rows:
-            os.replace(temporary, path)
-            _sync_folder(path.parent)
-        return part if rows else None
-    finally:
+        part = Part(table, temporary.stat().st_size, folders.crc(temporary), rows)
+        if not rows:
+            temporary.unlink()
+            return None
+        os.replace(temporary, path)
+        sync(path.parent)
+        return part
+    except BaseException:  # whatever stops it, also Ctrl-C
         temporary.unlink(missing_ok=True)
+        raise
 
 
 def _write_rows(out: Any, table: str, tables: Iterable[pa.Table]) -> int:
@@ -357,17 +348,27 @@ def _unseen(table: pa.Table, key: str, seen: set[str]) -> pa.Table:
 
 def _publish(store: Store) -> Store:
     """Replace the manifest: the point at which a commit happens."""
+    if not _holds(store):
+        raise StoreFault(f"{store.path / '.lock'}: removed or replaced, another run may write into this folder; nothing more is written, resume")
     store = replace(store, generation=store.generation + 1)
     listed: dict[str, list[str]] = {}
     for group in store.groups:
         for part in group.parts:
             listed.setdefault(part.table, []).append(part_path(part.table, group.name))
     groups = [{"name": g.name, "level": g.level, "parts": [[p.table, p.size_bytes, p.crc, p.rows] for p in g.parts]} for g in store.groups]
-    value = {"version": 1, "generation": store.generation, "parts": listed, "groups": groups, "retired": list(store.retired)}
+    value = {"version": folders.VERSION, "generation": store.generation, "identity": store.identity, "parts": listed, "groups": groups,
+             "retired": list(store.retired)}
     if (store.path / MANIFEST).exists():
         write_bytes(store.path / BEFORE, (store.path / MANIFEST).read_bytes(), durable=False)
-    write_bytes(store.path / MANIFEST, sealed(value))
+    write_bytes(store.path / MANIFEST, sealed("manifest", value))
     return store
+
+
+def _holds(store: Store) -> bool:
+    """Whether the lock that is held is still the folder's."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(store.lock), os.lstat(store.path / ".lock"))
+    return False
 
 
 def read(store: Store, table: str, columns: Sequence[str] | None = None) -> pa.Table | None:

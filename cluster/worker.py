@@ -258,8 +258,16 @@ def _proof(solution: Solution) -> Row:
 
 def _head(job: Job, ask: Ask) -> Row:
     parameters = studies.parameters(job.study, ask.machine)
-    key = hashlib.sha256(f"{job.key}{json.dumps(parameters, sort_keys=True)}".encode()).hexdigest()[:16]
-    return {"machine": ask.machine, "key": key, "generation": ask.generation, "source": ask.source, **_VERSIONS, **parameters}
+    return {"machine": ask.machine, "key": _key(job, parameters), "generation": ask.generation, "source": ask.source, **_VERSIONS, **parameters}
+
+
+def machine_key(job: Job, machine: int) -> str:
+    """Content key of all that shapes the rows of a machine."""
+    return _key(job, studies.parameters(job.study, machine))
+
+
+def _key(job: Job, parameters: Mapping[str, Any]) -> str:
+    return hashlib.sha256(f"{job.key}{json.dumps(parameters, sort_keys=True)}".encode()).hexdigest()[:16]
 
 
 _VERSIONS = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import NoReturn
 
@@ -35,6 +36,22 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is no time, give seconds above 0")
+    return found
+
+
+def _memory(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]{0,5} ?([MG]i?B)", text):
+        raise argparse.ArgumentTypeError(f"{text} is no size, give e.g. 500MB or 8GB")
+    return text
+
+
 def parser() -> argparse.ArgumentParser:
     """A parser whose result names the command in `command`."""
     found = _Parser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.")
@@ -63,7 +80,12 @@ def parser() -> argparse.ArgumentParser:
     sql.add_argument("statement", nargs="?", metavar="SELECT...")
     for sub in (front, sql):
         sub.add_argument("--format", choices=FORMATS, default="table")
+        sub.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that the statement may take (default: 60)")
     shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE or best", "DIR", "POINT")
+    for sub in (front, sql, shown):
+        sub.add_argument("--memory", type=_memory, default="4GB", metavar="SIZE", help="what DuckDB may take, beyond it fails (default: 4GB)")
+    for sub in (status, front, sql, shown):
+        sub.add_argument("--skip-damaged", action="store_true", help="leave out what is not byte for byte what was committed (default: refuse to answer)")
     mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE")
     mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
     mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")

@@ -1,15 +1,24 @@
-"""What is kept between runs, in $DSE_CACHE (~/.cache/dse): a file per question, written whole, named after all that its answer depends on."""
+"""What is kept between runs, in $DSE_CACHE (~/.cache/dse): a file per question, written whole, named after all that its answer depends on.
+
+A file begins with the SHA-256 of its name and content. One that is torn, changed or another's is removed, said in one line, and its question answered anew.
+That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`stack.kept`, `frontier.priced`).
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import stat
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from dse.folder import make, write_bytes
 from dse.record import MODEL_VERSION, SOLVER_VERSION
 
+DIGEST = hashlib.sha256().digest_size
+LARGEST = 1 << 30
 ROOT = Path(__file__).resolve().parent.parent
 ANSWERS = ("dse/record.py", "dse/nest.py", "dse/stack.py", "dse/sim", "dse/dataflow", "hw/arch.py", "hw/tiling.py", "workloads/einsum.py",
            "workloads/graph.py")  # what an answer depends on beside its question: all that dse/dataflow and dse/sim import
@@ -32,11 +41,36 @@ def place(kind: str, question: object, suffix: str) -> Path:
 
 def keep(path: Path, answer: bytes) -> None:
     """Where the folder cannot be written, nothing is kept: the next run asks again."""
-    own = path.with_suffix(f".{os.getpid()}.tmp")
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            own.write_bytes(answer)
-            os.replace(own, path)
-        finally:
-            own.unlink(missing_ok=True)
+        make(path.parent)
+        write_bytes(path, _digest(path, answer) + answer)
+
+
+def read(path: Path) -> bytes | None:
+    """What was kept; None if there is nothing, or nothing sound."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > LARGEST:
+            drop(path, "is no file of the cache")
+            return None
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as fault:
+        drop(path, fault.strerror or str(fault))
+        return None
+    answer = data[DIGEST:]
+    if data[:DIGEST] != _digest(path, answer):
+        drop(path, "torn, changed, or the answer to another question")
+        return None
+    return answer
+
+
+def drop(path: Path, why: str) -> None:
+    """Remove a file that cannot be used."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+    logging.getLogger("dse").warning("%s: %s; %s", path, why, "the cache keeps it, remove it" if path.exists() else "removed, built anew")
+
+
+def _digest(path: Path, answer: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + b"\0" + answer).digest()

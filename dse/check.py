@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
 from typing import Any
 
-from dse import record, stack
+from dse import folder, record, stack
 from dse.study import read
 from dse.study import study as studies
 from hw import machine
-from workloads import catalog
+from workloads import catalog, document
 from workloads.graph import Layer, layer_table
 
 KINDS = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": {"name", "extents", "einsums", "weights"}}
@@ -46,7 +45,7 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
 
 def _kind(path: Path) -> str:
     """By most known keys, so that one misspelt key does not make a machine a workload. Raises ValueError."""
-    data, faults = machine.read_yaml(path)
+    data, faults = document.read(path)
     known = {kind: len(keys & set(data)) for kind, keys in KINDS.items()} if isinstance(data, dict) else {}
     kind = max(known, key=lambda kind: known[kind], default="")
     if not faults and not (kind and known[kind]):
@@ -78,11 +77,16 @@ def _does(solver: stack.Mapper) -> str:
     return (solver.__doc__ or "").split("\n")[0]
 
 
-def status(folder: Path) -> dict[str, Any]:
-    """status.json of a run; "running" is "killed" where the process that wrote it is known to be gone."""
-    path = folder / "status.json"
-    facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"state": "not started", "done": 0}
+def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
+    """status.json of a run; "running" is "killed" where the process that wrote it is known to be gone. Raises Damaged, for parts only if not told to skip."""
+    manifest, wrong = folder.sound(root)
+    if wrong and not skip_damaged:
+        raise folder.Damaged("\n".join(f"{line}; {folder.way_on(root)}" for lines in wrong.values() for line in lines))
+    facts = folder.status(root)
+    if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
+        raise folder.Damaged(f"{root / folder.STATUS}: lost or damaged; {folder.way_on(root)}")
+    facts = facts or {"state": "not started", "done": 0}
     process, _, host = str(facts.get("process", "")).partition(" on ")
-    if facts["state"] == "running" and host == socket.gethostname() and os.path.exists("/proc/self") and not os.path.exists(f"/proc/{process}"):
+    if facts.get("state") == "running" and host == socket.gethostname() and os.path.exists("/proc/self") and not os.path.exists(f"/proc/{process}"):
         return facts | {"state": "killed", "reason": "its process is gone; dse resume goes on", "left_s": None}
     return facts

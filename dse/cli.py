@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,20 +26,38 @@ if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
     from dse.study.study import Study
 
 
+MOST_LINES = 40  # of faults that are shown at once
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parser().parse_args(argv)
     if given.command not in ("run", "resume"):  # a run outlives its reader
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    code = _exit_code(given)
+    if any(thread.name == "dse sql" for thread in threading.enumerate()):  # a statement that takes no interrupt cannot be taken down in order
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _exit_code(given: argparse.Namespace) -> int:
     try:
         return COMMANDS[given.command](given)
     except ValueError as fault:
         if os.environ.get("DSE_TRACEBACK"):
             raise
-        print("\n".join(dict.fromkeys(str(fault).splitlines())), file=sys.stderr)
+        lines = list(dict.fromkeys(map(_plain, str(fault).splitlines())))
+        print("\n".join([*lines[:MOST_LINES], *([f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])]), file=sys.stderr)
         return int(getattr(fault, "exit_code", 2))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _plain(line: str) -> str:
+    """A line that may quote a file of somebody else: no control characters, and no more than can be read."""
+    shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+    return shown if len(shown) <= 1000 else f"{shown[:1000]} ..."
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -54,42 +73,61 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _resume(given: argparse.Namespace) -> int:
-    return _drive(_study_of(given.dir), Path(given.dir), given)
+    from cluster import store
+    from dse.study import study as studies
+
+    out = Path(given.dir)
+    mended = store.mend(out)
+    return _drive(studies.load(out / "study.yaml", within=out), out, given, mended)
 
 
-def _drive(study: Study, out: Path, given: argparse.Namespace) -> int:
+def _drive(study: Study, out: Path, given: argparse.Namespace, mended: Sequence[str] = ()) -> int:
     from cluster import driver
 
     with screen.Progress(study.name) as progress:
-        outcome = driver.run(study, out, given.workers, given.address, progress.show)
+        outcome = driver.run(study, out, given.workers, given.address, progress.show, mended)
+    for note in outcome.status.notes:
+        print(note, file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     screen.print_end(str(out), outcome.status, outcome.solved, outcome.built)
     return int(outcome.exit_code)
 
 
-def _study_of(folder: str) -> Study:
+def _study_of(text: str) -> Study:
+    """The study of a run, if it is the one that its rows are of. Raises ValueError."""
+    from dse import folder
     from dse.study import study as studies
 
-    path = Path(folder) / "study.yaml"
-    if not path.is_file():
-        raise ValueError(f"{folder}: no run is there (study.yaml is missing); start one with dse run STUDY.yaml --out {folder}")
-    return studies.load(path)
+    root = Path(text)
+    path = root / folder.STUDY
+    if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
+        raise ValueError(f"{text}: no run is there (study.yaml is missing); start one with dse run STUDY.yaml --out {text}")
+    manifest = folder.read(root)
+    if lines := folder.heads(root, manifest) or ([] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]):
+        raise folder.Damaged("\n".join(lines))
+    study = studies.load(path, within=root)
+    if lines := folder.same_study(root, manifest, studies.identity(study)):
+        raise folder.Damaged("\n".join(lines))
+    if manifest.groups and folder.env(root, manifest) is None:
+        print(f"{root / folder.ENV}: lost, damaged or of another run; {folder.way_on(root)}", file=sys.stderr)
+    return study
 
 
-def _connect(folder: str) -> tuple[Study, DuckDBPyConnection]:
+def _connect(given: argparse.Namespace) -> tuple[Study, DuckDBPyConnection]:
     from analysis import db
     from dse import record
     from dse.study import study as studies
 
-    study = _study_of(folder)
-    return study, db.connect(folder, {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES})
+    study = _study_of(given.dir)
+    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
+    return study, db.connect(given.dir, schemas, skip_damaged=given.skip_damaged, memory=given.memory)
 
 
 def _status(given: argparse.Namespace) -> int:
     from dse import check
 
     _study_of(given.dir)
-    facts = check.status(Path(given.dir))
+    facts = check.status(Path(given.dir), given.skip_damaged)
     screen.print_json(facts) if given.json else screen.print_facts(facts)
     return 0
 
@@ -98,9 +136,9 @@ def _pareto(given: argparse.Namespace) -> int:
     from analysis import db
     from dse.study import study as studies
 
-    study, con = _connect(given.dir)
+    study, con = _connect(given)
     objectives = given.objectives.split(",") if given.objectives else [f"{o.column}:{o.direction}" for o in study.objectives]
-    found = db.front(con, objectives, given.where)
+    found = db.front(con, objectives, given.where, given.timeout)
     if given.format == "table":
         names = [o.removeprefix("-").rsplit(":", 1)[0] for o in objectives]
         found = found.select(["machine", "schedule", *names, *studies.columns(study, "machines"), *(["gap_to_bound"] if "gap_to_bound" not in names else [])])
@@ -110,13 +148,13 @@ def _pareto(given: argparse.Namespace) -> int:
 def _sql(given: argparse.Namespace) -> int:
     from analysis import db
 
-    _, con = _connect(given.dir)
+    _, con = _connect(given)
     if given.statement:
-        return _print_result(db.query(con, given.statement), given.format)
+        return _print_result(db.query(con, given.statement, given.timeout), given.format)
     print(f"views: {', '.join(db.query(con, 'SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1')[0].to_pylist())}; an empty line ends")
     while statement := screen.ask("dse> "):
         try:
-            _print_result(db.query(con, statement), given.format)
+            _print_result(db.query(con, statement, given.timeout), given.format)
         except ValueError as fault:
             print(fault)
     return 0
@@ -138,7 +176,7 @@ def _show(given: argparse.Namespace) -> int:
     from dse.study import study as studies
     from hw.space import decode
 
-    study, con = _connect(given.dir)
+    study, con = _connect(given)
     machine, schedule = _point(study, con, given.point)
     rows = db.query(con, f"FROM machines WHERE machine = {machine}").to_pylist()
     if not rows:

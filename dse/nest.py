@@ -20,9 +20,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hw.arch import Arch, Level
+from workloads import document
 from workloads.einsum import Einsum
 
 LOOP = re.compile(r"^for\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
@@ -150,11 +149,13 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
     Raises ValueError with one line per fault, each naming the file.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        data = text if text.lstrip().startswith(("store", "for", "spatial", OUTSIDE)) else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
-        why = getattr(fault, "strerror", None) or str(fault).splitlines()[0]
-        raise ValueError(f"{path}: cannot be read as a mapping ({why}); see dse map --format yaml") from None
+        with open(path, "rb") as file:
+            text = file.read(document.MOST_BYTES + 1).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ValueError(f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); see dse map --format yaml") from None
+    data, wrong = (text, []) if text.lstrip().startswith(("store", "for", "spatial", OUTSIDE)) else document.parse(text)
+    if wrong or len(text) > document.MOST_BYTES:
+        raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map --format yaml")
     if data is None:
         raise ValueError(f"{path}: holds no mapping, the file is empty; see dse map --format yaml")
     if isinstance(data, str | list):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from dse import cache
 from dse.dataflow.annealing import annealing
@@ -18,7 +19,7 @@ from dse.dataflow.frontier import Frontier, asked, frontier, priced
 from dse.dataflow.optimal import BUDGET, best_known, optimal, searched
 from dse.dataflow.random import random
 from dse.dataflow.space import FREE
-from dse.nest import OUTSIDE, Infeasible, parse
+from dse.nest import OUTSIDE, Infeasible, faults, parse
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, in_turn, proven
 from dse.tiling.mapper import smaug
 from hw.arch import Arch
@@ -104,18 +105,37 @@ def kept(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infea
         return solve(arch, workload, picks)
     groups = unique(workload)
     path = cache.place("map", (arch, [group.einsum for group in groups], picks), ".json")
-    if path.exists():
-        return _in_turn(arch, groups, picks, [_told(Problem(arch, group.einsum, picks.objective), **known)
-                                              for group, known in zip(groups, json.loads(path.read_text()), strict=True)])
+    costs = _recalled(path, [Problem(arch, group.einsum, picks.objective) for group in groups])
+    if costs:
+        return _in_turn(arch, groups, picks, costs)
     found = scheduled(arch, groups, picks, NONE)
     if isinstance(found, list):
         cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
     return found
 
 
-def _told(problem: Problem, nest: str, **proof: Any) -> EinsumCost | Infeasible:
-    found = einsum_cost(problem, parse(nest))
-    return found if isinstance(found, Infeasible) else replace(found, **proof)
+def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
+    """Costs of the nests in a file of the cache, none if it has no nest for every problem."""
+    if (data := cache.read(path)) is None:
+        return []
+    try:
+        return [_told(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+        cache.drop(path, " ".join(str(fault).split())[:200])
+        return []
+
+
+def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, visited: int) -> EinsumCost:
+    """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the einsum, or does not fit."""
+    mapping = parse(nest)
+    if lines := faults(mapping, problem.einsum, problem.arch):
+        raise ValueError(lines[0])
+    found = einsum_cost(problem, mapping)
+    if isinstance(found, Infeasible):
+        raise ValueError(str(found))
+    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and f"{proven}".isprintable() and visited >= 0):
+        raise ValueError(f"gap_in_space {gap_in_space}, proven {proven}, visited {visited}")
+    return replace(found, gap_in_space=gap_in_space, proven=proven, visited=visited)
 
 
 def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], certificates: Mapping[str, str] = NOTHING) -> Solution | Infeasible:

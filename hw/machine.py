@@ -14,18 +14,17 @@ Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s); plain numbers are 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from hw import component, tiling
 from hw.arch import Arch, Array, Lane, Machine, Memory, Node, Tiling
+from workloads import document
 
 MACHINES = Path(__file__).parent / "machines"
 ROLES: dict[str, type[Memory] | type[Array] | type[Lane]] = {"memory": Memory, "array": Array, "compute": Lane}
@@ -38,42 +37,6 @@ STAND_IN = Machine(name="faulty", clock_mhz=1.0, node_nm=45.0, word_bits=8)
 
 class MachineError(ValueError):
     """A machine file that cannot be used: one line per fault, `file: key = value why; fix`."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that keeps a list of repeated keys (plain YAML drops them silently) and reads 1e-4 as a number."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.repeated: list[str] = []
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [str(key.value) for key, _ in node.value]
-        self.repeated += [f"line {node.start_mark.line + 1}: key {key} stands twice; keep one" for key in dict.fromkeys(keys) if keys.count(key) > 1]
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
-
-
-def read_yaml(path: Path) -> tuple[object, list[str]]:
-    """The document of a YAML file and the faults of its notation (no file, no YAML, repeated keys), without the file's name.
-
-    No code runs, no tag is obeyed.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        return None, [f"cannot be read ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); give the path of a YAML file"]
-    try:
-        loader = _Loader(text)
-        return loader.get_single_data(), loader.repeated
-    except yaml.YAMLError as fault:
-        mark = getattr(fault, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark else ""
-        return None, [f"{where}no YAML ({getattr(fault, 'problem', None) or ' '.join(str(fault).split())}); correct it"]
-    except (ValueError, RecursionError) as fault:
-        return None, [f"no YAML ({' '.join(str(fault).split())}); correct it"]
 
 
 @lru_cache
@@ -95,7 +58,7 @@ def find(name_or_path: str) -> Path:
 def load(name_or_path: str) -> Machine:
     """A machine by name or path, checked, tables included. Raises MachineError: one line per fault, all of the file at once."""
     path = find(name_or_path)
-    data, faults = read_yaml(path)
+    data, faults = document.read(path)
     spec = STAND_IN
     if data is not None or not faults:
         spec, more = parse(data, path.stem)

@@ -1,13 +1,25 @@
-"""What is kept between runs: whole files, and nothing where the folder cannot be written."""
+"""What is kept between runs: whole files, nothing where the folder cannot be written, and nothing that is believed because it is there."""
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dse import cache
+from dse import cache, stack
+from dse.dataflow import frontier
+from dse.dataflow.family import family
+from dse.sim.evaluate import Problem
+from dse.stack import Picks
+from hw import machine
+from tests.families import layer, machines
 from tests.test_layers import FILES, ROOT, imports
+from workloads import catalog
 
 
 def test_a_file_per_question_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -16,7 +28,7 @@ def test_a_file_per_question_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_
     assert one != other == cache.place("map", ("a", 2.0), ".json")
     cache.keep(one, b"first")
     cache.keep(one, b"second")
-    assert one.read_bytes() == b"second" and list((tmp_path / "cache").iterdir()) == [one]
+    assert cache.read(one) == b"second" and list((tmp_path / "cache").iterdir()) == [one]
     monkeypatch.setattr(cache, "SOLVER_VERSION", -1)
     assert cache.place("map", ("a", 1.0), ".json") != one
 
@@ -53,3 +65,99 @@ def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_
     name = cache.place("map", 1, ".json")
     monkeypatch.setattr(cache, "sources", lambda: "other")
     assert cache.place("map", 1, ".json") != name
+
+
+HARM: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]), "empty": lambda path: path.write_bytes(b""),
+    "flip": lambda path: path.write_bytes(bytes([*path.read_bytes()[:70], path.read_bytes()[70] ^ 8, *path.read_bytes()[71:]])),
+    "foreign": lambda path: path.write_bytes(b"PK" * 50), "another's": lambda path: cache.keep(path.with_name("other"), b"{}") or (
+        path.write_bytes(path.with_name("other").read_bytes()))}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_what_is_not_whole_is_removed_said_and_answered_anew(harm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                             caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    rng = random.Random(5)
+    edge, net, e, f = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10"), layer("gemm", rng), family(machines(rng))
+    asked = stack.kept(edge, net, Picks())
+    members = frontier.frontier(e, f)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {path.suffix for path in before} == {".json", ".npz"} and not caplog.messages
+    for path in before:
+        HARM[harm](path)
+    assert stack.kept(edge, net, Picks()) == asked and np.array_equal(frontier.frontier(e, f).counts, members.counts)
+    assert len(caplog.messages) == 2 and all("removed, built anew" in line and "\n" not in line for line in caplog.messages)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def forged(edge: dict[str, object], **wrong: object) -> bytes:
+    return json.dumps([{**edge, **wrong}]).encode()
+
+
+def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
+    best = stack.kept(edge, net, Picks())
+    assert isinstance(best, list)
+    (path,) = tmp_path.iterdir()
+    own = json.loads(cache.read(path) or b"")[0]
+    nests = [own["nest"].replace("in tiles of 1", "in tiles of 2"), own["nest"].replace("store GBUF C\n", ""),
+             own["nest"].replace("mac", "for m in tiles of 0"), "mac", "", "store DRAM A B C\nmac", own["nest"] * 2, "outside the nest space: x"]
+    lies = [forged(own, nest=nest) for nest in nests]
+    lies += [forged(own, gap_in_space=-1.0), forged(own, gap_in_space=None), forged(own, proven="\x1b[2Joptimal"), b"[]", b"{", b"[" * 9000,
+             forged(own, energy_pj=1.0), forged(own, visited="x"), forged(own, nest=7)]
+    for lie in lies:
+        cache.keep(path, lie)
+        (found,) = stack.kept(edge, net, Picks())  # type: ignore[misc]
+        assert found.energy_pj >= best[0].energy_pj and found.einsums[0].certificate == best[0].einsums[0].certificate, lie
+    assert len(caplog.messages) >= len(lies) - 1  # a nest without a bypass is one too, and costs more
+
+
+def test_forged_members_of_a_frontier_never_cost_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever stands in the arrays, a machine costs its optimum or more, or its row is an error that says why."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    rng = random.Random(11)
+    archs, e = machines(rng), layer("gemm", rng)
+    sound = {name: getattr(frontier.frontier(e, family(archs)), name) for name in frontier.ARRAYS}
+    (path,) = tmp_path.iterdir()
+    best = [frontier.priced(frontier.frontier(e, family(archs)), Problem(arch, e, "energy")) for arch in archs]
+    said = 0
+    for _ in range(40):
+        wrong = {name: array.copy() for name, array in sound.items()}
+        name = rng.choice(frontier.ARRAYS)
+        for _ in range(rng.choice((1, 1, 30))):
+            place = rng.randrange(wrong[name].size)
+            wrong[name].flat[place] = rng.choice((0, 1, -1, wrong[name].flat[place] // 2, rng.getrandbits(40)))
+        file = BytesIO()
+        np.savez_compressed(file, **wrong)
+        cache.keep(path, file.getvalue())
+        own = frontier.frontier(e, family(archs))
+        for arch, known in zip(archs, best, strict=True):
+            try:
+                found = frontier.priced(own, Problem(arch, e, "energy"))
+            except frontier.Forged as fault:
+                said += 1
+                assert "$DSE_CACHE" in str(fault) and "\n" not in str(fault)
+            else:
+                assert isinstance(found, list) == isinstance(known, list)
+                if isinstance(found, list) and isinstance(known, list):
+                    assert found[0].energy_pj >= known[0].energy_pj * (1 - 1e-9)
+    assert said
+
+
+@pytest.mark.parametrize("wrong", [{"counts": np.zeros((3, 2))}, {"shapes": np.zeros(7, np.float64)}, {"states": np.array([None, 1], object)},
+                                   {"rows": np.full((2, 2), np.nan)}, {"programs": None}])
+def test_arrays_of_other_sizes_never_reach_the_kernels(wrong: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                       caplog: pytest.LogCaptureFixture) -> None:
+    """No pickle either: an object array is one."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    rng = random.Random(5)
+    e, f = layer("gemm", rng), family(machines(rng))
+    known = {name: getattr(frontier.frontier(e, f), name) for name in frontier.ARRAYS}
+    (path,) = tmp_path.iterdir()
+    file = BytesIO()
+    np.savez_compressed(file, **{name: array for name, array in (known | wrong).items() if array is not None})
+    cache.keep(path, file.getvalue())
+    assert np.array_equal(frontier.frontier(e, f).counts, known["counts"])
+    assert len(caplog.messages) == 1 and "built anew" in caplog.messages[0]

@@ -1,12 +1,13 @@
 """Views over parts, fronts in SQL against a brute-force front, and the read-only gate."""
 
-import json
-import os
+import gc
+import itertools
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -15,7 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import db
+from dse import folder
+from dse.folder import Damaged
 
+NUMBERS = itertools.count(1)
 SCHEMAS = {
     "machines": pa.schema([("machine", pa.int64()), ("status", pa.string()), ("array_x", pa.int64())]),
     "points": pa.schema(
@@ -26,16 +30,21 @@ SCHEMAS = {
 
 
 def publish(root: Path, **tables: list[list[dict[str, object]]]) -> None:
-    """Write each list of rows as one part and the manifest over all of them."""
-    parts: dict[str, list[str]] = {}
+    """Each list of rows as one part, and the manifest over all of them."""
+    parts = []
     for table, groups in tables.items():
         (root / "parts" / table).mkdir(parents=True, exist_ok=True)
-        for number, rows in enumerate(groups):
-            name = f"parts/{table}/{number}.parquet"
-            pq.write_table(pa.Table.from_pylist(rows), root / name)
-            parts.setdefault(table, []).append(name)
-    (root / "manifest.tmp").write_text(json.dumps({"version": 1, "parts": parts}))
-    os.replace(root / "manifest.tmp", root / "manifest.json")
+        for rows in groups:
+            path = root / folder.part_path(table, f"{next(NUMBERS):06d}-0")
+            pq.write_table(pa.Table.from_pylist(rows), path)
+            parts.append((table, path))
+    groups = [{"name": path.stem, "level": 0, "parts": [[table, path.stat().st_size, folder.crc(path), 0]]} for table, path in parts]
+    listed(root, groups)
+
+
+def listed(root: Path, groups: list[dict[str, Any]]) -> None:
+    value = {"version": folder.VERSION, "generation": next(NUMBERS), "identity": "", "groups": groups, "retired": []}
+    folder.write_bytes(root / folder.MANIFEST, folder.sealed("manifest", value))
 
 
 @pytest.fixture
@@ -117,10 +126,9 @@ def test_views_follow_a_run_and_its_compaction(run: Path) -> None:
     publish(run, machines=[[old], [{"machine": 1, "status": "ok", "array_x": 8, "array_y": 4}]])
     found = db.query(con, "SELECT array_x, array_y FROM machines ORDER BY machine").to_pylist()
     assert found == [{"array_x": None, "array_y": None}, {"array_x": 8, "array_y": 4}]
-    text = json.loads((run / "manifest.json").read_text())
-    pq.write_table(pq.read_table([run / p for p in text["parts"]["machines"]][1]), run / "parts/machines/compact.parquet")
-    (run / "manifest.json").write_text(json.dumps({"version": 1, "parts": {"machines": ["parts/machines/compact.parquet"]}}))
-    for part in text["parts"]["machines"]:
+    before = [path for group in folder.read(run).groups for path in group.paths()]
+    publish(run, machines=[pq.read_table(run / before[1]).to_pylist()])
+    for part in before:
         (run / part).unlink()
     assert db.query(con, "SELECT count(*) AS n FROM machines").to_pylist() == [{"n": 1}]
 
@@ -171,6 +179,16 @@ explain select 1
 explain analyze select 1
 describe machines
 summarize machines
+select * from (values (1)) union all by name select machine from machines
+with x as (select 1 as a) select * from x, (with y as (select 2) from y)
+select machine from machines where machine in (select machine from points)
+from pareto('points', ['energy_pj'])
+from pareto('(select * from points)', ['energy_pj:max'], grp := ['machine'])
+from pareto2(points, energy_pj, -latency_ns)
+select * from range(3) r, unnest([1, 2])
+from information_schema.tables
+pivot machines on status in ('ok') using count(*)
+show tables
 values (1);""".splitlines()
 REFUSED = """
 select 1; select 2
@@ -203,6 +221,26 @@ prepare p as select 1
 select * from read_text('/etc/passwd')
 select * from read_csv('/etc/passwd')
 select * from '../x.parquet'
+select * from "parts/machines/000001-0.parquet"
+select * from (with "/etc/passwd" as (select 1) select 1) a, "/etc/passwd" b
+describe '/etc/passwd'
+from internal.run
+from read_blob('parts/*')
+from glob('/etc/*')
+from query('select 1')
+from query_table('machines')
+from pareto('(select * from read_text(''/etc/passwd''))', ['content'])
+from pareto('(select 1 as a) t, read_text(''/etc/passwd'') u --', ['a'])
+from pareto('/etc/passwd', ['a'])
+from pareto(tbl := '/etc/passwd', objectives := ['a'])
+from pareto('mach' || 'ines', ['machine'])
+from pareto2('/etc/passwd', a, b)
+select (select max(x) from (from test_all_types()) t(x))
+from enable_logging(storage = 'file', storage_path = '/tmp/x')
+from duckdb_secrets()
+from json_execute_serialized_sql('{}')
+from sniff_csv('/etc/passwd')
+pivot machines on status
 select nope from machines
 selec 1""".splitlines()
 
@@ -229,17 +267,30 @@ def test_no_run_is_one_line(tmp_path: Path) -> None:
 
 def test_missing_and_torn_parts_are_one_line(run: Path) -> None:
     publish(run, machines=[[{"machine": 0}]])
-    part = run / "parts/machines/0.parquet"
+    part = run / folder.read(run).groups[0].paths()[0]
     part.write_bytes(part.read_bytes()[:50])
-    with pytest.raises(db.QueryError, match=r"0\.parquet") as torn:
+    with pytest.raises(Damaged, match=r"-0\.parquet: 50 bytes") as torn:
         db.connect(run)
     part.unlink()
-    with pytest.raises(db.QueryError, match=r"0\.parquet") as missing:
+    with pytest.raises(Damaged, match=r"-0\.parquet: missing") as missing:
         db.connect(run)
     (run / "manifest.json").write_text("{")
-    with pytest.raises(db.QueryError, match="manifest.json: no JSON") as garbled:
+    with pytest.raises(Damaged, match="manifest.json: damaged") as garbled:
         db.connect(run)
     assert all("\n" not in str(caught.value) for caught in (torn, missing, garbled))
+
+
+def test_a_flipped_bit_is_found_once_it_is_there_and_its_group_left_out_on_request(run: Path) -> None:
+    publish(run, machines=[[{"machine": 0, "status": "ok"}], [{"machine": 1, "status": "ok"}]])
+    con = db.connect(run, SCHEMAS)
+    part = run / folder.read(run).groups[1].paths()[0]
+    data = part.read_bytes()
+    part.write_bytes(bytes([*data[:60], data[60] ^ 1, *data[61:]]))
+    with pytest.raises(Damaged, match=f"{part.name}: its checksum differs .*--skip-damaged"):
+        db.query(con, "FROM machines")
+    assert db.query(db.connect(run, SCHEMAS, skip_damaged=True), "SELECT machine FROM machines").to_pylist() == [{"machine": 0}]
+    part.write_bytes(data)
+    assert len(db.query(con, "FROM machines")) == 2
 
 
 def test_interrupt_ends_a_long_query(run: Path) -> None:
@@ -259,6 +310,27 @@ def test_interrupt_ends_a_long_query(run: Path) -> None:
         assert child.wait(timeout=20) != 0 and "KeyboardInterrupt" in child.communicate()[1]
     finally:
         child.kill()
+
+
+SLOW = {"rows": "select sum(a.range * b.range) from range(10000000) a, range(10000000) b", "answer": "from range(100000000000)",
+        "one call": "select levenshtein(repeat('a', 60000), repeat('b', 60000))"}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_a_statement_that_takes_too_long_or_says_too_much_is_stopped(run: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(db, "MOST_BYTES", 1 << 24)
+    with pytest.raises(db.QueryError, match="larger than" if kind == "answer" else "stopped after 0.3 s"):
+        db.query(db.connect(run), SLOW[kind], 0.3 if kind != "answer" else 60)
+
+
+def test_duckdb_has_a_folder_of_its_own_that_goes_with_the_connection(run: Path) -> None:
+    con = db.connect(run)
+    ((own,),) = con.execute("SELECT current_setting('temp_directory')").fetchall()
+    assert Path(own).stat().st_mode & 0o777 == 0o700 and not list(Path(own).iterdir())
+    con.close()
+    del con
+    gc.collect()
+    assert not Path(own).exists()
 
 
 def test_duckdb_is_the_line_whose_anti_joins_are_right() -> None:

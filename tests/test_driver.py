@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster import driver
-from dse import record, stack
+from dse import folder, record, stack
 from dse.dataflow.cost_descending import cost_descending
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem, Violated
@@ -281,7 +281,7 @@ def test_a_clock_set_back_is_one_line_and_changes_nothing(tmp_path: Path, monkey
     out = driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=lambda status: back.set() if status.done > 99 else None)
     assert [note for note in out.status.notes if "clock" in note] == ["the clock was set back by 86400 s; order and durations do not depend on it"]
     assert 0 < out.status.seconds < 600 and rows(tmp_path / "run") == rows(tmp_path / "whole")
-    (tmp_path / "run" / "status.json").write_text(json.dumps({"time": real() + 9e4, "seconds": 1.0}))
+    (tmp_path / "run" / "status.json").write_bytes(folder.sealed("status", {"time": real() + 9e4, "seconds": 1.0}))
     again = driver.run(study(tmp_path), tmp_path / "run", workers=0)
     assert again.solved == 0 and sum("clock" in note for note in again.status.notes) == 1
 

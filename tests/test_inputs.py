@@ -153,7 +153,7 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["sql", "run", "SELECT 1; SELECT 2"], [["2 statements", "exactly one"]]),
     (["sql", "run", "selec"], [["selec"]]),
     (["sql", "run", "SELECT nope FROM machines"], [["nope", "Candidate"]]),
-    (["sql", "run", "SELECT * FROM read_csv('/etc/hostname')"], [["/etc/hostname", "disabled"]]),
+    (["sql", "run", "SELECT * FROM read_csv('/etc/hostname')"], [["read_csv", "refused"]]),
     (["check", "broken.yaml"], [["broken.yaml", "line 2", "no YAML"]]),
     (["check", "list.yaml"], [["list.yaml", "no machine", "no study", "no workload"]]),
     (["check", "empty.yaml"], [["empty.yaml", "no machine"]]),

@@ -1,10 +1,13 @@
 """Asks survive their file; a stop cuts what is dispatched and never what is asked."""
 
+import json
+from dataclasses import asdict
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.study.pareto import Objective, Trial
-from dse.study.plan import Asks, Stop, from_json, stop_reason, to_json, todo, wanted
+from dse.study.plan import Asks, Stop, from_data, stop_reason, todo, wanted
 
 MACHINES = st.integers(0, 2**62)
 ASKS = st.builds(
@@ -25,9 +28,11 @@ def asks(generation: int, machines: range) -> Asks:
 
 @given(ASKS)
 def test_json_round_trip(value: Asks) -> None:
-    text = to_json(value)
-    assert "\n" not in text
-    assert from_json(text) == value
+    raw = json.loads(json.dumps(asdict(value)))
+    assert from_data(raw, 1 << 63) == value
+    machines = [machine for machine, *_ in (*value.asks, *value.pruned)]
+    assert from_data(raw, max(machines, default=0)) == (None if machines else value)
+    assert from_data({**raw, "asks": [["x", "random"]]}, 1 << 63) is None and from_data({}, 1) is None
 
 
 def test_points_cut_the_dispatch_and_a_raised_stop_goes_on() -> None:

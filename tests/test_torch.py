@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +205,39 @@ def test_files(tmp_path: Path) -> None:
         assert "\n" not in str(fault.value)
     with pytest.raises(WorkloadError, match="gone.pt2: cannot be read: No such file or directory"):
         load(tmp_path / "gone.pt2")
+
+
+class Evil:
+    """A pickle that runs code where it is loaded."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.place,)
+
+
+def test_a_program_file_that_holds_code_runs_none_of_it(tmp_path: Path) -> None:
+    """Whatever entry it is in; torch.export.load alone runs what is in the sample inputs."""
+    torch = pytest.importorskip("torch")
+    torch.export.save(exported(torch.nn.Linear(3, 2), torch.ones(1, 3)), tmp_path / "good.pt2")
+    evil = pickle.dumps(Evil(tmp_path / "ran"))
+    with zipfile.ZipFile(tmp_path / "good.pt2") as good:
+        entries = {name: good.read(name) for name in good.namelist()}
+    for name in entries:
+        with zipfile.ZipFile(tmp_path / "evil.pt2", "w") as bad:
+            for other, data in entries.items():
+                bad.writestr(other, evil if other == name else data)
+        try:
+            load(tmp_path / "evil.pt2")
+        except WorkloadError as fault:
+            assert "\n" not in str(fault)
+        assert not (tmp_path / "ran").exists(), name
+
+
+def test_a_program_file_whose_sizes_lie_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with zipfile.ZipFile(tmp_path / "bomb.pt2", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("archive/data/weights/w", bytes(200 << 20))
+    with pytest.raises(WorkloadError, match="unpacks to more than 64 times its size"):
+        load(tmp_path / "bomb.pt2")

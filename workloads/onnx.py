@@ -43,6 +43,7 @@ ON_SHAPES = {
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
 UNTRAINED = {"BatchNormalization": (3, 4), "Attention": (3,), "RotaryEmbedding": (1, 2)}  # running statistics, masks, angles
 SMALL_INTS, SMALL_FLOATS = 4096, 16
+MOST_NODES, MOST_ELEMS, DEEPEST = 100_000, 1 << 53, 50
 
 
 @dataclass(slots=True)
@@ -108,6 +109,8 @@ def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None,
     label = name or (Path(source).stem if isinstance(source, (str, Path)) else source.graph.name or "model")
     where = str(source) if isinstance(source, (str, Path)) else label
     model = source if isinstance(source, ModelProto) else _read(Path(source))
+    if faults := list(dict.fromkeys((*_function_faults(model), *_tensor_faults(model.graph)))):
+        raise WorkloadError("\n".join(f"{where}: {line}" for line in faults))
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     nodes = _ordered(where, model.graph)
@@ -130,6 +133,42 @@ def _read(path: Path) -> ModelProto:
     if not model.graph.node or not model.graph.output:
         raise WorkloadError(f"{path}: the ONNX graph has no operator or no output; is the file truncated?")
     return model
+
+
+# What a file may not do: it may come from anywhere
+
+
+def _function_faults(model: ModelProto) -> Iterator[str]:
+    """Functions that call themselves, or stand for more operators than anybody can wait for."""
+    own = {(f.domain, f.name): f for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(key: tuple[str, str], above: tuple[tuple[str, str], ...]) -> int:
+        if key in above or len(above) > DEEPEST:
+            return MOST_NODES + 1
+        if key not in sizes:
+            sizes[key] = sum(size((n.domain, n.op_type), (*above, key)) if (n.domain, n.op_type) in own else 1 for n in own[key].node)
+        return sizes[key]
+
+    if sum(size((n.domain, n.op_type), ()) if (n.domain, n.op_type) in own else 1 for n in model.graph.node) > MOST_NODES:
+        yield f"its functions call themselves, or stand for more than {MOST_NODES:,} operators; export it without functions"
+
+
+def _tensor_faults(graph: GraphProto) -> Iterator[str]:
+    """Constants whose sizes lie, or whose values lie elsewhere: they are never read, but a path out of the folder is no mistake."""
+    attributes = [a for node in graph.node for a in node.attribute]
+    inner = [t for a in attributes for t in (*((a.t,) if a.HasField("t") else ()), *a.tensors)]
+    for t in (*graph.initializer, *inner):
+        place = next((entry.value for entry in t.external_data if entry.key == "location"), "")
+        if place.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", place):
+            yield f"constant {t.name}: its values lie at {place}, which leads out of the folder; put them beside the file"
+        if any(dim < 0 for dim in t.dims) or prod(t.dims) > MOST_ELEMS:
+            yield f"constant {t.name}: no tensor has the shape {list(t.dims)}; export the file again"
+    if any(t.data_location == TensorProto.EXTERNAL for t in inner):
+        yield "the value of a Constant lies outside of the file, only weights may; export it again"
+    for a in attributes:
+        for own in (*((a.g,) if a.HasField("g") else ()), *a.graphs):
+            yield from _tensor_faults(own)
 
 
 # Pass 1: shapes and constants
@@ -239,7 +278,7 @@ def _facts(where: str, model: ModelProto, nodes: Sequence[NodeProto], feeds: Map
     for node in nodes:
         mended = _mended(node, facts, before) if before is not None and node.op_type == "Reshape" else node
         _infer(where, mended, facts, model, opsets, declared)
-        _fold(node, facts, opsets)
+        _fold(where, node, facts, opsets)
     return facts
 
 
@@ -315,7 +354,7 @@ def _refusal(node: NodeProto, facts: Facts, model: ModelProto) -> str:
     return ""
 
 
-def _fold(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
+def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
     """Mark constants, and keep the small values that shapes may depend on."""
     reads = _reads(node)
     of_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
@@ -333,7 +372,10 @@ def _fold(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
         part = dims[attrs.get("start", 0):attrs.get("end", len(dims))]
         facts.values[output] = np.array(part if node.op_type == "Shape" else prod(dims), dtype=np.int64)
     elif shape is not None and _small(facts.types[output].tensor_type.elem_type, prod(shape)) and _wanted(node, facts):
-        results = ReferenceEvaluator(node, opsets=dict(opsets)).run(None, {i: facts.values[i] for i in reads})
+        try:
+            results = ReferenceEvaluator(node, opsets=dict(opsets)).run(None, {i: facts.values[i] for i in reads})
+        except Exception as fault:  # of any kind: the evaluator trusts its file
+            raise WorkloadError(f"{where}: {_title(node)}: its value cannot be computed ({' '.join(str(fault).split())[:200]}); export it again") from None
         facts.values.update({o: np.asarray(r) for o, r in zip(node.output, results, strict=False) if o})
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import yaml
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
+from workloads import document
 from workloads.einsum import Einsum, WorkloadError, einsum
 from workloads.graph import Workload, counts, in_order
 
@@ -70,12 +70,9 @@ def load(path: str | Path) -> Workload:
 
     Raises WorkloadError: one line per fault with file and key, all faults of the file.
     """
-    try:
-        raw = yaml.load(Path(path).read_text(), _Loader)
-    except OSError as fault:
-        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as fault:  # no text, no date that exists, brackets without end
-        raise WorkloadError(f"{path}: not a YAML file: {' '.join(str(fault).split())}") from None
+    raw, wrong = document.read(Path(path))
+    if wrong:
+        raise WorkloadError("\n".join(f"{path}: {line}" for line in wrong))
     if not isinstance(raw, dict):
         raise WorkloadError(f"{path}: must hold keys, among them extents and einsums")
     if isinstance(raw.get("einsums"), list):
@@ -87,17 +84,6 @@ def load(path: str | Path) -> Workload:
         lines += _text_faults(str(path), raw, {e["loc"][:2] for e in faults.errors(include_url=False)})
         raise WorkloadError("\n".join(lines)) from None
     return _build(str(path), file.name or Path(path).stem, file.extents, file.einsums, file.weights)
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice; drop one", node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _fault(kind: str, loc: tuple[int | str, ...], given: Any, message: str) -> str:

@@ -7,6 +7,8 @@ nothing of them: their shapes are those that torch recorded (node.meta["val"]). 
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +30,8 @@ TYPES = {"torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT1
          "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL}  # others are whole numbers to a cost model
 # What torch.export.load was seen to raise on archives with bytes changed
 DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError, zipfile.BadZipFile)
+FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # else torch.export.load falls back on pickles that run code
+LARGER = 64
 OPSET = 23  # the first with Attention
 
 
@@ -88,11 +92,31 @@ def _read(path: Path) -> Any:
         archive = BytesIO(path.read_bytes())
     except OSError as fault:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+    before, level = os.environ.get(FORCED), logging.root.manager.disable
     try:
+        _sizes(archive)
+        os.environ[FORCED] = "1"
+        logging.disable(logging.ERROR)  # torch logs the traceback of a reader of its own that fails, and tries an older one
         return torch.export.load(archive)
     except DAMAGED as fault:
         why = next(iter(str(fault).splitlines()), type(fault).__name__)
         raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why[:160]}") from None
+    finally:
+        logging.disable(level)
+        os.environ.pop(FORCED, None)
+        if before is not None:
+            os.environ[FORCED] = before
+
+
+def _sizes(archive: BytesIO) -> None:
+    """Raises ValueError for an archive that unpacks to much more than it is, or out of its folder: torch.export.save packs weights as they are."""
+    with zipfile.ZipFile(archive) as packed:
+        entries = packed.infolist()
+    if sum(entry.file_size for entry in entries) > LARGER * archive.getbuffer().nbytes + (1 << 20):
+        raise ValueError(f"it unpacks to more than {LARGER} times its size")
+    if any(entry.filename.startswith("/") or ".." in entry.filename.split("/") for entry in entries):
+        raise ValueError("an entry of it leads out of the archive")
+    archive.seek(0)
 
 
 def _model(where: str, program: Any) -> tuple[ModelProto, int]:

@@ -7,6 +7,8 @@ goes only if another one is cheaper at all prices of the family. What is left is
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -25,10 +27,10 @@ from dse.dataflow.formula import Formulas, formulas, ranges
 from dse.dataflow.optimal import Join, Search
 from dse.dataflow.space import FREE, named
 from dse.dataflow.steps import NODE
-from dse.nest import Infeasible, Mapping
+from dse.nest import Infeasible, Mapping, faults
 from dse.sim.cost import bits_of, op_cycles, op_pj, overflow, price
 from dse.sim.counts import Footprint, count, footprints, nonzero
-from dse.sim.evaluate import EinsumCost, Problem, Violated, lanes_overflow, optimum
+from dse.sim.evaluate import EinsumCost, Problem, lanes_overflow, optimum
 from dse.sim.evaluate import priced as costed
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -37,6 +39,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MOST = 1 << 16  # members
 CHAINS, LABELS = 1 << 22, 1 << 22
+ARRAYS = ("counts", "rows", "shapes", "programs", "states")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,13 @@ class Frontier:
 def frontier(e: Einsum, f: Family) -> Frontier:
     """The members for one einsum, from $DSE_CACHE if they are there. Raises NoFrontier."""
     path = cache.place("frontier", question(e, f), ".npz")
-    if path.exists():
-        with np.load(path) as stored:
-            return Frontier(f, **stored)
+    if (data := cache.read(path)) is not None:
+        try:
+            return _stored_before(e, f, data)
+        except (ValueError, KeyError, TypeError, OSError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile, NotImplementedError) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200] or type(fault).__name__)
     found, file = solved(e, f), BytesIO()
-    np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "rows", "shapes", "programs", "states")})
+    np.savez_compressed(file, **{name: getattr(found, name) for name in ARRAYS})
     cache.keep(path, file.getvalue())
     return found
 
@@ -72,6 +77,23 @@ def question(e: Einsum, f: Family) -> tuple[object, ...]:
     """All that the members depend on: the einsum, what its machines share (levels, fan-outs, bits of a word), and the ranges of what they do not."""
     bare, word_bits = topology(f.arch)
     return replace(e, name=""), replace(f, arch=bare), word_bits
+
+
+def _stored_before(e: Einsum, f: Family, data: bytes) -> Frontier:
+    """Members from a file of the cache, of which nothing is run and whose arrays have the sizes that the kernels take for granted. Raises ValueError."""
+    archive = zipfile.ZipFile(BytesIO(data))
+    if sum(entry.file_size for entry in archive.infolist()) > cache.LARGEST:
+        raise ValueError("its arrays are too large")
+    found = {name: np.load(BytesIO(archive.read(f"{name}.npy")), allow_pickle=False) for name in ARRAYS}
+    depth, ranks, n = len(f.arch.levels), len(formulas(e, f.arch, "perfect", FREE).ranks), len(found["shapes"])
+    sizes = {"counts": (n, 4 * depth + 1), "rows": (n, len(_cone(f).middle) + depth + 1), "shapes": (n,), "programs": (n, 2),
+             "states": (n, found["states"].shape[1], ranks)}
+    for name, array in found.items():
+        if array.shape != sizes[name] or array.dtype != (np.float64 if name in ("counts", "rows") else np.int64) or n > MOST:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}, not {sizes[name]}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} holds a number that is none")
+    return Frontier(f, **found)
 
 
 def solved(e: Einsum, f: Family) -> Frontier:
@@ -287,18 +309,38 @@ def priced(own: Frontier, problem: Problem, machine: Machine | None = None) -> l
         return optimal.solved(problem, "perfect")
     n, shape = int(best[0]), shape_of(arch)
     if (n, shape) not in own.told:
-        mapping = nest_of(own, n, e, arch)
+        mapping = _mapping(own, n, e, arch)
         held = footprints(mapping, e)
         answer = costed(problem, mapping, count(mapping, e, arch), held)
         own.told[n, shape] = optimum(answer, named("perfect", arch), 0), held
     known, held = own.told[n, shape]
     p = price(known.counts, e, arch)
-    if (n, machine.cell) not in own.fits and not overflow(held, e, arch) and not lanes_overflow(known.mapping, e, arch):
+    if (n, machine.cell) not in own.fits:
+        if broken := lanes_overflow(known.mapping, e, arch) or overflow(held, e, arch):
+            raise Forged(f"{e.name} on {arch.name}: member {n} does not fit: {broken}; {EMPTY}")
         own.fits.add((n, machine.cell))
-    if (n, machine.cell) not in own.fits or not isclose(p.energy_pj, out[0, 0], rel_tol=1e-9) or not isclose(p.latency_cycles, out[0, 1], rel_tol=1e-9):
-        raise Violated(f"{e.name} on {arch.name}: the frontier says {out[0].tolist()} for a mapping that does not fit or costs "
-                       f"{[p.energy_pj, p.latency_cycles]}; delete the folder $DSE_CACHE\n{known.mapping}")
+    if not isclose(p.energy_pj, out[0, 0], rel_tol=1e-9) or not isclose(p.latency_cycles, out[0, 1], rel_tol=1e-9):
+        raise Forged(f"{e.name} on {arch.name}: member {n} costs {p.energy_pj} pJ and {p.latency_cycles} cycles, its counts say {out[0].tolist()}; {EMPTY}")
     return [replace(known, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bound_by=p.bound_by, price=p)]
+
+
+class Forged(RuntimeError):
+    """A frontier that is not what `solved` makes, though its file is whole."""
+
+
+EMPTY = "a frontier of the cache is not what dse wrote: remove $DSE_CACHE, then resume"
+
+
+def _mapping(own: Frontier, n: int, e: Einsum, arch: Arch) -> Mapping:
+    """As nest_of, of a member that may come from anywhere. Raises Forged."""
+    try:
+        mapping = nest_of(own, n, e, arch)
+        lines = faults(mapping, e, arch)
+    except (IndexError, KeyError, ValueError, AssertionError) as fault:
+        lines = [f"{type(fault).__name__} {fault}"]
+    if lines:
+        raise Forged(f"{e.name}: member {n}: {lines[0]}; {EMPTY}")
+    return mapping
 
 
 def nest_of(own: Frontier, n: int, e: Einsum, arch: Arch) -> Mapping:

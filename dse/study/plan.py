@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dse.study.pareto import Objective, Trial, gain
 
@@ -49,15 +48,14 @@ class Limits:
     seconds: Annotated[float, Field(gt=0)] | None = None
 
 
-def to_json(asks: Asks) -> str:
-    """One line; from_json inverts it."""
-    return json.dumps(asdict(asks), separators=(",", ":"))
-
-
-def from_json(text: str) -> Asks:
-    raw = json.loads(text)
-    pairs = {name: tuple(tuple(item) for item in raw[name]) for name in ("asks", "pruned", "sampler")}
-    return Asks(raw["generation"], pairs["asks"], pairs["pruned"], tuple(raw["seen"]), raw["seed"], pairs["sampler"])
+def from_data(raw: Mapping[str, Any], size: int) -> Asks | None:
+    """The inverse of asdict, through JSON; None if it holds no asks over a space of so many machines."""
+    try:
+        asks = TypeAdapter(Asks).validate_python({key: value for key, value in raw.items() if key in Asks.__slots__})
+    except ValidationError:
+        return None
+    machines = [*(machine for machine, _ in asks.asks), *(machine for machine, _, _ in asks.pruned)]
+    return asks if all(0 <= machine < size for machine in machines) else None
 
 
 def wanted(generations: Sequence[Asks], stop: Stop) -> list[list[int]]:

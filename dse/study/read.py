@@ -11,7 +11,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dse.stack import DATAFLOW, Picks
@@ -22,6 +21,7 @@ from hw import machine
 from hw.component import explain, near, show
 from hw.space import Constraint, Space, SpaceError, constraint, parse, static_names
 from workloads import catalog
+from workloads import document as documents
 from workloads.einsum import WorkloadError, canonical_key
 from workloads.graph import Workload, counts
 
@@ -66,7 +66,7 @@ class WorkloadRef:
 
 def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
     """The file with `sets` put over it; None if it is no mapping."""
-    raw, wrong = machine.read_yaml(path)
+    raw, wrong = documents.read(path)
     faults.lines.extend(wrong)
     if not isinstance(raw, dict):
         if not wrong:
@@ -128,7 +128,7 @@ def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
     return count, str(sink)
 
 
-def space(raw: Mapping[str, Any], folder: Path, faults: Faults) -> tuple[str, Space | None]:
+def space(raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | None = None) -> tuple[str, Space | None]:
     """Path of the machine file, and the space over it."""
     if "machine" not in raw:
         return "", None
@@ -138,6 +138,9 @@ def space(raw: Mapping[str, Any], folder: Path, faults: Faults) -> tuple[str, Sp
         return "", None
     try:
         path = machine.find(given) if given in machine.names() else machine.find(str(folder / given) if _is_path(given) else given)
+        if given not in machine.names() and (line := _leads_out(path, within)):
+            faults.add(f"machine = {show(given)} {line}")
+            return "", None
         found = parse(machine.load(str(path)), raw["space"]) if "space" in raw else None
     except machine.MachineError as error:
         faults.lines.extend(str(error).splitlines())
@@ -150,7 +153,7 @@ def space(raw: Mapping[str, Any], folder: Path, faults: Faults) -> tuple[str, Sp
     return "", None
 
 
-def workloads(raw: object, folder: Path, fuse: bool, faults: Faults) -> list[tuple[WorkloadRef, Workload]]:
+def workloads(raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None) -> list[tuple[WorkloadRef, Workload]]:
     """Every workload, loaded."""
     if raw is None:
         return []
@@ -160,7 +163,7 @@ def workloads(raw: object, folder: Path, fuse: bool, faults: Faults) -> list[tup
     if line := _unquoted(raw):
         faults.add(line)
         return []
-    read = [_workload(f"workloads[{i}]", item, folder, fuse, faults) for i, item in enumerate(raw)]
+    read = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
     found = [one for one in read if one is not None]
     names = [ref.name for ref, _ in found]
     for text in dict.fromkeys(names):
@@ -221,11 +224,11 @@ def assignment(text: str, faults: Faults) -> tuple[str, Any]:
     if not equals or not dotted.strip():
         faults.add(f"--set {text}: no key=value; write e.g. --set stop.points=60")
         return "", None
-    try:
-        return dotted.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
+    parsed, wrong = documents.parse(value)
+    if wrong:
         faults.add(f"--set {text}: the value is no YAML; quote it")
         return "", None
+    return dotted.strip(), parsed
 
 
 def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
@@ -241,6 +244,13 @@ def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
         faults.add(f"--set {text}: {first} has no keys; set it as a whole: --set {first}=...")
     else:
         raw[first] = {**inner, rest: parsed}
+
+
+def _leads_out(path: Path, within: Path | None) -> str:
+    """Why a file may not be read for a study of that folder, or nothing."""
+    if within is None or within.resolve() in path.resolve().parents:
+        return ""
+    return "leads out of the run's folder; copy the file into it, or start a run of your own with dse run"
 
 
 def _is_path(text: str) -> bool:
@@ -260,7 +270,7 @@ def _unquoted(raw: list[Any]) -> str:
     return ""
 
 
-def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults) -> tuple[WorkloadRef, Workload] | None:
+def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults, within: Path | None) -> tuple[WorkloadRef, Workload] | None:
     given = {"workload": item} if isinstance(item, str) else item
     if not isinstance(given, Mapping) or ("workload" in given) == ("file" in given):
         faults.add(f"{key} = {show(item)} is no workload; write a name like resnet50:batch=1, or {{file: net.onnx, name: net}}")
@@ -278,6 +288,9 @@ def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults) 
         return None
     before, path, after = catalog.file_in(text)
     found = str((folder / path).resolve()) if path else ""
+    if path and (line := _leads_out(Path(found), within)):
+        faults.add(f"{key} = {show(text)} {line}")
+        return None
     try:
         loaded = catalog.load(before + found + after, bind, fuse)
     except WorkloadError as error:

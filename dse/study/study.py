@@ -51,8 +51,10 @@ class Study:
         return {ref.name: ref.weight for ref in self.workloads}
 
 
-def load(path: str | Path, sets: Sequence[str] = ()) -> Study:
+def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None) -> Study:
     """Read and check a study file. sets: "stop.points=60" each, put over the document; paths in it are relative to the file.
+
+    within: a folder that no file it names may lie outside of, as for the study of a run made elsewhere.
 
     Raises StudyError: one line per fault, all faults at once.
     """
@@ -63,9 +65,9 @@ def load(path: str | Path, sets: Sequence[str] = ()) -> Study:
     name = read.name(document, faults)
     solver = read.solver(document.get("solver", {}), faults)
     search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
-    machine, space = read.space(document, path.parent, faults)
+    machine, space = read.space(document, path.parent, faults, within)
     given = document.get("workloads")
-    found = read.workloads(given, path.parent, solver.fuse_elementwise, faults)
+    found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within)
     names = [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
     varies = space is not None and any(axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes)
     objectives = read.objectives(document.get("objectives"), names, varies, faults)

@@ -6,7 +6,7 @@ import importlib
 import sys
 import time
 
-PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "ragged", "frontier", "time", "mutants", "kills")
+PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "ragged", "frontier", "time", "mutants", "corruption", "crashes", "hostile", "kills")
 
 
 def main(wanted: str) -> int:

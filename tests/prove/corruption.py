@@ -1,0 +1,227 @@
+"""Proof: random corruptions of every kind of file of a run folder and of the cache; every command says the right thing, or in one line what is wrong.
+
+    python -m tests.prove.corruption [--cases 1000] [--seed 1] [--workers 2]
+
+One file of a sound folder is changed (bits flipped, cut, emptied, zeroed, lengthened, deleted, swapped with another one or overwritten by it), then `status`,
+`sql`, `pareto`, `show`, `resume` and `sql` again run on it, and for a file of the cache `map` and `run`. An answer must be the one of the sound folder, a
+refusal one line per fault, and a resume must end with the rows of the sound folder. Each case in a process of its own. A reader that checks no checksum, a
+seal without its kind or a cache without its digest fails within some dozen cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from cluster import build
+from cluster import store as stores
+from dse import cli
+from tests.test_driver import Rows, rows
+
+STUDY = """
+name: small
+workloads: [{file: net.yaml, name: net}, "gemm:m=8,n=8,k=8"]
+machine: edge_array
+space:
+  array.x: [2, 4]
+  gbuf.capacity: [4 KiB, 8 KiB]
+  dram.kind: [lpddr4, lpddr5, gddr6]
+objectives: [energy_pj, latency_ns]
+search: {method: nsga2, seed: 7, generation: 4}
+stop: {points: 12}
+"""
+NET = """
+extents: {m: 12, n: 8, k: 10}
+einsums: ["C[m,n] += A[m,k] * B[k,n]", "D[m,n] = relu(C[m,n])"]
+"""
+SQL = "SELECT * FROM (FROM machines JOIN points USING (machine)) ORDER BY machine"
+TABLES = ("machines", "points", "workload_costs", "einsums", "mappings", "counts", "prices")
+SUMS = " UNION ALL ".join(f"SELECT '{table}' AS t, count(*) AS n, sum(hash(x)) AS h FROM {table} x" for table in TABLES) + " ORDER BY t"
+KINDS = ("manifest.json", "manifest.before.json", "env.json", "status.json", "study.yaml", "inputs", "asks", ".lock", "log", "machines", "points",
+         "workload_costs", "einsums", "mappings", "counts", "prices", "events", "frontier", "map")
+READERS = {"status": ["status"], "sql": ["sql", SQL, "--format", "csv"], "sums": ["sql", SUMS, "--format", "csv"], "pareto": ["pareto", "--format", "csv"],
+           "show": ["show", "best"]}
+MAP = ["map", "gemm:m=8,n=8,k=8", "edge_array"]
+SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # an fsync costs nothing there
+Said = tuple[int, str, str]
+
+
+def kind_of(path: Path) -> str:
+    """Of a file by its path in run/ or cache/."""
+    names = path.parts
+    if names[0] == "cache":
+        return names[1].partition("_")[0]
+    return names[2] if names[1] == "parts" else names[1]
+
+
+def command(*words: str) -> Said:
+    """Exit code, output and errors of a command of `dse`; a traceback is code -1."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = cli.main(words)
+        except SystemExit as fault:
+            code = int(fault.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            code = -1
+    return code, out.getvalue(), err.getvalue()
+
+
+def ask(words: list[str], folder: Path) -> Said:
+    code, out, err = command(words[0], str(folder), *words[1:])
+    return code, out.replace(str(folder), "DIR"), err
+
+
+def made(base: Path) -> None:
+    """base/run and base/cache: a finished run of three sessions, with merged parts, frontiers and a mapping."""
+    (base / "net.yaml").write_text(NET)
+    (base / "small.yaml").write_text(STUDY)
+    os.environ["DSE_CACHE"] = str(base / "cache")
+    build.FEW = 4
+    for points in (5, 9, 12):
+        assert command("run", str(base / "small.yaml"), "--out", str(base / "run"), "--workers", "0", "--set", f"stop.points={points}")[0] == 0
+    store, _ = stores.open_run(base / "run")
+    stores.close(stores.compact(store, fan_in=4))
+    stores.close(stores.open_run(base / "run")[0])  # takes the merged parts away
+    (base / "run" / "log" / "actor-0001.log").write_text("a line\n")
+    assert command(*MAP)[0] == 0
+
+
+def harm(rng: random.Random, path: Path, others: list[Path]) -> str:
+    data = path.read_bytes()
+    what = rng.choice(("flip", "flip", "flip", "flips", "cut", "empty", "zeros", "longer", "delete", "swap", "overwrite"))
+    at = rng.randrange(max(len(data), 1))
+    if what in ("flip", "flips") and data:
+        changed = bytearray(data)
+        for _ in range(1 if what == "flip" else 20):
+            changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(changed)
+    elif what == "delete":
+        path.unlink()
+    elif what in ("swap", "overwrite"):
+        other = rng.choice(others)
+        path.write_bytes(other.read_bytes())
+        if what == "swap":
+            other.write_bytes(data)
+        what += f" with {other.name}"
+    else:
+        zeros = data[:at] + bytes(min(512, len(data) - at)) + data[at + 512:]
+        path.write_bytes({"cut": data[:at], "zeros": zeros, "longer": data + b"\0{}"}.get(what, b""))
+    return what
+
+
+def faults_of(name: str, said: Said, right: Said) -> Iterator[str]:
+    """What is wrong with what a reader said of a folder with a damaged file, and how to count it."""
+    code, out, err = said
+    if code == -1 or "Traceback" in err or "Traceback" in out:
+        yield f"{name}: traceback\n{err}"
+    elif code == 0 and out != right[1]:
+        yield f"{name}: a wrong answer\n{out}\n{err}"
+    elif code != 0 and (out or not err.strip()):
+        yield f"{name}: code {code} with an answer, or without a line\n{out}\n{err}"
+    elif len(err) > 4000 or re.search(r"[\x00-\x08\x0b-\x1f]", err):
+        yield f"{name}: errors that nobody can read\n{err[:3000]}"
+
+
+def case(base: Path, number: int, seed: int, right: dict[str, Said], whole: Rows) -> tuple[str, str, list[str], list[str]]:
+    """(kind, harm, outcome per command, faults)."""
+    rng = random.Random(f"{seed}/{number}")
+    folder = Path(tempfile.mkdtemp(prefix="dse-corrupt-", dir=SHM))
+    try:
+        shutil.copytree(base / "run", folder / "run")
+        shutil.copytree(base / "cache", folder / "cache")
+        os.environ["DSE_CACHE"] = str(folder / "cache")
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and "quarantine" not in path.parts)
+        kind = KINDS[number % len(KINDS)]
+        victims = [path for path in files if kind_of(path.relative_to(folder)) == kind]
+        path = rng.choice(victims)
+        peers = [other for other in (victims if rng.random() < 0.5 else files) if other != path] or [other for other in files if other != path]
+        what = f"{path.relative_to(folder)}: {harm(rng, path, peers)}"
+        outcomes, wrong = [], []
+        if kind in ("frontier", "map"):
+            words = {"map": MAP, "run": ["run", str(base / "small.yaml"), "--out", str(folder / "fresh"), "--workers", "0"]}
+            for name, own in words.items():
+                said = command(*own)
+                wrong += faults_of(name, (said[0], right["map"][1] if name == "run" else said[1], said[2]), right["map"])
+                outcomes.append(f"{name} {'right' if said[0] == 0 else 'refused'}")
+            if rows(folder / "fresh") != whole:
+                wrong.append("run: rows differ")
+        else:
+            for name, own in READERS.items():
+                said = ask(own, folder / "run")
+                wrong += faults_of(name, said, right[name])
+                outcomes.append(f"{name} {'refused' if said[0] else 'right'}")
+            code, out, err = command("resume", str(folder / "run"), "--workers", "0")
+            wrong += faults_of("resume", (code, out if code == 0 else "", err), (0, out, ""))
+            outcomes.append(f"resume {'refused' if code else 'right'}")
+            if code == 0 and rows(folder / "run") != whole:
+                wrong.append(f"resume: rows differ\n{out}\n{err}")
+            if code == 0:
+                said = ask(READERS["sums"], folder / "run")
+                wrong += [f"sql after the resume: {said}"] if said[:2] != right["sums"][:2] else []
+        return kind, what, outcomes, wrong
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def forked(work: Callable[[], object]) -> str:
+    """repr of what a child process finds."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            text = repr(work())
+        except BaseException:
+            text = repr(("", "", [], [traceback.format_exc()]))
+        with os.fdopen(writer, "w") as out:
+            out.write(text)
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    given, _ = parser.parse_known_args()
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    faults = 0
+    with tempfile.TemporaryDirectory(prefix="dse-corruption-", dir=SHM) as top, ThreadPoolExecutor(given.workers) as pool:
+        base = Path(top)
+        made(base)
+        whole = rows(base / "run")
+        right = {name: eval(forked(lambda words=words: ask(words, base / "run"))) for name, words in READERS.items()} | {"map": command(*MAP)}  # noqa: S307
+        assert all(said[0] == 0 for said in right.values()), [said for said in right.values() if said[0]]
+        for text in pool.map(lambda n: forked(lambda: case(base, n, given.seed, right, whole)), range(given.cases)):
+            kind, what, outcomes, wrong = eval(text)  # noqa: S307 ours
+            counts[kind or KINDS[0]].update(outcomes or ["no outcome"])
+            for line in wrong:
+                faults += 1
+                print(f"{what}: {line}", flush=True)
+    for kind, found in counts.items():
+        print(f"{kind}: {', '.join(f'{n} {outcome}' for outcome, n in sorted(found.items()))}")
+    print(f"{given.cases} corruptions, {faults} silent wrong answers, tracebacks or differing rows", flush=True)
+    return int(faults > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""A run folder that was damaged, forged, or made elsewhere: named in one line, mended where it can be, harmless always."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import driver
+from cluster import store as stores
+from dse import check, cli, folder
+from dse.folder import Damaged
+from dse.study import study as studies
+from tests.test_driver import Rows, rows, study
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
+    home = tmp_path_factory.mktemp("finished")
+    driver.run(study(home, "nsga2", 8, "points: 30"), home / "run", workers=0)
+    return home / "run", rows(home / "run")
+
+
+@pytest.fixture
+def run(finished: tuple[Path, Rows], tmp_path: Path) -> Path:
+    shutil.copytree(finished[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, list[str]]:
+    code = cli.main(words)
+    out, err = capsys.readouterr()
+    return code, out, err.splitlines()
+
+
+def resealed(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    value = folder.unseal(run / folder.MANIFEST, "manifest")
+    assert value is not None
+    change(value)
+    (run / folder.MANIFEST).write_bytes(folder.sealed("manifest", value))
+
+
+def test_a_sealed_file_is_of_its_kind_and_every_byte_counts(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(folder.sealed("asks", {"generation": 3}))
+    assert folder.unseal(path, "asks") == {"generation": 3} and folder.unseal(path, "status") is None
+    data = path.read_bytes()
+    for i in range(len(data)):
+        path.write_bytes(bytes([*data[:i], data[i] ^ 1, *data[i + 1:]]))
+        assert folder.unseal(path, "asks") is None
+
+
+@pytest.mark.parametrize("name", [folder.ENV, folder.STUDY, "inputs/a2.yaml", folder.STATUS, folder.MANIFEST, folder.BEFORE])
+@pytest.mark.parametrize("harm", ["lost", "flipped", "another"])
+def test_what_is_lost_or_damaged_is_said_and_mended(run: Path, finished: tuple[Path, Rows], name: str, harm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / name
+    data = path.read_bytes()
+    right = said(capsys, "sql", str(run), "FROM points ORDER BY ALL", "--format", "csv")
+    path.unlink() if harm == "lost" else path.write_bytes(
+        bytes([*data[:40], data[40] ^ 2, *data[41:]]) if harm == "flipped" else (run / "asks" / "generation-000001.json").read_bytes())
+    code, out, err = said(capsys, "sql", str(run), "FROM points ORDER BY ALL", "--format", "csv")
+    assert (code == 0 and out == right[1]) or (code == 1 and not out and err and all(str(run) in line for line in err))
+    code, out, err = said(capsys, "resume", str(run), "--workers", "0")
+    assert code == 0 and rows(run) == finished[1]
+    assert name in (folder.STATUS, folder.BEFORE) or any(Path(name).name in line for line in err), err
+    assert said(capsys, "sql", str(run), "FROM points ORDER BY ALL", "--format", "csv")[:2] == right[:2]
+
+
+def test_a_lost_env_does_not_let_another_study_take_the_rows(run: Path, tmp_path: Path, finished: tuple[Path, Rows]) -> None:
+    (run / folder.ENV).unlink()
+    study(tmp_path, "nsga2", 8, "points: 30")
+    other = studies.load(tmp_path / "nsga2.yaml", ["solver.objective=latency"])
+    with pytest.raises(stores.StoreFault, match="its rows are of another study .* give another --out"):
+        driver.run(other, run, workers=0)
+    assert rows(run) == finished[1]
+
+
+def test_rows_whose_key_is_another_ones_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "machine_key", lambda job, machine: "0" * 16)
+    with pytest.raises(stores.StoreFault, match="machine .* has the key .*, which is none of this study"):
+        driver.resume(run, workers=0)
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a group above": lambda m: m["groups"][0].update(name="../../../victim"), "a group that is a path": lambda m: m["groups"][0].update(name="000001-0/x"),
+    "a table above": lambda m: m["groups"][0]["parts"][0].__setitem__(0, "../../.."), "retired above": lambda m: m.update(retired=["../victim.parquet"]),
+    "a group twice": lambda m: m["groups"].append(m["groups"][0]), "a size that is none": lambda m: m["groups"][0]["parts"][0].__setitem__(1, -1),
+    "groups of another kind": lambda m: m.update(groups={"a": 1}), "no groups": lambda m: m.pop("groups"),
+    "a generation that is none": lambda m: m.update(generation="9"),
+    "version 99": lambda m: m.update(version=99), "no version": lambda m: m.pop("version")}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_manifest_moves_no_file_and_is_one_line(run: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "victim.parquet").write_text("mine")
+    resealed(run, FORGED[kind])
+    before = sorted(str(path) for path in run.rglob("*"))
+    for command in ("sql", "status", "pareto", "show", "resume"):
+        words = [command, str(run), *{"sql": ["FROM machines"], "show": ["best"], "resume": ["--workers", "0"]}.get(command, [])]
+        code, out, err = said(capsys, *words)
+        assert code == 1 and not out and len(err) == 1 and "manifest.json" in err[0], (words, err)
+    assert (tmp_path / "victim.parquet").read_text() == "mine" and sorted(str(path) for path in run.rglob("*")) == before
+
+
+PLACES = (".lock", "status.json", "env.json", "manifest.json", "study.yaml", "quarantine", "parts", "asks", "log", "parts/points", "log/actor-0001.log")
+
+
+@pytest.mark.parametrize(("name", "kind"), [*((name, kind) for name in PLACES for kind in ("link", "pipe")), (".lock", "hard link")])
+def test_links_and_pipes_are_not_followed(run: Path, tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "theirs").write_text("somebody's")
+    path = run / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / "theirs") if kind == "link" else os.mkfifo(path) if kind == "pipe" else os.link(tmp_path / "theirs", path)
+    code, out, err = said(capsys, "resume", str(run), "--workers", "0")
+    assert code == 1 and not out and len(err) == 1 and name in err[0] and "remove it" in err[0], err
+    assert (tmp_path / "theirs").read_text() == "somebody's"
+    if kind != "hard link":
+        code, out, err = said(capsys, "sql", str(run), "FROM machines")
+        assert code == 1 and not out and any(name in line for line in err)
+
+
+def test_a_study_made_elsewhere_reads_nothing_outside_of_its_folder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "theirs.yaml").write_text("somebody's")
+    (run / folder.ENV).unlink()
+    text = (run / folder.STUDY).read_text()
+    for wrong in (text.replace("machine: inputs/a2.yaml", f"machine: {tmp_path}/theirs.yaml"), text.replace("machine: inputs/", "machine: ../"),
+                  text.replace("- gemm:m=64,n=32,k=48", f"- {{file: {tmp_path}/theirs.yaml}}"), text.replace("- gemm:m=64,n=32,k=48", "- ../theirs.yaml")):
+        assert wrong != text
+        (run / folder.STUDY).write_text(wrong)
+        for words in (["sql", str(run), "FROM machines"], ["resume", str(run), "--workers", "0"]):
+            code, out, err = said(capsys, *words)
+            assert code == 2 and len(err) == 1 and "leads out of the run's folder" in err[0], err
+
+
+def test_a_lock_that_was_taken_away_stops_the_run_before_it_publishes(tmp_path: Path) -> None:
+    def taken(status: driver.Status) -> None:
+        (tmp_path / "run" / ".lock").unlink(missing_ok=True)
+
+    with pytest.raises(stores.StoreFault, match="removed or replaced"):
+        driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=taken)
+
+
+def test_damaged_groups_are_left_out_on_request_only(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = run / folder.read(run).groups[-1].paths()[0]
+    part.write_bytes(part.read_bytes()[:-1])
+    for words in (["sql", str(run), "SELECT count(*) FROM machines"], ["status", str(run)], ["pareto", str(run)], ["show", str(run), "best"]):
+        code, out, err = said(capsys, *words)
+        assert code == 1 and not out and len(err) == 1 and part.name in err[0] and "resume" in err[0]
+        assert said(capsys, *words, "--skip-damaged")[0] == 0
+
+
+def test_a_manifest_that_went_back_is_found(run: Path, finished: tuple[Path, Rows]) -> None:
+    """By the one before it, or by status.json: nothing else would tell that rows are gone."""
+    shutil.copy(run / folder.BEFORE, run / folder.MANIFEST)
+    with pytest.raises(Damaged, match="older than status.json says"):
+        check.status(run, False)
+    assert driver.resume(run, workers=0).exit_code == 0 and rows(run) == finished[1]
+    check.status(run, False)
