@@ -6,6 +6,8 @@ never computed, only their shapes. Pass 2 (`_emit`) turns each node that is left
   producer's tensor, under its name, in the new shape. So is a Transpose that moves dimensions of size 1 only.
 * Transpose, Concat, Slice, Split, Gather, Pad, Expand, and every operator that is not known, are data movement (kind copy): they read their inputs
   and write their output. A Concat could be free if its producers wrote into its slices; the default layout does not assume that.
+* What is quantised is stored so: DequantizeLinear is a view of its integers, QuantizeLinear rides on its producer; types become bits (`_bits`).
+* An operator that is not known and could be a product is movement too, and in Workload.unknown.
 * Biases, inference BatchNormalization with constant parameters, and (fuse_elementwise) one-to-one element-wise operators
   ride on the output of their producer if nothing else reads it. What rides is in Workload.folded; its constants cost no traffic.
 """
@@ -16,7 +18,6 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from workloads.einsum import Einsum, WorkloadError, squeezed
-from workloads.graph import Workload, in_order
-from workloads.operators import BINARY, MOVES, OPERATORS, PRODUCTS, UNARY, Array, Op, Shape, attention, by_channel, elementwise, movement
+from workloads.einsum import Einsum, Projection, WorkloadError, squeezed
+from workloads.graph import AGAIN, Workload, in_order
+from workloads.lowered import RULES, lowered
+from workloads.operators import BINARY, MOVES, NO_PRODUCT, OPERATORS, PRODUCTS, UNARY, Array, Op, Shape, attention, by_channel, elementwise, movement, recurrent
+from workloads.rebind import SCALARS, SHAPES, Batch
 
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
 SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
@@ -41,14 +44,22 @@ ON_SHAPES = {
     "Equal", "Less", "Greater", "Not", "And", "Or", "Where", "Expand", "Reshape", "Identity", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin",
     "Transpose", "Flatten", "Split"}
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
-UNTRAINED = {"BatchNormalization": (3, 4), "Attention": (3,), "RotaryEmbedding": (1, 2)}  # running statistics, masks, angles
+RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # gates
+# Running statistics, masks, angles, scales, states, conditions
+UNTRAINED = {"BatchNormalization": (3, 4), "Attention": (3,), "RotaryEmbedding": (1, 2), "Resize": (1, 2, 3), "Upsample": (1,), "Where": (0,),
+             "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "LSTM": (4, 5, 6), "GRU": (4, 5), "RNN": (4, 5), "Clip": (1, 2)}
+QUANTISED = ("QuantizeLinear", "DequantizeLinear")
+WIDTHS = {4: "INT4 UINT4 FLOAT4E2M1", 8: "INT8 UINT8 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ",
+          16: "INT16 UINT16 FLOAT16 BFLOAT16", 32: "INT32 UINT32 FLOAT", 64: "DOUBLE"}
+BITS = {int(TensorProto.DataType.Value(name)): bits for bits, names in WIDTHS.items() for name in names.split()}
 SMALL_INTS, SMALL_FLOATS = 4096, 16
+NEWEST = onnx.defs.onnx_opset_version()
 
 
 @dataclass(slots=True)
 class Facts:
     """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant that a view shows;
-    refusals: why a shape is not known."""
+    refusals: why a shape is not known; stored: the type that a tensor is kept in, where it is not its own; folded: products of constants alone."""
 
     types: dict[str, TypeProto] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
@@ -56,6 +67,12 @@ class Facts:
     shaped: set[str] = field(default_factory=set)
     roots: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)
+
+    def kept(self, tensor: str) -> int:
+        """The type that it is stored in; 0: not known."""
+        kind = self.types.get(tensor)
+        return self.stored.get(tensor, kind.tensor_type.elem_type if kind is not None else 0)
 
     def shape(self, tensor: str) -> Shape | None:
         """None: not known to the last dimension."""
@@ -71,7 +88,8 @@ class Facts:
 
 @dataclass(slots=True)
 class Draft:
-    """The workload while it grows. names: ONNX tensor -> workload tensor; sole: an einsum's output that nothing else reads."""
+    """The workload while it grows. names: ONNX tensor -> workload tensor; sole: an einsum's output that nothing else reads; types: how workload tensors
+    are stored; repeats: einsums that run more than once."""
 
     names: dict[str, str] = field(default_factory=dict)
     sole: dict[str, bool] = field(default_factory=dict)
@@ -79,6 +97,9 @@ class Draft:
     einsums: list[Einsum] = field(default_factory=list)
     folded: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    types: dict[str, int] = field(default_factory=dict)
+    repeats: dict[str, int] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
     def fresh(self, wanted: str) -> str:
@@ -110,10 +131,12 @@ def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None,
     model = source if isinstance(source, ModelProto) else _read(Path(source))
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    nodes = _ordered(where, model.graph)
+    walk = Walk(where, model, _ordered(where, model.graph))
     feeds, old = _feeds(where, model.graph, dict(bind or {}), batch)
-    before = _facts(where, model, nodes, old, None) if old is not None else None
-    facts = _facts(where, model, nodes, feeds, before)
+    facts, nodes = _facts(walk, feeds if old is None else old)
+    if old is not None:
+        walk.before, walk.batch = facts, Batch(next(iter(old.values()))[0], batch or 1)
+        facts, nodes = _facts(walk, feeds)
     live = _live(nodes, facts, [o.name for o in model.graph.output])
     if not live:
         raise WorkloadError(f"{where}: no operator lies between the inputs and the outputs")
@@ -220,27 +243,165 @@ def _bind_faults(where: str, bind: dict[str, int], symbols: list[str], batch: in
         yield f'{where}: batch = {batch} and bind {leading} = {bind[leading]} both size the first dimension of the inputs; drop one'
 
 
-def _facts(where: str, model: ModelProto, nodes: Sequence[NodeProto], feeds: Mapping[str, Shape], before: Facts | None) -> Facts:
-    """Walk the graph with the given input shapes. before: the facts at the batch as written, to mend Reshapes that have it built in."""
-    facts = Facts()
-    opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
-    declared = {v.name: v.type for v in (*model.graph.value_info, *model.graph.output)}
-    for i in model.graph.input:
+@dataclass(slots=True)
+class Walk:
+    """What a walk over the graph needs beside its facts. before: the facts at the batch as written, where batch is another one."""
+
+    where: str
+    model: ModelProto
+    nodes: list[NodeProto]
+    before: Facts = field(default_factory=Facts)
+    batch: Batch | None = None
+
+    def opsets(self) -> dict[str, int]:
+        return {o.domain if o.domain != "ai.onnx" else "": o.version for o in self.model.opset_import}
+
+    def declared(self) -> dict[str, TypeProto]:
+        return {v.name: v.type for v in (*self.model.graph.value_info, *self.model.graph.output)}
+
+
+def _facts(walk: Walk, feeds: Mapping[str, Shape]) -> tuple[Facts, list[NodeProto]]:
+    """Walk the graph with the given input shapes; the nodes as they were found to be."""
+    facts, nodes = Facts(), []
+    for i in walk.model.graph.input:
         if i.name in feeds:
             facts.types[i.name] = helper.make_tensor_type_proto(i.type.tensor_type.elem_type, feeds[i.name])
-    for t in model.graph.initializer:
-        facts.types[t.name] = helper.make_tensor_type_proto(t.data_type, t.dims)
-        if t.data_location != TensorProto.EXTERNAL and _small(t.data_type, prod(t.dims)):
-            facts.values[t.name] = _array(where, t)
-        facts.constants.add(t.name)
-    for s in model.graph.sparse_initializer:
+            old = walk.before.shape(i.name)
+            if walk.batch and old and old != feeds[i.name]:
+                walk.batch.inherit(i.name, 0, old, iter(()))
+    for t in walk.model.graph.initializer:
+        _constant(walk.where, t, facts)
+    for s in walk.model.graph.sparse_initializer:
         facts.types[s.values.name] = helper.make_tensor_type_proto(s.values.data_type, s.dims)
         facts.constants.add(s.values.name)
-    for node in nodes:
-        mended = _mended(node, facts, before) if before is not None and node.op_type == "Reshape" else node
-        _infer(where, mended, facts, model, opsets, declared)
-        _fold(node, facts, opsets)
-    return facts
+    opsets, declared = walk.opsets(), walk.declared()
+    for node in walk.nodes:
+        nodes += _walked(node, walk, facts, opsets, declared)
+    return facts, nodes
+
+
+def _constant(where: str, t: TensorProto, facts: Facts) -> None:
+    facts.types[t.name] = helper.make_tensor_type_proto(t.data_type, t.dims)
+    if t.data_location != TensorProto.EXTERNAL and _small(t.data_type, prod(t.dims)):
+        facts.values[t.name] = _array(where, t)
+    facts.constants.add(t.name)
+
+
+def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> list[NodeProto]:
+    """The node, or those that stand for it: the branch of an If that a constant takes, the standard's operators for one of onnxruntime."""
+    if node.op_type == "If" and (taken := facts.values.get(node.input[0])) is not None:
+        return [n for part in _branch(node, bool(taken), walk.where, facts) for n in _walked(part, walk, facts, opsets, declared)]
+    site = lowered(node, {i: shape for i in node.input if (shape := facts.shape(i)) is not None})
+    if site is not None:
+        for name, (type, shape) in site.constants.items():
+            facts.types[name] = helper.make_tensor_type_proto(type, shape)
+            facts.constants.add(name)
+        return [n for part in site.nodes for n in _walked(part, walk, facts, {**opsets, "": NEWEST}, declared)]
+    if walk.batch is None or not any(i in walk.batch.places for i in _reads(node)):
+        _infer(walk, node, facts, opsets, declared if walk.batch is None else {})
+    else:
+        node = _rebound(walk, walk.batch, node, facts, opsets)
+    _fold(node, facts, opsets)
+    return [node]
+
+
+def _branch(node: NodeProto, taken: bool, where: str, facts: Facts) -> list[NodeProto]:
+    """Nodes of the branch that is taken, its tensors named after the If, and one that hands on each result."""
+    graph = next(a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch"))
+    own = {t.name for t in graph.initializer} | {o for n in graph.node for o in n.output if o}
+    names = {name: f"{node.output[0]}/{name}" for name in own}
+    for t in graph.initializer:
+        renamed = TensorProto()
+        renamed.CopyFrom(t)
+        renamed.name = names[t.name]
+        _constant(where, renamed, facts)
+    found = []
+    for n in graph.node:
+        inner = NodeProto()
+        inner.CopyFrom(n)
+        inner.input[:], inner.output[:] = [names.get(i, i) for i in n.input], [names.get(o, o) for o in n.output]
+        found.append(inner)
+    return [*found, *(helper.make_node("Identity", [names.get(o.name, o.name)], [result]) for o, result in zip(graph.output, node.output, strict=False))]
+
+
+def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> NodeProto:
+    """Types of the outputs at the new batch, and the node with the constants that it needs for them. Raises where none fit."""
+    reads = _reads(node)
+    sources = [(i, shape) for i in reads if (shape := walk.before.shape(i)) is not None]
+    outputs = [o for o in node.output if o]
+    if node.op_type in ("Shape", "Size"):
+        _infer(walk, node, facts, opsets, {})
+        return node
+    for at in SCALARS.get(node.op_type, ()):
+        batch.scalars.update(node.output[at:at + 1])
+    for way in _ways(node, walk, batch, facts):
+        tried = {o: facts.types.pop(o, None) for o in outputs}
+        try:
+            _infer(walk, way, facts, opsets, {})
+        except WorkloadError:
+            facts.types.update({o: t for o, t in tried.items() if t is not None})
+            continue
+        if all(_grew(o, walk, batch, facts, sources) for o in outputs):
+            return way
+    shapes = ", ".join(f"{i} {list(shape)}" for i, shape in sources)
+    raise WorkloadError(f"{walk.where}: batch = {batch.new}: {_title(node)}: the batch {batch.old} that the file fixes cannot be replaced here (at batch "
+                        f"{batch.old} it reads {shapes}); export the model with batch {batch.new}, or with a symbolic batch")
+
+
+def _grew(output: str, walk: Walk, batch: Batch, facts: Facts, sources: Sequence[tuple[str, Shape]]) -> bool:
+    """Has the output the samples of the new batch? Notes where."""
+    before, after = walk.before.shape(output), facts.shape(output)
+    if output in batch.scalars:
+        return before == after
+    if before is None or after is None:
+        return before is after
+    if output in batch.places:  # a Reshape
+        return batch.grown(before, after) == batch.places[output].axis
+    axis = batch.grown(before, after)
+    if axis is not None:
+        batch.inherit(output, axis, before, iter(sources))
+    return axis is not None
+
+
+def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[NodeProto]:
+    """The node as it is, and with one constant grown in one place. A Reshape has one way: its batch stays where it lies."""
+    if node.op_type == "Reshape" and node.input[0] in batch.places:
+        old, result = walk.before.shape(node.input[0]), walk.before.shape(node.output[0])
+        new = batch.reshaped(node.input[0], node.output[0], old, result) if old is not None and result is not None else None
+        if new is not None and prod(new) == prod(facts.shape(node.input[0]) or ()):
+            yield _with(node, 1, np.array(new, np.int64), facts)
+        return
+    yield node
+    for at, tensor in enumerate(node.input):
+        shape, value = facts.shape(tensor), facts.values.get(tensor)
+        if tensor not in facts.constants or shape is None:
+            continue
+        if at in SHAPES.get(node.op_type, ()):
+            if value is not None and value.ndim == 1 and value.dtype.kind == "i":
+                for i, size in enumerate(value):
+                    if size > 0 and (new_size := batch.scaled(int(size))):
+                        yield _with(node, at, np.array([*value[:i], new_size, *value[i + 1:]], value.dtype), facts)
+        else:
+            for i, size in enumerate(shape):
+                if new_size := batch.scaled(size):
+                    yield _with(node, at, (*shape[:i], new_size, *shape[i + 1:]), facts)
+
+
+def _with(node: NodeProto, at: int, given: Array | Shape, facts: Facts) -> NodeProto:
+    """The node with a constant of its own: these values, or the same ones in another shape."""
+    old, own = node.input[at], f"{node.input[at]}:{node.output[0]}"
+    kind = facts.types[old].tensor_type.elem_type
+    facts.types[own] = helper.make_tensor_type_proto(kind, given if isinstance(given, tuple) else given.shape)
+    if not isinstance(given, tuple):
+        facts.values[own] = given
+    facts.constants.add(own)
+    facts.roots[own] = facts.roots.get(old, old)
+    if old in facts.stored:
+        facts.stored[own] = facts.stored[old]
+    changed = NodeProto()
+    changed.CopyFrom(node)
+    changed.input[at] = own
+    return changed
 
 
 def _array(where: str, t: TensorProto) -> Array:
@@ -255,52 +416,31 @@ def _small(elem_type: int, elems: int) -> bool:
     return elem_type != TensorProto.STRING and elems <= (SMALL_FLOATS if is_float else SMALL_INTS)
 
 
-def _mended(node: NodeProto, facts: Facts, before: Facts) -> NodeProto:
-    """A Reshape to a constant shape that has the old batch built in, with the new one instead.
-
-    The batch of the result is the axis that as many elements precede as precede the batch of the input.
-    """
-    target, old, new = facts.values.get(node.input[1]), before.shape(node.input[0]), facts.shape(node.input[0])
-    result = before.shape(node.output[0])
-    if target is None or old is None or new is None or result is None or len(old) != len(new) or node.input[1] in facts.shaped:
-        return node
-    batch = next((axis for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b), None)
-    if batch is None:
-        return node
-    ahead = accumulate(result, lambda a, b: a * b, initial=1)
-    axis = next((axis for axis, elems in zip(range(len(result)), ahead, strict=False) if elems == prod(old[:batch])), None)
-    if axis is None or target[axis] <= 0 or result[axis] * new[batch] % old[batch]:
-        return node
-    own = f"{node.input[1]}:{node.output[0]}"  # other Reshapes may share the target
-    facts.types[own], facts.values[own] = facts.types[node.input[1]], target.copy()
-    facts.values[own][axis] = result[axis] * new[batch] // old[batch]
-    facts.constants.add(own)
-    mended = NodeProto()
-    mended.CopyFrom(node)
-    mended.input[1] = own
-    return mended
-
-
-def _infer(where: str, node: NodeProto, facts: Facts, model: ModelProto, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> None:
+def _infer(walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> None:
     """Types of a node's outputs: by the operator's own rule, else as the file declares them."""
     domain = node.domain if node.domain != "ai.onnx" else ""
     if onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
         schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
         types = {i: facts.types[i] for i in node.input if i in facts.types}
         data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values}
+        imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
         try:
-            facts.types.update(shape_inference.infer_node_outputs(
-                schema, node, types, data, opset_imports=list(model.opset_import), ir_version=model.ir_version))
+            facts.types.update(shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports, ir_version=walk.model.ir_version))
         except onnx.checker.ValidationError as fault:
-            raise WorkloadError(f"{where}: {_title(node)}: {' '.join(str(fault).split())[:200]}") from None
+            raise WorkloadError(f"{walk.where}: {_title(node)}: {' '.join(str(fault).split())[:200]}") from None
         except (shape_inference.InferenceError, KeyError, ValueError) as fault:
             if not all(o in declared for o in node.output if o):
-                raise WorkloadError(f"{where}: {_title(node)}: {str(fault).strip().splitlines()[0]}") from None
+                raise WorkloadError(f"{walk.where}: {_title(node)}: {str(fault).strip().splitlines()[0]}") from None
+    elif (rule := RULES.get(node.op_type)) and domain.startswith("com.microsoft"):
+        shapes = [facts.shape(i) for i in node.input if i]
+        shape = rule([s for s in shapes if s is not None], _attributes(node)) if None not in shapes else None
+        if shape is not None:
+            facts.types[node.output[0]] = helper.make_tensor_type_proto(facts.types[node.input[0]].tensor_type.elem_type, shape)
     for output in filter(None, node.output):
         if facts.shape(output) is None and output in declared:
             facts.types[output] = declared[output]
         if facts.shape(output) is None:
-            facts.refusals[output] = _refusal(node, facts, model)
+            facts.refusals[output] = _refusal(node, facts, walk.model)
 
 
 def _refusal(node: NodeProto, facts: Facts, model: ModelProto) -> str:
@@ -316,10 +456,14 @@ def _refusal(node: NodeProto, facts: Facts, model: ModelProto) -> str:
 
 
 def _fold(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
-    """Mark constants, and keep the small values that shapes may depend on."""
+    """Mark constants, and keep the small values that shapes may depend on. What only looks at integers with a scale is stored as they are."""
     reads = _reads(node)
+    constant = all(i in facts.constants for i in reads)
+    if reads and (node.op_type == "DequantizeLinear" or (node.op_type in FREE | {"Transpose"} and node.input[0] in facts.stored) or (
+            constant and node.op_type in ("Cast", *QUANTISED))):
+        facts.stored[node.output[0]] = facts.kept(node.output[0] if node.op_type == "QuantizeLinear" else node.input[0])
     of_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
-    if not of_shape and not all(i in facts.constants for i in reads):
+    if not of_shape and not constant:
         return
     facts.constants.update(o for o in node.output if o)
     if of_shape or any(i in facts.shaped for i in reads):
@@ -374,22 +518,49 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
         source = next((i for i in _reads(node) if i not in facts.constants), "")
         result = node.output[0]
         if _is_view(node, facts):
-            draft.names[result] = draft.name(source)
+            draft.names[result] = _name(source, draft, facts)
             draft.sole[result] = draft.sole.get(source, False) and readers.get(result) == 1
         elif _rides(node, source, facts, draft, fuse):
             draft.names[result] = draft.name(source)
+            draft.types[draft.names[result]] = facts.kept(result)
             draft.sole[result] = draft.sole[source] and readers.get(result) == 1
             draft.folded.append(f"{_title(node)} -> {draft.makers[draft.names[result]]}")
         else:
-            attends = node.op_type == "Attention" and node.domain in ("", "ai.onnx")
             try:
-                (_add_attention if attends else _add_einsums)(node, facts, draft, readers)
+                _added(node)(node, facts, draft, readers)
             except (IndexError, KeyError, TypeError, ValueError) as fault:  # what the operator's own shape rule lets pass
                 raise WorkloadError(f"{where}: {_title(node)}: its attributes and shapes do not fit: {fault}") from None
     weights = {draft.names[t] for t in facts.constants if t in draft.names}
     read = {p.tensor for e in draft.einsums for p in e.inputs}
-    ordered = in_order(where, draft.einsums)
-    return Workload(label, ordered, frozenset(weights & read), (), _parameters(nodes, facts), tuple(draft.folded), tuple(draft.moved))
+    ordered = _bits(in_order(where, draft.einsums), draft.types)
+    repeats = tuple(draft.repeats.get(e.name, 1) for e in ordered) if draft.repeats else ()
+    return Workload(label, ordered, frozenset(weights & read), repeats, _parameters(nodes, facts), tuple(draft.folded), tuple(draft.moved),
+                    tuple(draft.unknown))
+
+
+def _name(tensor: str, draft: Draft, facts: Facts) -> str:
+    """Its name in the workload; how it is stored is noted when it first appears."""
+    name = draft.name(tensor)
+    draft.types.setdefault(name, facts.kept(tensor))
+    return name
+
+
+def _bits(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum, ...]:
+    """Tensors in the bits of their types. Where all products are of 32-bit floats, nothing was chosen: their numbers are words of the machine."""
+    def type_of(p: Projection) -> int:
+        return types.get(p.tensor, types.get(AGAIN.sub("", p.tensor), 0))
+
+    widths = {BITS.get(type_of(p)) for e in einsums if e.kind == "mac" for p in e.tensors()}
+    if not widths - {None, 32, 64}:
+        return tuple(einsums)
+    return tuple(replace(e, output=replace(e.output, bits=BITS.get(type_of(e.output))), inputs=tuple(replace(p, bits=BITS.get(type_of(p))) for p in e.inputs))
+                 for e in einsums)
+
+
+def _added(node: NodeProto) -> Callable[[NodeProto, Facts, Draft, Mapping[str, int]], None]:
+    if node.op_type in RECURRENT and node.domain in ("", "ai.onnx", "aten"):
+        return _add_recurrent
+    return _add_attention if node.op_type == "Attention" and node.domain in ("", "ai.onnx") else _add_einsums
 
 
 def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iterator[str]:
@@ -406,7 +577,7 @@ def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iter
 
 def _is_view(node: NodeProto, facts: Facts) -> bool:
     shape, result = facts.shape(next(i for i in _reads(node) if i)), facts.shape(node.output[0])
-    if node.op_type in FREE or (node.op_type == "Concat" and len(node.input) == 1):
+    if node.op_type == "DequantizeLinear" or node.op_type in FREE or (node.op_type == "Concat" and len(node.input) == 1):
         return True
     if node.op_type == "Transpose" and shape is not None:
         axes = [a for a in _attributes(node).get("perm", range(len(shape))[::-1]) if shape[a] > 1]
@@ -423,7 +594,7 @@ def _rides(node: NodeProto, source: str, facts: Facts, draft: Draft, fuse: bool)
         return False
     maker = draft.makers[draft.name(source)]
     onto_macs = next(e for e in reversed(draft.einsums) if e.name == maker).kind == "mac"
-    return fuse or (node.op_type == "BatchNormalization" and onto_macs)
+    return fuse or node.op_type == "QuantizeLinear" or (node.op_type == "BatchNormalization" and onto_macs)
 
 
 def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
@@ -434,8 +605,8 @@ def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[s
     for result in node.output:
         shape = facts.shape(result)
         if readers.get(result) and shape is not None:
-            op = Op(node.op_type, tuple(draft.name(i) for i in inputs), tuple(facts.shape(i) or () for i in inputs),
-                    tuple(facts.values.get(i) for i in inputs), draft.name(result), shape, attrs, before)
+            op = Op(node.op_type, tuple(_name(i, draft, facts) for i in inputs), tuple(facts.shape(i) or () for i in inputs),
+                    tuple(facts.values.get(i) for i in inputs), _name(result, draft, facts), shape, attrs, before)
             bias = node.input[2] if node.op_type in ("Conv", "Gemm", "ConvTranspose") and len(node.input) > 2 else ""
             name = node.name if node.name and result == node.output[0] else result
             name = name if node.op_type.lower() in name.lower() else f"{node.op_type}_{name}"
@@ -451,13 +622,14 @@ def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
     """
     slots, results = [*node.input, *[""] * 6][:6], [*node.output, *[""] * 4][:4]
     slots[3] = "" if slots[3] in facts.constants else slots[3]
-    names = [draft.name(t) if t else "" for t in slots]
+    names = [_name(t, draft, facts) if t else "" for t in slots]
     label = draft.fresh(node.name or results[0])
     present = [draft.name(r) if r else draft.fresh(f"{label}_{x}") for r, x in zip(results[1:3], "KV", strict=True)]
     op = Op("Attention", tuple(names), tuple(facts.shape(t) or () if t else () for t in slots), (None,) * 6, draft.name(results[0]),
             facts.shape(results[0]) or (), _attributes(node))
     for e in attention(op, draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores"), (present[0], present[1])):
         draft.einsums.append(replace(squeezed(e), name=draft.fresh(f"{label}_{e.kind}")))
+        draft.types[e.output.tensor] = facts.kept(results[0])
         draft.makers[e.output.tensor] = draft.einsums[-1].name
         if e.kind == "copy":
             draft.moved.append(f"Attention {draft.einsums[-1].name}")
@@ -471,22 +643,48 @@ def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
     draft.sole[results[0]] = readers.get(results[0]) == 1
 
 
+def _add_recurrent(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
+    """A recurrent layer: the product of all inputs, and what every step repeats. Its states are rows of what the steps write."""
+    slots, results = [*node.input, *[""] * 7][:7], [o for o in node.output if readers.get(o)]
+    at = [0, 1, 2, 5, *([6] if node.op_type == "LSTM" else [])]
+    label, attrs = draft.fresh(node.name or results[0]), _attributes(node)
+    names = [_name(slots[i], draft, facts) if slots[i] else draft.fresh(f"{label}_{'first' if i == 5 else 'cell'}") for i in at]
+    out = draft.fresh(f"{label}_states")
+    x, w, r = ((facts.shape(slots[i]) or ()) for i in range(3))
+    steps, batch = x[:2][::-1] if attrs.get("layout") else x[:2]
+    state = facts.shape(slots[5]) if slots[5] else None
+    if state is not None and batch not in state[-2:-1]:
+        raise ValueError(f"its first state {list(state)} is of another batch than its input {list(x)}")
+    op = Op(node.op_type, (*names, *[""] * 5)[:5], (x, w, r), (None,) * 3, out, (), attrs)
+    for e in recurrent(op, RECURRENT[node.op_type]):
+        name = draft.fresh(f"{label}_{e.kind}" if e.kind != "mac" else f"{label}_{'inputs' if e.output.tensor == f'{out}_x' else 'step'}")
+        draft.einsums.append(replace(squeezed(e), name=name))
+        draft.types[e.output.tensor] = facts.kept(slots[0])
+        draft.repeats[name] = 1 if e.output.tensor == f"{out}_x" else steps
+    for result in results:
+        draft.names[result], draft.sole[result] = out, False
+
+
 def _add(op: Op, name: str, draft: Draft, bias: str, constants: set[str]) -> None:
     make = OPERATORS.get(op.kind)
     op = _distinct(op, make, {draft.names[i] for i in constants}, draft)
-    e = replace(squeezed((make or movement)(op)), name=draft.fresh(name))
+    made = make(op) if make else None
+    e = replace(squeezed(made or movement(op)), name=draft.fresh(name))
     if e.kind == "copy":
-        draft.moved.append(f"{op.kind} {e.name}{'' if make or op.kind in MOVES else ' (unknown operator)'}")
+        known = made is not None or op.kind in MOVES or op.kind in NO_PRODUCT
+        draft.moved.append(f"{op.kind} {e.name}{'' if known else ' (unknown operator)'}")
+        draft.unknown += [] if known else [e.name]
     if bias:
         partial = draft.fresh(f"{op.output}_unbiased")
         draft.einsums.append(replace(e, output=replace(e.output, tensor=partial)))
+        draft.types[partial] = draft.types.get(op.output, 0)
         total = Op("Add", (partial, draft.name(bias)), (op.shape, op.shapes[2]), (None, None), op.output, op.shape, {})
         e = replace(squeezed(elementwise(total) if op.kind == "Gemm" else by_channel(total)), name=draft.fresh(f"{name}_bias"))
     draft.einsums.append(e)
     draft.makers[op.output] = e.name
 
 
-def _distinct(op: Op, make: Callable[[Op], Einsum] | None, constants: set[str], draft: Draft) -> Op:
+def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set[str], draft: Draft) -> Op:
     """Drop operands that cost nothing (constants of one element, parameters of a move, a second look at the same elements);
     a second access of a tensor in another way gets a name of its own."""
     anyhow = make not in (None, elementwise, by_channel)
@@ -506,10 +704,12 @@ def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
     found: dict[str, int] = {}
     for node in nodes:
         operands = OPERANDS.get(node.op_type, range(len(node.input)))
+        quantised = node.op_type in PRODUCTS or node.op_type in RECURRENT
         for at, tensor in enumerate(node.input):
             if tensor not in facts.constants or at in UNTRAINED.get(node.op_type, ()):
                 continue
-            size = prod(facts.shape(tensor) or ())
-            if size > 1 and (facts.is_float(tensor) or (node.op_type in PRODUCTS and at in operands)):
-                found[facts.roots.get(tensor, tensor)] = size
+            root = facts.roots.get(tensor, tensor)
+            size = prod(facts.shape(root) or ())
+            if size > 1 and (facts.is_float(tensor) or (quantised and at in operands)):
+                found[root] = size
     return sum(found.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -25,8 +24,15 @@ BINARY = {
     "Or", "Xor", "Where", "QuantizeLinear", "DequantizeLinear", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "CastLike"}
 BY_CHANNEL = {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}
 ROWWISE = {"Softmax", "LogSoftmax", "Hardmax", "LayerNormalization", "RMSNormalization", "MeanVarianceNormalization", "LpNormalization", "CumSum"}
-PRODUCTS = {"Conv", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"}  # of activations and weights, of any type
+# Of activations and weights, of any type
+PRODUCTS = {"Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "Gemm", "MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul"}
 MOVES = {"Expand", "Tile", "Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Trilu"}
+# Not known as einsums, but surely no products: they choose, order, count or fill
+NO_PRODUCT = {
+    "TopK", "NonZero", "OneHot", "Unique", "Compress", "NonMaxSuppression", "ReverseSequence", "Scatter", "TensorScatter", "CenterCropPad", "Col2Im", "EyeLike",
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "ConstantOfShape", "Shape", "Size",
+    "DynamicQuantizeLinear", "MaxUnpool", "ImageDecoder", "Optional", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout",
+    "SplitToSequence", "ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceLength"}
 OUT, KERNEL = "pqo", "rst"
 NAMED = {1: ("d",), 2: ("n", "c"), 3: ("b", "m", "d"), 4: ("n", "c", "p", "q"), 5: ("n", "c", "p", "q", "o")}
 
@@ -65,10 +71,10 @@ def _spatial(letters: str, sizes: Sequence[int]) -> dict[str, int]:
     return dict(zip(letters, sizes, strict=False))
 
 
-def _conv(op: Op) -> Einsum:
+def _conv(op: Op) -> Einsum | None:
     (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
     if len(kernel) > len(KERNEL):
-        return movement(op)
+        return None
     x, w = op.inputs[:2]
     g = op.attrs.get("group", 1)
     p, r = ",".join(OUT[:len(kernel)]), ",".join(KERNEL[:len(kernel)])
@@ -101,27 +107,74 @@ def _gemm(op: Op) -> Einsum:
 def _matmul(op: Op) -> Einsum:
     """MatMul of any rank: leading dimensions are batches and broadcast, a vector has no m or no n."""
     (a, b), (left, right) = op.inputs[:2], op.shapes[:2]
+    over, under = (bool(op.attrs.get(key)) for key in ("transA", "transB"))  # of FusedMatMul: the last two dimensions change places
     m, n = ["m"] * (len(left) > 1), ["n"] * (len(right) > 1)
     batches = [f"b{i}" for i in range(len(op.shape) - len(m) - len(n))]
-    extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-1]}
+    extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-2 if over else -1]}
 
     def outer(shape: Shape) -> list[str]:
         shape = shape[:-2]
         return [rank if size > 1 else "0" for rank, size in zip(batches[len(batches) - len(shape):], shape, strict=True)]
 
-    text = f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{','.join((*outer(left), *m, 'k'))}] * {b}[{','.join((*outer(right), 'k', *n))}]"
+    x, y = (*m, "k")[::-1 if over else 1], ("k", *n)[::-1 if under else 1]
+    text = f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{','.join((*outer(left), *x))}] * {b}[{','.join((*outer(right), *y))}]"
     return einsum(text, extents)
 
 
-def _einsum(op: Op) -> Einsum:
-    """ONNX Einsum of two plain operands; anything else is movement."""
-    equation = re.sub(r"\s", "", op.attrs["equation"].decode())
-    match = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", equation)
-    if not match or any(len(set(part)) != len(part) for part in match.groups()):
-        return movement(op)
-    a, b = op.inputs
-    extents = dict(zip(match[1] + match[2], op.shapes[0] + op.shapes[1], strict=True))
-    return einsum(f"{op.output}[{','.join(match[3])}] += {a}[{','.join(match[1])}] * {b}[{','.join(match[2])}]", extents)
+def plain(equation: str, shapes: Sequence[Shape]) -> tuple[str, str, str] | None:
+    """The indices of two operands and of the result, if each index stands once in each, and none is of one operand alone and summed.
+
+    An ellipsis becomes indices; operands are aligned at its last dimension.
+    >>> plain("...ij,jk", [(7, 2, 3), (3, 4)])
+    ('Aij', 'jk', 'Aik')
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    operands = left.split(",")
+    if len(operands) != 2 or len(shapes) != 2:
+        return None
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+    dots = [len(shape) - len(part.replace("...", "")) if "..." in part else 0 for part, shape in zip(operands, shapes, strict=True)]
+    whole = free[:max(dots)]
+    a, b = (part.replace("...", "".join(whole[len(whole) - n:])) for part, n in zip(operands, dots, strict=True))
+    once = "".join(sorted(c for c in (a + b) if (a + b).count(c) == 1 and c not in whole))
+    out = right.replace("...", "".join(whole)) if arrow else "".join(whole) + once
+    fits = all(part.isalpha() and len(set(part)) == len(part) == len(shape) for part, shape in zip((a, b), shapes, strict=True))
+    alone = (set(a) ^ set(b)) - set(out)
+    return (a, b, out) if fits and len(set(out)) == len(out) and set(out) <= set(a + b) and not alone else None
+
+
+def _einsum(op: Op) -> Einsum | None:
+    """ONNX Einsum of two plain operands; anything else is not known."""
+    equation = op.attrs["equation"]
+    found = plain(equation.decode() if isinstance(equation, bytes) else equation, op.shapes)
+    if found is None:
+        return None
+    extents = {c: max(size for part, shape in zip(found[:2], op.shapes, strict=True) for d, size in zip(part, shape, strict=True) if d == c)
+               for c in dict.fromkeys(found[0] + found[1])}
+    a, b = (",".join(c if size == extents[c] else "0" for c, size in zip(part, shape, strict=True))
+            for part, shape in zip(found[:2], op.shapes, strict=True))
+    return einsum(f"{op.output}[{','.join(found[2])}] += {op.inputs[0]}[{a}] * {op.inputs[1]}[{b}]", extents)
+
+
+def recurrent(op: Op, gates: int) -> list[Einsum]:
+    """A recurrent layer: the product of all its inputs at once, then per step (the caller repeats these) the product of the state, and the gates.
+
+    op: inputs X, W, R, first state, first cell (kind LSTM only); output: the state of every step, of which a step writes its own row. Directions
+    are dimension 0 of W, R and the states, or left out; layout 1: X has the batch first. A first state of zeros is multiplied like any other.
+    """
+    (x, w, r, h, c), (xs, ws, rs) = op.inputs, op.shapes[:3]
+    ways, hidden = ws[0] if len(ws) == 3 else 1, rs[-1]
+    steps, batch = xs[:2][::-1] if op.attrs.get("layout") else xs[:2]
+    extents = {"t": steps, "b": batch, "d": ways, "z": gates * hidden, "i": xs[-1], "k": hidden, "g": gates, "h": hidden}
+    rows, way = ("b,t" if op.attrs.get("layout") else "t,b"), "d," if len(ws) == 3 else ""
+    out, zx = op.output, (*xs[:2], ways, gates * hidden)
+    step = f"{out}_x[0,b,d,{hidden}*g+h]" if rows == "t,b" else f"{out}_x[b,0,d,{hidden}*g+h]"
+    memory = f", {c}[d,b,h]" if op.kind == "LSTM" else f", {h}[d,b,h]"
+    found = [einsum(f"{out}_x[{rows},d,z] += {x}[{rows},i] * {w}[{way}z,i]", extents),
+             einsum(f"{out}_h[b,d,z] += {h}[d,b,k] * {r}[{way}z,k]", extents)]
+    sizes = {f"{out}_x": zx, f"{out}_h": (batch, ways, gates * hidden)}
+    end = f"{op.kind.lower()}({step}, {out}_h[b,d,{hidden}*g+h]{memory})"
+    return [*found, einsum(f"{out}[b,d,h] = {end}", extents, sizes=sizes)]
 
 
 def _pool(op: Op) -> Einsum:
@@ -316,9 +369,9 @@ def movement(op: Op) -> Einsum:
     return einsum(f"{op.output}[i] = copy({reads})", {"i": elems, "j": max(per.values())}, sizes=sizes)
 
 
-OPERATORS: dict[str, Callable[[Op], Einsum]] = {
+OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # None: not of a form that is known
     "Conv": _conv, "ConvInteger": _conv, "QLinearConv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
-    "MatMul": _matmul, "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "Einsum": _einsum,
+    "MatMul": _matmul, "FusedMatMul": _matmul, "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "Einsum": _einsum,
     "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool, "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool, "LRN": _lrn,
     "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "Split": _split, "Pad": _pad, "Gather": _gather,
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp",

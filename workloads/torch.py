@@ -1,7 +1,8 @@
 """torch.export program -> Workload: ATen operators become nodes of an ONNX graph without weights, which workloads/onnx.py reads.
 
 So a network costs the same whether it comes as .onnx or .pt2: views are free, what is one-to-one rides, and an operator that is
-not known is data movement, named in Workload.moved. The nodes bear ONNX names in a domain of their own, so that ONNX infers
+not known is data movement, named in Workload.moved. The program is decomposed first (run_decompositions), but for the operators that stand in the
+tables below: what writes in place, einsums and anything else becomes core ATen. The nodes bear ONNX names in a domain of their own, so that ONNX infers
 nothing of them: their shapes are those that torch recorded (node.meta["val"]). Attention alone is ONNX's own operator.
 """
 
@@ -25,7 +26,9 @@ from workloads.graph import Workload
 from workloads.operators import Shape
 
 TYPES = {"torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT16, "torch.bfloat16": TensorProto.BFLOAT16,
-         "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL}  # others are whole numbers to a cost model
+         "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL, "torch.int8": TensorProto.INT8, "torch.uint8": TensorProto.UINT8,
+         "torch.int16": TensorProto.INT16, "torch.int32": TensorProto.INT32, "torch.float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
+# Others are whole numbers to a cost model
 # What torch.export.load was seen to raise on archives with bytes changed
 DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError, zipfile.BadZipFile)
 OPSET = 23  # the first with Attention
@@ -97,6 +100,7 @@ def _read(path: Path) -> Any:
 
 def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     """The ONNX graph, and the size of its parameters."""
+    program = _decomposed(where, program)
     signature, nodes = program.graph_signature, list(program.graph.nodes)
     if faults := list(_faults(where, nodes)):
         raise WorkloadError("\n".join(faults))
@@ -122,6 +126,31 @@ def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)]), _parameters(program, nodes)
 
 
+def _decomposed(where: str, program: Any) -> Any:
+    """The program in operators that write nothing in place, those of our tables kept whole."""
+    import torch
+
+    if loose := list(_loose(where, list(program.graph.nodes))):  # sizes that are not fixed stay so
+        raise WorkloadError("\n".join(loose))
+    table = torch.export.default_decompositions()
+    for op in list(table):
+        if _kind(op) in KNOWN:
+            del table[op]
+    try:
+        return program.run_decompositions(table)
+    except DAMAGED as fault:
+        why = next(iter(str(fault).splitlines()), type(fault).__name__)
+        raise WorkloadError(f"{where}: torch cannot decompose it: {why[:160]}; export it again with this version of torch") from None
+
+
+def _kind(target: Any) -> str:
+    """Name of an operator: of ATen without its overload, else with its library."""
+    library, _, rest = str(target).partition(".")
+    if library == "quantized_decomposed":
+        return rest.split(".")[0]
+    return rest.split(".")[0].rstrip("_") if library == "aten" else str(target).removesuffix(".default")
+
+
 def _parameters(program: Any, nodes: Sequence[Any]) -> int:
     """Numbers in the parameters that are used; one that bears two names (tied weights) counts once."""
     found: dict[object, int] = {}
@@ -134,15 +163,20 @@ def _parameters(program: Any, nodes: Sequence[Any]) -> int:
     return sum(found.values())
 
 
-def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
-    """Sizes that are not fixed, of the inputs or else of the first operator that has one; branches and loops."""
+def _loose(where: str, nodes: Sequence[Any]) -> Iterator[str]:
+    """Sizes that are not fixed, of the inputs or else of the first operator that has one."""
     loose = [n for n in nodes if any(not isinstance(size, int) for t in _tensors(n.meta.get("val")) for size in t.shape)]
     inputs = [n for n in loose if n.op == "placeholder"]
     for node in inputs or loose[:1]:
         shape = next(list(t.shape) for t in _tensors(node.meta["val"]) if any(not isinstance(size, int) for size in t.shape))
         yield f"{where}: {node.name} has shape [{', '.join(map(str, shape))}]; export the program with fixed sizes, without dynamic_shapes"
+
+
+def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
+    """Sizes that are not fixed; branches and loops that are left."""
+    yield from _loose(where, nodes)
     for node in nodes:
-        if node.op == "get_attr" and not _tensors(node.meta.get("val")):
+        if node.op == "get_attr" and node.users and not _tensors(node.meta.get("val")):
             yield f"{where}: {node.name} is a program inside the program (control flow); export a program without it"
 
 
@@ -160,11 +194,9 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
         source, number = node.args
         graph.names[node.name] = _output(graph.names[source.name], number)
         return
-    given = _given(node)
+    given, kind = _given(node), _kind(node.target)
     reads = [n for n in _nodes([*given.values()]) if n.name in graph.names]
     shapes = tuple(tuple(_tensors(n.meta["val"])[0].shape) for n in reads)
-    library, _, rest = str(node.target).partition(".")
-    kind = rest.split(".")[0].rstrip("_") if library == "aten" else str(node.target).removesuffix(".default")
     graph.names[node.name] = node.name
     outputs = tuple(_output(node.name, i) for i in range(len(tensors)))
     results = tuple(tuple(t.shape) for t in tensors)
@@ -259,9 +291,9 @@ def _transpose(call: Call) -> tuple[str, dict[str, Any]]:
 def _slice(call: Call) -> tuple[str, dict[str, Any]]:
     if call.shapes[0] == call.results[0]:
         return "Identity", {}
-    if call.given["step"] != 1:
-        return call.kind, {}
-    return "Slice", {"starts": [call.given["start"] or 0], "ends": [call.shapes[0][call.dim()]], "axes": [call.dim()]}
+    size = call.shapes[0][call.dim()]
+    start = min(max((call.given["start"] or 0) % size if (call.given["start"] or 0) < 0 else call.given["start"] or 0, 0), size)
+    return "Slice", {"starts": [start], "ends": [size], "axes": [call.dim()], "steps": [call.given["step"]]}
 
 
 def _pad(call: Call) -> tuple[str, dict[str, Any]]:
@@ -269,6 +301,14 @@ def _pad(call: Call) -> tuple[str, dict[str, Any]]:
     pads, rank = call.given["pad"], len(call.shapes[0])
     pairs = [(pads[2 * i], pads[2 * i + 1]) if 2 * i < len(pads) else (0, 0) for i in range(rank)][::-1]
     return "Pad", {"pads": [before for before, _ in pairs] + [after for _, after in pairs]}
+
+
+def _einsum(call: Call) -> tuple[str, dict[str, Any]]:
+    return "Einsum", {"equation": call.given["equation"]}
+
+
+def _quantised(call: Call) -> tuple[str, dict[str, Any]]:
+    return ("QuantizeLinear" if call.kind.startswith("quantize") else "DequantizeLinear"), {}
 
 
 # Operators that are several of ONNX's
@@ -315,6 +355,36 @@ def _select(call: Call, graph: Graph) -> None:
     graph.view(row, shape, call.type, call.outputs[0])
 
 
+def _recurrent(call: Call, graph: Graph) -> None:
+    """A node per layer and direction, whose results lie side by side. Its last states are rows of what it writes."""
+    flat = [n.name for n in _nodes([call.given["params"]])]
+    ways, layers = 1 + bool(call.given["bidirectional"]), call.given["num_layers"]
+    per, layout = len(flat) // (ways * layers), int(bool(call.given["batch_first"]))
+    shapes = dict(zip(call.inputs, call.shapes, strict=True))
+    names = [graph.names[name] for name in flat]
+    states = [i for i in call.inputs[1:] if i not in names]
+    x, rows = call.inputs[0], call.shapes[0]
+    hidden = shapes[names[1]][1]
+    for layer in range(layers):
+        out = call.outputs[0] if layer == layers - 1 else f"{call.outputs[0]}__layer{layer}"
+        made = []
+        for way in range(ways):
+            w, r, *rest = names[(layer * ways + way) * per:][:per]
+            bias, first = (rest[0] if len(rest) > 1 else ""), []
+            for state in states:  # the row of this layer and direction
+                row = f"{state}__{layer * ways + way}_{call.outputs[0]}"
+                at = layer * ways + way
+                first.append(graph.add("Slice", [state], [row], [(1, *shapes[state][1:])], call.type, starts=[at], ends=[at + 1], axes=[0]))
+            made.append(graph.add(call.kind.upper().removesuffix("_TANH").removesuffix("_RELU"), [x, w, r, bias, "", *first],
+                                  [out if ways == 1 else f"{out}__way{way}"], [(*rows[:2], hidden)], call.type, layout=layout))
+        if ways > 1:
+            graph.add("Concat", made, [out], [(*rows[:2], hidden * ways)], call.type, axis=2)
+        x = out
+    for output, shape in zip(call.outputs[1:], call.results[1:], strict=True):
+        graph.add("Slice", [x], [f"{output}__rows"], [(1, shape[1], hidden * ways)], call.type, starts=[0], ends=[1], axes=[1 if layout else 0])
+        graph.add("copy", [f"{output}__rows"], [output], [shape], call.type)
+
+
 PLAIN = {
     "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul", "embedding": "Gather",
     "add": "Add", "sub": "Sub", "rsub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "maximum": "Max", "minimum": "Min", "where": "Where",
@@ -335,9 +405,11 @@ WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"), _adaptive),
     **dict.fromkeys(("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm),
     **dict.fromkeys(("mean", "sum", "amax", "amin"), _reduce), **dict.fromkeys(("permute", "transpose", "t"), _transpose),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice, "einsum": _einsum,
+    **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel"), _quantised),
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), lambda call: ("Split", {"axis": call.dim()})),
     "cat": lambda call: ("Concat", {"axis": call.dim()})}
 EXPANDED: dict[str, Callable[[Call, Graph], None]] = {
     "linear": _linear, "addmm": _addmm, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "unbind": _unbind, "select": _select}
+    "unbind": _unbind, "select": _select, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent)}
+KNOWN = {*PLAIN, *WITH_ATTRIBUTES, *EXPANDED}

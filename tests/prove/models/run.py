@@ -1,0 +1,114 @@
+"""Exports, counts, reads: run by the interpreter of the environment of models. Usage: python -m tests.prove.models.run FOLDER [NAME ...]"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.prove.models.count import count
+from tests.prove.models.nets import NETS, ZERO_STATES
+from workloads import catalog
+from workloads.einsum import WorkloadError
+
+FORMATS = ("legacy.onnx", "dynamo.onnx", "pt2")
+BATCHES = (1, 4)
+
+
+def export(module: Any, inputs: tuple[Any, ...], path: Path, form: str) -> None:
+    """Raises what the exporter raises."""
+    with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        if form == "pt2":
+            torch.export.save(torch.export.export(module, inputs), path)
+        elif form == "legacy.onnx":
+            torch.onnx.export(module, inputs, str(path), dynamo=False, opset_version=17)
+        else:
+            torch.onnx.export(module, inputs, str(path), dynamo=True, external_data=False)
+
+
+def made(name: str, folder: Path) -> dict[str, Any]:
+    """Files of one network, exported where they are missing; its counts and what the exporters refused."""
+    facts_path = folder / f"{name}.json"
+    facts = json.loads(facts_path.read_text()) if facts_path.exists() else {"counts": {}, "refused": {}}
+    torch.manual_seed(0)
+    module, inputs = NETS[name]()
+    module.eval()
+    for batch in BATCHES:
+        given = inputs(batch)
+        varying, constant = count(module, given)
+        facts["counts"][str(batch)] = [varying + constant, 0] if name in ZERO_STATES else [varying, constant]
+        for form in FORMATS:
+            path = folder / f"{name}.{batch}.{form}"
+            if not path.exists() and path.name not in facts["refused"]:
+                try:
+                    export(module, given, path, form)
+                except Exception as fault:  # any: an exporter's refusal is a line of the report
+                    facts["refused"][path.name] = f"{type(fault).__name__}: {next(iter(str(fault).strip().splitlines()), '')[:200]}"
+    facts_path.write_text(json.dumps(facts))
+    return facts
+
+
+def verdicts(name: str, folder: Path, facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(file as named to the reader, equal | differs | refused | not exported, why) of every reading."""
+    found = []
+    for form in FORMATS:
+        for written in BATCHES:
+            path = folder / f"{name}.{written}.{form}"
+            for batch in BATCHES:
+                tail = "" if batch == written else f":batch={batch}"
+                if path.name in facts["refused"]:
+                    found.append((path.name + tail, "not exported", facts["refused"][path.name]))
+                else:
+                    found.append((path.name + tail, *_verdict(f"{path}{tail}", facts["counts"][str(batch)][0])))
+    return found
+
+
+def _verdict(source: str, wanted: int) -> tuple[str, str]:
+    try:
+        found = catalog.load(source)
+    except WorkloadError as fault:
+        return "refused", str(fault).splitlines()[0].removeprefix(source.partition(":")[0])
+    named = getattr(found, "unknown", ())
+    if found.macs() == wanted and not named:
+        return "equal", str(wanted)
+    return ("differs" if not named else "warned"), f"{found.macs()} for {wanted} {'; '.join(named)[:200]}"
+
+
+def main(folder: Path, names: list[str]) -> int:
+    logging.disable(logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    totals: dict[str, int] = {}
+    for name in names or list(NETS):
+        started = time.monotonic()
+        try:
+            facts = made(name, folder)
+        except Exception as fault:
+            if os.environ.get("DSE_TRACEBACK"):
+                raise
+            print(f"{name}: cannot be built: {type(fault).__name__}: {str(fault).splitlines()[0][:200]}", flush=True)
+            totals["not built"] = totals.get("not built", 0) + 1
+            continue
+        lines = verdicts(name, folder, facts)
+        for source, verdict, why in lines:
+            totals[verdict] = totals.get(verdict, 0) + 1
+            if verdict != "equal":
+                print(f"  {source}: {verdict}: {why}", flush=True)
+        equal = sum(verdict == "equal" for _, verdict, _ in lines)
+        counts = ", ".join(f"batch {b}: {n[0]} MACs (and {n[1]} of constants)" for b, n in facts["counts"].items())
+        print(f"{name}: {equal} of {len(lines)} equal; {counts}; {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{sum(totals.values())} readings: " + ", ".join(f"{n} {verdict}" for verdict, n in totals.items()))
+    return int(bool(totals.get("differs") or totals.get("warned") or totals.get("not built") or not totals.get("equal")))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
