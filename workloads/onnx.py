@@ -371,6 +371,13 @@ def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[N
         if new is not None and prod(new) == prod(facts.shape(node.input[0]) or ()):
             yield _with(node, 1, np.array(new, np.int64), facts)
         return
+    if node.op_type in RECURRENT:  # its rule looks at no state
+        for at in (5, 6):
+            state = facts.shape(node.input[at]) if len(node.input) > at and node.input[at] in facts.constants else None
+            if state is not None and len(state) == 3:
+                node = _with(node, at, (state[0], batch.scaled(state[1]) or 0, state[2]), facts) if state[1] == batch.old else node
+        yield node
+        return
     yield node
     for at, tensor in enumerate(node.input):
         shape, value = facts.shape(tensor), facts.values.get(tensor)

@@ -61,11 +61,12 @@ class Batch:
 
     def _place(self, before: int, axis: int, old: Shape, result: Shape) -> Place | None:
         """The dimension that holds the batch, `before` elements behind the start. A batch of 1 may lie at the border of two: there its own dimension
-        is the one of size 1 or, if what follows is as it was (it has no dimension any more), the one that ends there, else the one that begins there."""
+        is the one of size 1; where it has none any more (what follows is as it was, or is the last dimension alone) the one that ends there; else the one that
+        begins there."""
         firsts = [prod(result[:i]) for i in range(len(result))]
         holds = [i for i, first in enumerate(firsts) if before % first == 0 and before * self.old <= first * result[i]]
         begin = [i for i in holds if firsts[i] == before]
-        same = [i for i in begin if i == axis and result[:i] == old[:i]]
-        gone = [i - 1 for i in begin if i and result[i:] == old[axis + 1:]]
-        own = next((choice[0] for choice in (gone, same, [i for i in begin if result[i] == 1], begin, holds) if choice), None)
+        ones = sorted((i for i in begin if result[i] == 1), key=lambda i: i != axis)
+        gone = [i - 1 for i in begin if i and (result[i:] == old[axis + 1:] or i == len(result) - 1)]
+        own = next((choice[0] for choice in (ones, gone, sorted(begin, key=lambda i: i != axis), holds) if choice), None)
         return None if own is None else Place(own, before // firsts[own])

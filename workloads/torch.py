@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from math import prod
@@ -24,6 +25,7 @@ from workloads import onnx
 from workloads.einsum import WorkloadError
 from workloads.graph import Workload
 from workloads.operators import Shape
+from workloads.retrace import retrace
 
 TYPES = {"torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT16, "torch.bfloat16": TensorProto.BFLOAT16,
          "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL, "torch.int8": TensorProto.INT8, "torch.uint8": TensorProto.UINT8,
@@ -69,15 +71,15 @@ class Graph:
         return self.add("Reshape", [tensor], [output or f"{tensor}__{len(self.nodes)}"], [shape], type)
 
 
-def load(source: Any, name: str = "", fuse_elementwise: bool = True) -> Workload:
+def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int | None = None) -> Workload:
     """Read an ExportedProgram, or the .pt2 file of one, as a workload.
 
-    parameters are those of the program's signature that it uses. fuse_elementwise: as in `onnx.load`.
+    batch: new size of the first dimension of the inputs. parameters are those of the program's signature that it uses. fuse_elementwise: as in `onnx.load`.
     Raises WorkloadError, one line per fault: no torch, no such file, sizes that are not fixed, control flow.
     """
     from_file = isinstance(source, (str, Path))
     where = str(source) if from_file else name or "program"
-    model, parameters = _model(where, _read(Path(source)) if from_file else source)
+    model, parameters = _model(where, _read(Path(source)) if from_file else source, batch)
     found = onnx.load(model, fuse_elementwise=fuse_elementwise, name=where)
     return replace(found, name=name or (Path(source).stem if from_file else where), parameters=parameters)
 
@@ -91,6 +93,8 @@ def _read(path: Path) -> Any:
         archive = BytesIO(path.read_bytes())
     except OSError as fault:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+    with suppress(ImportError):
+        from torch.ao.quantization.fx import _decomposed  # noqa: F401 (registers quantize_per_tensor and its kin)
     try:
         return torch.export.load(archive)
     except DAMAGED as fault:
@@ -98,9 +102,11 @@ def _read(path: Path) -> Any:
         raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why[:160]}") from None
 
 
-def _model(where: str, program: Any) -> tuple[ModelProto, int]:
+def _model(where: str, program: Any, batch: int | None) -> tuple[ModelProto, int]:
     """The ONNX graph, and the size of its parameters."""
     program = _decomposed(where, program)
+    if batch is not None:
+        retrace(where, program, batch)
     signature, nodes = program.graph_signature, list(program.graph.nodes)
     if faults := list(_faults(where, nodes)):
         raise WorkloadError("\n".join(faults))
@@ -273,8 +279,13 @@ def _batch_norm(call: Call) -> tuple[str, dict[str, Any]]:
     return "BatchNormalization", {"training_mode": int(bool(call.given.get("training")))}
 
 
+REDUCED = {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin", "any": "ReduceMax", "all": "ReduceMin", "prod": "ReduceProd",
+           "argmax": "ReduceMax", "argmin": "ReduceMin", "logsumexp": "ReduceLogSumExp", "max": "ReduceMax", "min": "ReduceMin", "var": "ReduceSumSquare",
+           "std": "ReduceSumSquare", "linalg_vector_norm": "ReduceL2"}
+
+
 def _reduce(call: Call) -> tuple[str, dict[str, Any]]:
-    dims, kind = call.given.get("dim"), {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin"}[call.kind]
+    dims, kind = call.given.get("dim"), REDUCED[call.kind]
     return kind, {"axes": _each(dims, 1)} if dims not in (None, []) else {}
 
 
@@ -391,6 +402,22 @@ PLAIN = {
     "relu": "Relu", "gelu": "Gelu", "silu": "Swish", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardtanh": "Clip", "relu6": "Clip", "clamp": "Clip",
     "hardswish": "HardSwish", "hardsigmoid": "HardSigmoid", "leaky_relu": "LeakyRelu", "elu": "Elu", "softplus": "Softplus", "mish": "Mish",
     "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs", "erf": "Erf", "sin": "Sin", "cos": "Cos", "reciprocal": "Reciprocal",
+    "eq": "Equal", "ne": "Equal", "lt": "Less", "gt": "Greater", "le": "LessOrEqual", "ge": "GreaterOrEqual", "fmod": "Mod", "remainder": "Mod",
+    **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), "And"), **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), "Or"),
+    **dict.fromkeys(("bitwise_xor", "logical_xor"), "Xor"), **dict.fromkeys(("bitwise_not", "logical_not"), "Not"), "isnan": "IsNaN", "isinf": "IsInf",
+    "floor": "Floor", "ceil": "Ceil", "round": "Round", "trunc": "Floor", "sign": "Sign", "log1p": "Log", "expm1": "Exp", "rsqrt": "Reciprocal",
+    "cumsum": "CumSum", "masked_fill": "Where", "copy": "Identity", "fill": "Expand", "square": "Abs", "atan2": "Div", "log2": "Log", "log10": "Log",
+    **dict.fromkeys(("exp2", "logit", "erfinv", "relu_squared"), "Exp"), **{k: k.capitalize() for k in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
+    "index": "GatherND", "gather": "GatherElements", "index_select": "GatherElements", "take": "GatherElements", "masked_select": "NonZero",
+    **dict.fromkeys(("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "slice_scatter", "select_scatter",
+                     "diagonal_scatter", "as_strided_scatter", "masked_scatter"), "ScatterND"),
+    **dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "TopK"), **dict.fromkeys(("triu", "tril"), "Trilu"), "one_hot": "OneHot",
+    **dict.fromkeys(("flip", "roll", "unfold", "diagonal", "as_strided", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col",
+                     "repeat_interleave"), "Tile"),
+    **dict.fromkeys(("nonzero", "bincount", "unique", "unique_consecutive", "searchsorted", "bucketize", "histc"), "NonZero"),
+    **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "multinomial", "native_dropout"), "RandomUniformLike"),
+    **dict.fromkeys(("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_permuted", "empty"),
+                    "ConstantOfShape"),
     "to": "Cast", "_to_copy": "Cast", "type_as": "Cast",
     "layer_norm": "LayerNormalization", "native_layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization",
     "group_norm": "GroupNormalization", "native_group_norm": "GroupNormalization", "instance_norm": "InstanceNormalization",
@@ -404,7 +431,7 @@ WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
                      "avg_pool3d"), _pool),
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"), _adaptive),
     **dict.fromkeys(("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm),
-    **dict.fromkeys(("mean", "sum", "amax", "amin"), _reduce), **dict.fromkeys(("permute", "transpose", "t"), _transpose),
+    **dict.fromkeys(REDUCED, _reduce), **dict.fromkeys(("permute", "transpose", "t"), _transpose),
     **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice, "einsum": _einsum,
     **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel"), _quantised),
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), lambda call: ("Split", {"axis": call.dim()})),

@@ -19,8 +19,9 @@ except RuntimeError:  # a build for another torch: its compiled operators are mi
         _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import torchvision
 import transformers as hf
-from torchvision.models import segmentation, video
+from torchvision.models import resnet, segmentation
 from torchvision.models import vision_transformer as vit
+from torchvision.models.video import resnet as video
 
 Net = tuple[Any, Callable[[int], tuple[Any, ...]]]
 
@@ -49,7 +50,7 @@ class Detr(nn.Module):
 
     def __init__(self, width: int = 32, queries: int = 10) -> None:
         super().__init__()
-        self.backbone = nn.Sequential(*list(torchvision.models.resnet18().children())[:-2])
+        self.backbone = nn.Sequential(*list(resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1]).children())[:-2])
         self.narrow = nn.Conv2d(512, width, 1)
         self.transformer = nn.Transformer(width, 4, 2, 2, 64, batch_first=True)
         self.rows, self.columns = nn.Parameter(torch.rand(10, width // 2)), nn.Parameter(torch.rand(10, width // 2))
@@ -171,22 +172,23 @@ VIT = {"image_size": 64, "hidden_size": 48, "num_hidden_layers": 2, "num_attenti
 
 ZERO_STATES = ("lstm", "gru")  # a first state of zeros is multiplied like any other
 NETS: dict[str, Callable[[], Net]] = {
-    "resnet50": lambda: (torchvision.models.resnet50(), image(64)),
+    "resnet": lambda: (resnet.ResNet(resnet.Bottleneck, [2, 2, 1, 1], width_per_group=16), image(64)),
     "mobilenet_v3": lambda: (torchvision.models.mobilenet_v3_small(), image(64)),
     "efficientnet_b0": lambda: (torchvision.models.efficientnet_b0(), image(64)),
     "convnext": lambda: (torchvision.models.convnext.ConvNeXt([torchvision.models.convnext.CNBlockConfig(16, 32, 2),
                                                                torchvision.models.convnext.CNBlockConfig(32, None, 2)]), image(64)),
     "swin": lambda: (torchvision.models.SwinTransformer([4, 4], 16, [2, 2], [2, 4], [4, 4]), image(48)),
     "vit": lambda: (vit.VisionTransformer(64, 16, 2, 4, 48, 96), image(64)),
-    "densenet121": lambda: (torchvision.models.densenet121(), image(64)),
+    "densenet": lambda: (torchvision.models.DenseNet(8, (2, 2, 2, 2), 16), image(64)),
     "shufflenet_v2": lambda: (torchvision.models.shufflenet_v2_x0_5(), image(64)),
     "googlenet": lambda: (torchvision.models.googlenet(aux_logits=False, init_weights=False), image(64)),
     "regnet": lambda: (torchvision.models.regnet_y_400mf(), image(64)),
     "deeplab_v3": lambda: (_segments(), image(64)),
-    "resnet_3d": lambda: (video.r2plus1d_18(), lambda n: (torch.randn(n, 3, 4, 32, 32),)),
+    "resnet_3d": lambda: (_clips(), lambda n: (torch.randn(n, 3, 4, 32, 32),)),
     "detr": lambda: (Detr(), image(96)),
     "unet": lambda: (UNet(), image(32)),
-    "bert": lambda: (Only(_bert(), "pooler_output", ("input_ids", "attention_mask")), lambda n: (torch.randint(2, 100, (n, 12)), torch.ones(n, 12, dtype=torch.long))),
+    "bert": lambda: (Only(_bert(), "pooler_output", ("input_ids", "attention_mask")),
+                     lambda n: (torch.randint(2, 100, (n, 12)), torch.ones(n, 12, dtype=torch.long))),
     "gpt2": lambda: (Only(_gpt2(), "logits"), tokens(12)),
     "llama": lambda: (Only(hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)), "logits"), tokens(12)),
     "mixtral": lambda: (Only(hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=4, experts_implementation="batched_mm")), "logits"),
@@ -205,6 +207,10 @@ NETS: dict[str, Callable[[], Net]] = {
     "gru": lambda: (Tagger(nn.GRU, both=False), tokens(9)),
     "quantised": lambda: (Quantised(), image(32)),
     "fake_quantised": lambda: (_fake_quantised(), image(32))}
+
+
+def _clips() -> Any:
+    return video.VideoResNet(video.BasicBlock, [video.Conv2Plus1D] * 4, [1, 1, 1, 1], video.R2Plus1dStem)
 
 
 def _segments() -> Any:

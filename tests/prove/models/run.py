@@ -77,7 +77,11 @@ def _verdict(source: str, wanted: int) -> tuple[str, str]:
     try:
         found = catalog.load(source)
     except WorkloadError as fault:
-        return "refused", str(fault).splitlines()[0].removeprefix(source.partition(":")[0])
+        return "refused", str(fault).splitlines()[0].replace(source.partition(":")[0], "")
+    except Exception as fault:
+        if os.environ.get("DSE_TRACEBACK"):
+            raise
+        return "crashed", f"{type(fault).__name__}: {fault}"
     named = getattr(found, "unknown", ())
     if found.macs() == wanted and not named:
         return "equal", str(wanted)
@@ -107,7 +111,7 @@ def main(folder: Path, names: list[str]) -> int:
         counts = ", ".join(f"batch {b}: {n[0]} MACs (and {n[1]} of constants)" for b, n in facts["counts"].items())
         print(f"{name}: {equal} of {len(lines)} equal; {counts}; {time.monotonic() - started:.0f} s", flush=True)
     print(f"{sum(totals.values())} readings: " + ", ".join(f"{n} {verdict}" for verdict, n in totals.items()))
-    return int(bool(totals.get("differs") or totals.get("warned") or totals.get("not built") or not totals.get("equal")))
+    return int(bool(totals.get("differs") or totals.get("warned") or totals.get("crashed") or totals.get("not built") or not totals.get("equal")))
 
 
 if __name__ == "__main__":
