@@ -17,10 +17,11 @@ from workloads.operators import Shape
 
 @dataclass(slots=True)
 class Site:
-    """A node that is to be replaced. shapes: of its inputs as far as they are known; constants: names, types and shapes of weights that are parts of one."""
+    """A node that is to be replaced. shapes, types: of its inputs as far as they are known; constants: names, types and shapes of parts of weights."""
 
     node: NodeProto
     shapes: dict[str, Shape]
+    types: dict[str, int]
     attrs: dict[str, Any]
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[str, tuple[int, Shape]] = field(default_factory=dict)
@@ -39,8 +40,9 @@ class Site:
         """The operand at a place, followed by its scale and zero point, as real numbers."""
         return self.add("DequantizeLinear", [self.given(at), self.given(at + 1), *([self.given(at + 2)] if self.given(at + 2) else [])])
 
-    def part(self, of: str, name: str, type: int, shape: Shape) -> str:
-        self.constants[f"{of}/{name}"] = (type, shape)
+    def part(self, of: str, name: str, shape: Shape, type: int = 0) -> str:
+        """A piece of a weight, of its type unless another is given."""
+        self.constants[f"{of}/{name}"] = (type or self.types.get(of, TensorProto.FLOAT), shape)
         return f"{of}/{name}"
 
     def ints(self, *values: int) -> str:
@@ -50,12 +52,12 @@ class Site:
 Lowering = Callable[[Site], bool]
 
 
-def lowered(node: NodeProto, shapes: dict[str, Shape]) -> Site | None:
+def lowered(node: NodeProto, shapes: dict[str, Shape], types: dict[str, int]) -> Site | None:
     """What stands for a node of onnxruntime; None: nothing is known."""
     make = LOWERED.get(node.op_type)
     if make is None or not (node.domain.startswith("com.microsoft") or node.op_type in NO_DOMAIN):
         return None
-    site = Site(node, shapes, {a.name: helper.get_attribute_value(a) for a in node.attribute})
+    site = Site(node, shapes, types, {a.name: helper.get_attribute_value(a) for a in node.attribute})
     return site if make(site) else None
 
 
@@ -114,7 +116,7 @@ def _embed_norm(site: Site) -> bool:
     shape = site.shapes.get(ids)
     if shape is None or positions not in site.shapes:
         return False
-    rows = site.part(positions, f"{site.node.output[0]}_rows", TensorProto.FLOAT, (1, shape[1], site.shapes[positions][1]))
+    rows = site.part(positions, f"{site.node.output[0]}_rows", (1, shape[1], site.shapes[positions][1]))
     total = site.add("Add", [site.add("Gather", [words, ids]), rows])
     if segments:
         total = site.add("Add", [total, site.add("Gather", [kinds, segments])])
@@ -138,8 +140,8 @@ def _attention(site: Site) -> bool:
     wide = list(site.attrs.get("qkv_hidden_sizes") or [shape[1] // 3] * 3)
     rows = []
     for name, size in zip("qkv", wide, strict=True):
-        row = site.add("MatMul", [x, site.part(w, name, TensorProto.FLOAT, (shape[0], size))])
-        rows.append(site.add("Add", [row, site.part(bias, name, TensorProto.FLOAT, (size,))]) if bias else row)
+        row = site.add("MatMul", [x, site.part(w, name, (shape[0], size))])
+        rows.append(site.add("Add", [row, site.part(bias, name, (size,))]) if bias else row)
     return _heads(site, rows, site.given(5), "", "", heads, heads, causal=site.attrs.get("unidirectional", 0))
 
 
@@ -163,7 +165,7 @@ def _many_heads(site: Site) -> bool:
     if bias:
         for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True)):
             if len(shape) == 3:
-                rows[i] = site.add("Add", [rows[i], site.part(bias, name, TensorProto.FLOAT, (shape[2],))])
+                rows[i] = site.add("Add", [rows[i], site.part(bias, name, (shape[2],))])
     if len(shapes[1]) == 4:  # keys and values lie by heads: queries are seen so too
         b, length, wide = shapes[0]
         if length > 1:
@@ -237,7 +239,9 @@ def _few_bits(site: Site) -> bool:
     bias = site.given(5)
     if kind is None:
         return False
-    made = site.add("MatMul", [site.given(0), site.part(site.given(1), "unpacked", kind, (k, n))], "" if bias else site.node.output[0])
+    w = site.given(1)
+    weight = site.add("DequantizeLinear", [site.part(w, "unpacked", (k, n), kind), site.part(w, "scale", (), TensorProto.FLOAT)])
+    made = site.add("MatMul", [site.given(0), weight], "" if bias else site.node.output[0])
     if bias:
         site.add("Add", [made, bias], site.node.output[0])
     return True

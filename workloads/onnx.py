@@ -216,7 +216,8 @@ def _feeds(where: str, graph: GraphProto, bind: dict[str, int], batch: int | Non
     leading = next((shape[0] for shape in dims.values() if shape), None)
     faults += _bind_faults(where, bind, symbols, batch, leading)
     bound = bind if batch is None or not isinstance(leading, str) else {leading: batch, **bind}
-    faults += [f'{where}: size of symbol "{s}" is not bound; bind it, e.g. bind: {{{s}: 1}}' for s in symbols if s not in bound]
+    faults += [f'{where}: size of symbol "{s}" is not bound; bind it, e.g. {Path(where).name}:{s}=1, or bind: {{{s}: 1}} in a study'
+               for s in symbols if s not in bound]
     if faults:
         raise WorkloadError("\n".join(faults))
     written = {i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()}
@@ -257,7 +258,7 @@ class Walk:
         return {o.domain if o.domain != "ai.onnx" else "": o.version for o in self.model.opset_import}
 
     def declared(self) -> dict[str, TypeProto]:
-        return {v.name: v.type for v in (*self.model.graph.value_info, *self.model.graph.output)}
+        return {v.name: v.type for v in (*self.model.graph.output, *self.model.graph.value_info)}
 
 
 def _facts(walk: Walk, feeds: Mapping[str, Shape]) -> tuple[Facts, list[NodeProto]]:
@@ -291,7 +292,8 @@ def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int]
     """The node, or those that stand for it: the branch of an If that a constant takes, the standard's operators for one of onnxruntime."""
     if node.op_type == "If" and (taken := facts.values.get(node.input[0])) is not None:
         return [n for part in _branch(node, bool(taken), walk.where, facts) for n in _walked(part, walk, facts, opsets, declared)]
-    site = lowered(node, {i: shape for i in node.input if (shape := facts.shape(i)) is not None})
+    known = [i for i in node.input if i in facts.types]
+    site = lowered(node, {i: shape for i in known if (shape := facts.shape(i)) is not None}, {i: facts.types[i].tensor_type.elem_type for i in known})
     if site is not None:
         for name, (type, shape) in site.constants.items():
             facts.types[name] = helper.make_tensor_type_proto(type, shape)

@@ -14,6 +14,7 @@ from workloads.einsum import WorkloadError
 from workloads.rebind import Batch
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+MADE = ("new_zeros", "new_ones", "new_full", "new_empty")  # constants of a given size, of the type of what they read
 VIEWS = ("view", "_unsafe_view", "reshape")
 SIZES = ("size", "sizes", "shape", "repeats", "split_sizes", "end")
 
@@ -43,6 +44,10 @@ def retrace(where: str, program: Any, new: int) -> None:
     talks.disabled = False
 
 
+def _kind(node: Any) -> str:
+    return str(node.target).split(".")[1] if str(node.target).startswith("aten.") else ""
+
+
 def _tensors(value: Any) -> list[Any]:
     return [v for v in (value if isinstance(value, (tuple, list)) else [value]) if hasattr(v, "shape") and hasattr(v, "dtype")]
 
@@ -65,6 +70,7 @@ def _empty(shape: Sequence[int], like: Any) -> Any:
 
 def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
     """The operator's result: at the new batch if it reads a batched tensor, else as it was."""
+    import torch
     from torch.fx.node import map_arg
 
     if getattr(node.target, "__name__", "") == "getitem":
@@ -73,12 +79,13 @@ def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
             batch.places[node.name] = place
         return source.meta["val"][number]
     reads = [n for n in node.all_input_nodes if n.name in batch.places]
-    if not reads:
+    if not reads or _kind(node) in MADE:
         return old
     sources = [(n.name, tuple(t.shape)) for n in reads for t in _tensors(n.meta["before"])[:1]]
+    target = torch.ops.aten.reshape.default if _kind(node) in VIEWS else node.target
     for args, kwargs in _ways(node, old, batch):
         try:
-            found = node.target(*map_arg(args, lambda n: n.meta["val"]), **map_arg(kwargs, lambda n: n.meta["val"]))
+            found = target(*map_arg(args, lambda n: n.meta["val"]), **map_arg(kwargs, lambda n: n.meta["val"]))
         except (RuntimeError, ValueError, IndexError, TypeError):
             continue
         if _grew(node, old, found, batch, sources):
@@ -109,8 +116,8 @@ def _grew(node: Any, old: Any, found: Any, batch: Batch, sources: Sequence[tuple
 
 def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The arguments as they are, and with one constant or one size grown in one place. A view has one way."""
-    kind = str(node.target).split(".")[1] if str(node.target).startswith("aten.") else ""
-    if kind in VIEWS:
+    kind = _kind(node)
+    if kind in VIEWS:  # a reshape does not ask how the elements lie in memory
         source = node.args[0]
         new = batch.reshaped(source.name, node.name, tuple(source.meta["before"].shape), tuple(old.shape))
         if new is not None:

@@ -209,6 +209,8 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
     call = Call(kind, given, tuple(graph.names[n.name] for n in reads), shapes, outputs, results, _type(tensors[0]))
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
+    elif PLAIN.get(kind) == "ConstantOfShape":  # the shape or type of what it reads, not its numbers
+        graph.add("ConstantOfShape", [], call.outputs, call.results, call.type)
     else:
         onnx_kind, attrs = WITH_ATTRIBUTES[kind](call) if kind in WITH_ATTRIBUTES else (PLAIN.get(kind, kind), {})
         graph.add(onnx_kind, call.inputs, call.outputs, call.results, call.type, **attrs)
@@ -406,7 +408,7 @@ PLAIN = {
     **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), "And"), **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), "Or"),
     **dict.fromkeys(("bitwise_xor", "logical_xor"), "Xor"), **dict.fromkeys(("bitwise_not", "logical_not"), "Not"), "isnan": "IsNaN", "isinf": "IsInf",
     "floor": "Floor", "ceil": "Ceil", "round": "Round", "trunc": "Floor", "sign": "Sign", "log1p": "Log", "expm1": "Exp", "rsqrt": "Reciprocal",
-    "cumsum": "CumSum", "masked_fill": "Where", "copy": "Identity", "fill": "Expand", "square": "Abs", "atan2": "Div", "log2": "Log", "log10": "Log",
+    "cumsum": "CumSum", "masked_fill": "Where", "copy": "Identity", "fill": "Expand", "square": "Pow", "atan2": "Div", "log2": "Log", "log10": "Log",
     **dict.fromkeys(("exp2", "logit", "erfinv", "relu_squared"), "Exp"), **{k: k.capitalize() for k in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
     "index": "GatherND", "gather": "GatherElements", "index_select": "GatherElements", "take": "GatherElements", "masked_select": "NonZero",
     **dict.fromkeys(("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "slice_scatter", "select_scatter",

@@ -34,6 +34,13 @@ def tokens(length: int, words: int = 100) -> Callable[[int], tuple[Any, ...]]:
     return lambda batch: (torch.randint(2, words, (batch, length)),)
 
 
+MASKED = ("input_ids", "attention_mask")
+
+
+def masked(length: int) -> Callable[[int], tuple[Any, ...]]:
+    return lambda batch: (torch.randint(2, 100, (batch, length)), torch.ones(batch, length, dtype=torch.long))
+
+
 class Only(nn.Module):
     """One output of a model of transformers, its caches off; more: further keyword arguments."""
 
@@ -167,7 +174,8 @@ LLAMA = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hid
 T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "use_cache": False,
       "decoder_start_token_id": 0, "pad_token_id": 0}
 WHISPER = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
-           "decoder_ffn_dim": 64, "num_mel_bins": 16, "max_source_positions": 20, "vocab_size": 100, "max_target_positions": 16}
+           "decoder_ffn_dim": 64, "num_mel_bins": 16, "max_source_positions": 20, "vocab_size": 100, "max_target_positions": 16,
+           "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 VIT = {"image_size": 64, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 
 ZERO_STATES = ("lstm", "gru")  # a first state of zeros is multiplied like any other
@@ -187,12 +195,11 @@ NETS: dict[str, Callable[[], Net]] = {
     "resnet_3d": lambda: (_clips(), lambda n: (torch.randn(n, 3, 4, 32, 32),)),
     "detr": lambda: (Detr(), image(96)),
     "unet": lambda: (UNet(), image(32)),
-    "bert": lambda: (Only(_bert(), "pooler_output", ("input_ids", "attention_mask")),
-                     lambda n: (torch.randint(2, 100, (n, 12)), torch.ones(n, 12, dtype=torch.long))),
-    "gpt2": lambda: (Only(_gpt2(), "logits"), tokens(12)),
-    "llama": lambda: (Only(hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)), "logits"), tokens(12)),
-    "mixtral": lambda: (Only(hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=4, experts_implementation="batched_mm")), "logits"),
-                        tokens(12)),
+    "bert": lambda: (Only(_bert(), "pooler_output", MASKED), masked(12)),
+    "gpt2": lambda: (Only(_gpt2(), "logits", MASKED), masked(12)),
+    "llama": lambda: (Only(hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)), "logits", MASKED), masked(12)),
+    "mixtral": lambda: (Only(hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=4, experts_implementation="batched_mm")), "logits",
+                             MASKED), masked(12)),
     "t5": lambda: (Only(hf.T5ForConditionalGeneration(hf.T5Config(**T5)), "logits", ("input_ids", "decoder_input_ids")),
                    lambda n: (torch.randint(2, 100, (n, 12)), torch.randint(2, 100, (n, 5)))),
     "whisper": lambda: (Only(hf.WhisperModel(hf.WhisperConfig(**WHISPER)).encoder, names=("input_features",)), lambda n: (torch.randn(n, 16, 40),)),
