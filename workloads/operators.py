@@ -320,7 +320,7 @@ def _region(op: Op, starts: Sequence[int], steps: Sequence[int]) -> Einsum:
 
 
 def _slice(op: Op) -> Einsum:
-    given = [op.attrs.get("starts"), op.attrs.get("ends"), op.attrs.get("axes"), None]
+    given = [op.attrs.get("starts"), op.attrs.get("ends"), op.attrs.get("axes"), op.attrs.get("steps")]
     lists = [g if g is not None else None if v is None else np.ravel(v).tolist() for g, v in zip(given, (*op.values[1:], None, None, None, None), strict=False)]
     rank = len(op.shape)
     axes, steps = lists[2] or list(range(len(lists[0] or ()))), lists[3] or [1] * len(lists[0] or ())
@@ -331,6 +331,14 @@ def _slice(op: Op) -> Einsum:
         size = op.shapes[0][axis % rank]
         box[axis % rank], stride[axis % rank] = min(start + size if start < 0 else start, size), step
     return _region(op, box, stride)
+
+
+def _slice_scatter(op: Op) -> Einsum:
+    """A tensor with rows of another one in place of its own: both are read, the others' rows where they lie."""
+    ranks, axis, start = _ranks(len(op.shape)), op.attrs["axis"], op.attrs["start"]
+    own = ",".join(f"{r}-{start}" if i == axis else r for i, r in enumerate(ranks))
+    text = f"{op.output}[{','.join(ranks)}] = copy({op.inputs[1]}[{own}], {op.inputs[0]}[{','.join(ranks)}])"
+    return einsum(text, dict(zip(ranks, op.shape, strict=True)), sizes={op.inputs[1]: op.shapes[1]})
 
 
 def _split(op: Op) -> Einsum:
@@ -373,7 +381,7 @@ OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # None: not of a form t
     "Conv": _conv, "ConvInteger": _conv, "QLinearConv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
     "MatMul": _matmul, "FusedMatMul": _matmul, "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "Einsum": _einsum,
     "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool, "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool, "LRN": _lrn,
-    "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "Split": _split, "Pad": _pad, "Gather": _gather,
+    "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "SliceScatter": _slice_scatter, "Split": _split, "Pad": _pad, "Gather": _gather,
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp",
                      "ArgMax", "ArgMin"), _reduce),
     **dict.fromkeys(UNARY | BINARY | ROWWISE, elementwise), **dict.fromkeys(BY_CHANNEL, by_channel),

@@ -210,7 +210,7 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
     elif PLAIN.get(kind) == "ConstantOfShape":  # the shape or type of what it reads, not its numbers
-        graph.add("ConstantOfShape", [], call.outputs, call.results, call.type)
+        graph.add("filled", [], call.outputs, call.results, call.type)
     else:
         onnx_kind, attrs = WITH_ATTRIBUTES[kind](call) if kind in WITH_ATTRIBUTES else (PLAIN.get(kind, kind), {})
         graph.add(onnx_kind, call.inputs, call.outputs, call.results, call.type, **attrs)
@@ -316,6 +316,11 @@ def _pad(call: Call) -> tuple[str, dict[str, Any]]:
     return "Pad", {"pads": [before for before, _ in pairs] + [after for _, after in pairs]}
 
 
+def _slice_scatter(call: Call) -> tuple[str, dict[str, Any]]:
+    start, size = call.given["start"] or 0, call.shapes[0][call.dim()]
+    return ("SliceScatter", {"axis": call.dim(), "start": max(start + size if start < 0 else start, 0)}) if call.given["step"] == 1 else ("ScatterND", {})
+
+
 def _einsum(call: Call) -> tuple[str, dict[str, Any]]:
     return "Einsum", {"equation": call.given["equation"]}
 
@@ -351,6 +356,11 @@ def _attention(call: Call, graph: Graph) -> None:
     out, shape = f"{call.outputs[0]}__heads", four(call.results[0])
     graph.add("Attention", [*views, *call.inputs[3:4]], [out], [shape], call.type, domain="", is_causal=int(bool(call.given["is_causal"])))
     graph.view(out, call.results[0], call.type, call.outputs[0])
+
+
+def _copied(call: Call, graph: Graph) -> None:
+    """copy_(to, from): only the second is read."""
+    graph.add("Identity" if call.shapes[-1] == call.results[0] else "Expand", call.inputs[-1:], call.outputs, call.results, call.type)
 
 
 def _unbind(call: Call, graph: Graph) -> None:
@@ -399,7 +409,7 @@ def _recurrent(call: Call, graph: Graph) -> None:
 
 
 PLAIN = {
-    "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul", "embedding": "Gather",
+    "mv": "MatMul", "dot": "MatMul", "vdot": "MatMul", "_int_mm": "MatMul", "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul", "embedding": "Gather",
     "add": "Add", "sub": "Sub", "rsub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "maximum": "Max", "minimum": "Min", "where": "Where",
     "relu": "Relu", "gelu": "Gelu", "silu": "Swish", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardtanh": "Clip", "relu6": "Clip", "clamp": "Clip",
     "hardswish": "HardSwish", "hardsigmoid": "HardSigmoid", "leaky_relu": "LeakyRelu", "elu": "Elu", "softplus": "Softplus", "mish": "Mish",
@@ -408,10 +418,10 @@ PLAIN = {
     **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), "And"), **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), "Or"),
     **dict.fromkeys(("bitwise_xor", "logical_xor"), "Xor"), **dict.fromkeys(("bitwise_not", "logical_not"), "Not"), "isnan": "IsNaN", "isinf": "IsInf",
     "floor": "Floor", "ceil": "Ceil", "round": "Round", "trunc": "Floor", "sign": "Sign", "log1p": "Log", "expm1": "Exp", "rsqrt": "Reciprocal",
-    "cumsum": "CumSum", "masked_fill": "Where", "copy": "Identity", "fill": "Expand", "square": "Pow", "atan2": "Div", "log2": "Log", "log10": "Log",
+    "cumsum": "CumSum", "masked_fill": "Where", "fill": "Expand", "square": "Pow", "atan2": "Div", "log2": "Log", "log10": "Log",
     **dict.fromkeys(("exp2", "logit", "erfinv", "relu_squared"), "Exp"), **{k: k.capitalize() for k in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
     "index": "GatherND", "gather": "GatherElements", "index_select": "GatherElements", "take": "GatherElements", "masked_select": "NonZero",
-    **dict.fromkeys(("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "slice_scatter", "select_scatter",
+    **dict.fromkeys(("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "select_scatter",
                      "diagonal_scatter", "as_strided_scatter", "masked_scatter"), "ScatterND"),
     **dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "TopK"), **dict.fromkeys(("triu", "tril"), "Trilu"), "one_hot": "OneHot",
     **dict.fromkeys(("flip", "roll", "unfold", "diagonal", "as_strided", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col",
@@ -434,11 +444,11 @@ WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"), _adaptive),
     **dict.fromkeys(("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm),
     **dict.fromkeys(REDUCED, _reduce), **dict.fromkeys(("permute", "transpose", "t"), _transpose),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice, "einsum": _einsum,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice, "slice_scatter": _slice_scatter, "einsum": _einsum,
     **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel"), _quantised),
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), lambda call: ("Split", {"axis": call.dim()})),
     "cat": lambda call: ("Concat", {"axis": call.dim()})}
 EXPANDED: dict[str, Callable[[Call, Graph], None]] = {
     "linear": _linear, "addmm": _addmm, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "unbind": _unbind, "select": _select, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent)}
+    "copy": _copied, "unbind": _unbind, "select": _select, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent)}
 KNOWN = {*PLAIN, *WITH_ATTRIBUTES, *EXPANDED}

@@ -24,10 +24,25 @@ FORMATS = ("legacy.onnx", "dynamo.onnx", "pt2")
 BATCHES = (1, 4)
 
 
+@contextlib.contextmanager
+def quiet() -> Any:
+    """Exporters talk, the old one to the process's own standard output."""
+    sys.stdout.flush()
+    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    try:
+        with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nothing)
+
+
 def export(module: Any, inputs: tuple[Any, ...], path: Path, form: str) -> None:
     """Raises what the exporter raises."""
-    with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
+    with quiet():
         if form == "pt2":
             torch.export.save(torch.export.export(module, inputs), path)
         elif form == "legacy.onnx":
