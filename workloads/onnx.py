@@ -34,7 +34,7 @@ from workloads.einsum import Einsum, Projection, WorkloadError, squeezed
 from workloads.graph import AGAIN, Workload, in_order
 from workloads.lowered import RULES, lowered
 from workloads.operators import BINARY, MOVES, NO_PRODUCT, OPERATORS, PRODUCTS, UNARY, Array, Op, Shape, attention, by_channel, elementwise, movement, recurrent
-from workloads.rebind import SCALARS, SHAPES, Batch
+from workloads.rebind import SCALARS, SHAPES, Batch, same_per_sample
 
 FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
 SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
@@ -135,12 +135,16 @@ def load(source: str | Path | ModelProto, bind: Mapping[str, int] | None = None,
     feeds, old = _feeds(where, model.graph, dict(bind or {}), batch)
     facts, nodes = _facts(walk, feeds if old is None else old)
     if old is not None:
-        walk.before, walk.batch = facts, Batch(next(iter(old.values()))[0], batch or 1)
+        old_nodes, walk.before, walk.batch = nodes, facts, Batch(next(iter(old.values()))[0], batch or 1)
         facts, nodes = _facts(walk, feeds)
-    live = _live(nodes, facts, [o.name for o in model.graph.output])
+    ends = [o.name for o in model.graph.output]
+    live = _live(nodes, facts, ends)
     if not live:
         raise WorkloadError(f"{where}: no operator lies between the inputs and the outputs")
-    return _emit(where, label, live, facts, [o.name for o in model.graph.output], fuse_elementwise)
+    found = _emit(where, label, live, facts, ends, fuse_elementwise)
+    if walk.batch is not None and all(i in walk.batch.places for i in feeds):
+        same_per_sample(where, _emit(where, label, _live(old_nodes, walk.before, ends), walk.before, ends, fuse_elementwise).macs(), found.macs(), walk.batch)
+    return found
 
 
 def _read(path: Path) -> ModelProto:

@@ -240,8 +240,8 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
     flat = len(qs) == 3  # heads beside the elements, else in dimension 1
     kv = op.attrs["kv_num_heads"] if flat else ks[1]
     heads = op.attrs["q_num_heads"] if flat else qs[1]
-    new = ks[1 if flat else 2]
-    extents = {"b": qs[0], "g": kv, "h": heads // kv, "q": qs[1 if flat else 2], "t": new, "d": qs[-1] // heads if flat else qs[-1],
+    new, batch = ks[1 if flat else 2], max(qs[0], ks[0], vs[0])  # constant queries may serve all samples
+    extents = {"b": batch, "g": kv, "h": heads // kv, "q": qs[1 if flat else 2], "t": new, "d": qs[-1] // heads if flat else qs[-1],
                "e": vs[-1] // kv if flat else vs[-1]}
     made, names, rows = [], [k, v], "b,t,g" if flat else "b,g,t"
     if past[0]:
@@ -252,11 +252,13 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
             text = f"{present[i]}[b,g,t,{rank}] = copy({past[i]}[b,g,t,{rank}], {tensor}[{rows.replace('t', f't-{before}')},{rank}])"
             made.append(einsum(text, extents, sizes={past[i]: ps[i], tensor: own}))
         rows = "b,g,t"
+    b = {True: "b", False: "0"}
     whole, dims = "b,q,g,h" if flat else "b,g,h,q", dict(zip(("t", "q", f"{heads // kv}*g+h", "b"), ms[::-1], strict=False))
     limits = f", {mask}[{','.join(rank if size > 1 else '0' for rank, size in reversed(dims.items()))}]" if mask else ""
-    made.append(einsum(f"{scores}[b,g,h,q,t] += {q}[{whole},d] * {names[0]}[{rows},d]", extents))
+    whole_q, rows_k, rows_v = (b[s[0] == batch] + index[1:] for s, index in ((qs, whole), (ks, rows), (vs, rows)))
+    made.append(einsum(f"{scores}[b,g,h,q,t] += {q}[{whole_q},d] * {names[0]}[{rows_k},d]", extents))
     made.append(einsum(f"{scores}_softmax[b,g,h,q,t] = softmax({scores}[b,g,h,q,t]{limits})", extents))
-    return [*made, einsum(f"{op.output}[{whole},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{rows},e]", extents)]
+    return [*made, einsum(f"{op.output}[{whole},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{rows_v},e]", extents)]
 
 
 def _lrn(op: Op) -> Einsum:

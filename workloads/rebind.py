@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
+from workloads.einsum import WorkloadError
 from workloads.operators import Shape
 
 SHAPES = {"Expand": (1,), "Tile": (1,), "Resize": (3,), "Slice": (1, 2), "Pad": (1,), "ConstantOfShape": (0,), "Reshape": (1,), "Split": (1,)}
@@ -23,6 +24,13 @@ class Place:
 
     axis: int
     ahead: int = 1
+
+
+def same_per_sample(where: str, before: int, after: int, batch: Batch) -> None:
+    """The products of all samples are as many times as many. Raises: the last line of defence, whatever was taken for the batch."""
+    if after * batch.old != before * batch.new:
+        raise WorkloadError(f"{where}: batch = {batch.new}: its products do not grow with the batch: {after} MACs, {before} at the batch {batch.old} that it "
+                            f"fixes; export it with batch {batch.new}")
 
 
 @dataclass(slots=True)

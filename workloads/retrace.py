@@ -19,8 +19,8 @@ VIEWS = ("view", "_unsafe_view", "reshape")
 SIZES = ("size", "sizes", "shape", "repeats", "split_sizes", "end")
 
 
-def retrace(where: str, program: Any, new: int) -> None:
-    """Replace what is recorded of every node (node.meta["val"]) by what it is at the new batch. Raises WorkloadError."""
+def retrace(where: str, program: Any, new: int) -> Batch | None:
+    """Replace what is recorded of every node (node.meta["val"]) by what it is at the new batch; None: nothing was to be done. Raises WorkloadError."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     signature, nodes = program.graph_signature, list(program.graph.nodes)
@@ -30,7 +30,7 @@ def retrace(where: str, program: Any, new: int) -> None:
         raise WorkloadError(f"{where}: batch = {new}, but no input has a first dimension to rebind")
     batch = Batch(int(first), new)
     if batch.old == new:
-        return
+        return None
     talks = logging.getLogger("torch._subclasses.fake_tensor")  # of every way that does not fit
     talks.disabled = True
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -42,6 +42,7 @@ def retrace(where: str, program: Any, new: int) -> None:
                 node.meta["val"] = _run(where, node, old, batch)
             node.meta["before"] = old
     talks.disabled = False
+    return batch
 
 
 def _kind(node: Any) -> str:

@@ -25,6 +25,7 @@ from workloads import onnx
 from workloads.einsum import WorkloadError
 from workloads.graph import Workload
 from workloads.operators import Shape
+from workloads.rebind import same_per_sample
 from workloads.retrace import retrace
 
 TYPES = {"torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT16, "torch.bfloat16": TensorProto.BFLOAT16,
@@ -79,8 +80,13 @@ def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int 
     """
     from_file = isinstance(source, (str, Path))
     where = str(source) if from_file else name or "program"
-    model, parameters = _model(where, _read(Path(source)) if from_file else source, batch)
+    program = _decomposed(where, _read(Path(source)) if from_file else source)
+    model, parameters = _model(where, program)
     found = onnx.load(model, fuse_elementwise=fuse_elementwise, name=where)
+    if batch is not None and (changed := retrace(where, program, batch)) is not None:
+        before, (model, _) = found, _model(where, program)
+        found = onnx.load(model, fuse_elementwise=fuse_elementwise, name=where)
+        same_per_sample(where, before.macs(), found.macs(), changed)
     return replace(found, name=name or (Path(source).stem if from_file else where), parameters=parameters)
 
 
@@ -102,11 +108,8 @@ def _read(path: Path) -> Any:
         raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why[:160]}") from None
 
 
-def _model(where: str, program: Any, batch: int | None) -> tuple[ModelProto, int]:
+def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     """The ONNX graph, and the size of its parameters."""
-    program = _decomposed(where, program)
-    if batch is not None:
-        retrace(where, program, batch)
     signature, nodes = program.graph_signature, list(program.graph.nodes)
     if faults := list(_faults(where, nodes)):
         raise WorkloadError("\n".join(faults))
@@ -363,6 +366,13 @@ def _copied(call: Call, graph: Graph) -> None:
     graph.add("Identity" if call.shapes[-1] == call.results[0] else "Expand", call.inputs[-1:], call.outputs, call.results, call.type)
 
 
+def _fake_quantised(call: Call, graph: Graph) -> None:
+    """What training for 8 bits leaves: through integers and back."""
+    q = f"{call.outputs[0]}__q"
+    graph.add("QuantizeLinear", call.inputs, [q], call.results[:1], TensorProto.INT8)
+    graph.add("DequantizeLinear", [q], call.outputs[:1], call.results[:1], call.type)
+
+
 def _unbind(call: Call, graph: Graph) -> None:
     dim = call.dim()
     rows = [f"{o}__row" for o in call.outputs]
@@ -450,5 +460,6 @@ WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
     "cat": lambda call: ("Concat", {"axis": call.dim()})}
 EXPANDED: dict[str, Callable[[Call, Graph], None]] = {
     "linear": _linear, "addmm": _addmm, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    **dict.fromkeys(("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"), _fake_quantised),
     "copy": _copied, "unbind": _unbind, "select": _select, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent)}
 KNOWN = {*PLAIN, *WITH_ATTRIBUTES, *EXPANDED}
