@@ -6,7 +6,7 @@ import importlib
 import sys
 import time
 
-PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "frontier", "kills")
+PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "frontier", "kills", "models")
 
 
 def main(wanted: str) -> int:
