@@ -220,6 +220,29 @@ def test_quantised_tensors_cost_their_bits() -> None:
     assert w.einsums[0].inputs[0].bits == 32
 
 
+def test_operators_on_integers_are_8_bits() -> None:
+    """A residual block of onnxruntime's QOperator form: convolution, addition, pool, product."""
+    b = Build(17)
+    one, zero = b.const(), typed(b, "zero", TensorProto.INT8)
+    x = b.add("QuantizeLinear", "x", one, zero)
+    y = b.add("QLinearConv", x, one, zero, typed(b, "w8", TensorProto.INT8, 3, 3, 1, 1), one, zero, one, zero)
+    y = b.add("QLinearAdd", x, one, zero, y, one, zero, one, zero, domain=MS)
+    y = b.add("QLinearGlobalAveragePool", y, one, zero, one, zero, domain=MS)
+    y = b.add("QGemm", b.add("Flatten", y), one, zero, typed(b, "v8", TensorProto.INT8, 3, 5), one, zero, "", one, zero, domain=MS)
+    w = load(b.model({"x": (2, 3, 4, 4)}, [b.add("QLinearMatMul", y, one, zero, typed(b, "u8", TensorProto.INT8, 5, 6), one, zero, one, zero)]))
+    assert products(w) == [2 * 9 * 16, 2 * 3 * 5, 2 * 5 * 6] and not w.unknown and w.parameters == 9 + 15 + 30
+    assert {p.bits for e in w.einsums for p in e.tensors()} == {8, 32} and [p.bits for e in w.einsums for p in e.tensors()].count(32) == 1
+    b = Build(17)
+    turned = [typed(b, "w8", TensorProto.INT8, 1, 5, 28), typed(b, "r8", TensorProto.INT8, 1, 7, 28)]
+    inputs = ["x", *turned, "", "", "", "", "", b.const(1), zero_of(b), b.const(1), "zero"]
+    w = load(b.model({"x": (9, 2, 5)}, [b.add("DynamicQuantizeLSTM", *inputs, domain=MS, hidden_size=7)]))
+    assert products(w) == [9 * 2 * 28 * 5, 9 * 2 * 28 * 7] and bits(w)[0][1] == 8
+
+
+def zero_of(b: Build) -> str:
+    return typed(b, "zero", TensorProto.INT8)
+
+
 def test_integer_products_sum_in_32_bits() -> None:
     b = Build(17)
     x, scale, zero = (b.add("DynamicQuantizeLinear", "x", outputs=3) + c for c in ("", "b", "c"))

@@ -232,6 +232,21 @@ def _integer_matmul(scale: int, zero: int, bias_at: int, left_scale: int = -1, l
     return make
 
 
+def _integer_lstm(site: Site) -> bool:
+    """DynamicQuantizeLSTM: weights of 8 bits that lie the other way round."""
+    w, r = site.given(1), site.given(2)
+    if w not in site.shapes or r not in site.shapes:
+        return False
+    (ways, wide, rows), hidden = site.shapes[w], site.shapes[r][1]
+    turned = [site.add("DequantizeLinear", [site.part(t, "turned", (ways, rows, n)), site.part(t, "scale", (), TensorProto.FLOAT)])
+              for t, n in ((w, wide), (r, hidden))]
+    inputs = [site.given(0), *turned, *(site.given(i) for i in range(3, 8))]
+    while not inputs[-1]:
+        inputs.pop()
+    site.add("LSTM", inputs, outputs=list(site.node.output), **site.attrs)
+    return True
+
+
 def _few_bits(site: Site) -> bool:
     """MatMulNBits: weights of a few bits, packed in blocks; scales and zero points ride on them."""
     bits, k, n = (site.attrs.get(key, 4) for key in ("bits", "K", "N"))
@@ -280,5 +295,5 @@ LOWERED: dict[str, Lowering] = {
     "QLinearLeakyRelu": _real("LeakyRelu", (0,), 3), "QLinearSoftmax": _real("Softmax", (0,), 3), "QLinearAveragePool": _real("AveragePool", (0,), 3),
     "QLinearGlobalAveragePool": _real("GlobalAveragePool", (0,), 3), "QLinearConcat": _concat,
     "QGemm": _integer_gemm, "MatMulIntegerToFloat": _integer_matmul(3, 5, 6, 2, 4), "DynamicQuantizeMatMul": _integer_matmul(2, 3, 4),
-    "MatMulNBits": _few_bits, "QuantizeLinear": _same("QuantizeLinear"), "DequantizeLinear": _same("DequantizeLinear"), "Gelu": _same("Gelu"),
+    "MatMulNBits": _few_bits, "DynamicQuantizeLSTM": _integer_lstm, "QuantizeLinear": _same("QuantizeLinear"), "DequantizeLinear": _same("DequantizeLinear"), "Gelu": _same("Gelu"),
     "QLinearConv": _same("QLinearConv"), "Pad": _same("Pad"), "Trilu": _same("Trilu")}

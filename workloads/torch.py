@@ -149,7 +149,7 @@ def _decomposed(where: str, program: Any) -> Any:
         return program.run_decompositions(table)
     except DAMAGED as fault:
         why = next(iter(str(fault).splitlines()), type(fault).__name__)
-        raise WorkloadError(f"{where}: torch cannot decompose it: {why[:160]}; export it again with this version of torch") from None
+        raise WorkloadError(f"{where}: torch cannot decompose it: {why[:160]}; export a program without that operator, or with this version of torch") from None
 
 
 def _kind(target: Any) -> str:
