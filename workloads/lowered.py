@@ -295,5 +295,6 @@ LOWERED: dict[str, Lowering] = {
     "QLinearLeakyRelu": _real("LeakyRelu", (0,), 3), "QLinearSoftmax": _real("Softmax", (0,), 3), "QLinearAveragePool": _real("AveragePool", (0,), 3),
     "QLinearGlobalAveragePool": _real("GlobalAveragePool", (0,), 3), "QLinearConcat": _concat,
     "QGemm": _integer_gemm, "MatMulIntegerToFloat": _integer_matmul(3, 5, 6, 2, 4), "DynamicQuantizeMatMul": _integer_matmul(2, 3, 4),
-    "MatMulNBits": _few_bits, "DynamicQuantizeLSTM": _integer_lstm, "QuantizeLinear": _same("QuantizeLinear"), "DequantizeLinear": _same("DequantizeLinear"), "Gelu": _same("Gelu"),
+    "MatMulNBits": _few_bits, "DynamicQuantizeLSTM": _integer_lstm, "QuantizeLinear": _same("QuantizeLinear"), "DequantizeLinear": _same("DequantizeLinear"),
+    "Gelu": _same("Gelu"),
     "QLinearConv": _same("QLinearConv"), "Pad": _same("Pad"), "Trilu": _same("Trilu")}
