@@ -228,9 +228,10 @@ def test_operators_on_integers_are_8_bits() -> None:
     y = b.add("QLinearConv", x, one, zero, typed(b, "w8", TensorProto.INT8, 3, 3, 1, 1), one, zero, one, zero)
     y = b.add("QLinearAdd", x, one, zero, y, one, zero, one, zero, domain=MS)
     y = b.add("QLinearGlobalAveragePool", y, one, zero, one, zero, domain=MS)
-    y = b.add("QGemm", b.add("Flatten", y), one, zero, typed(b, "v8", TensorProto.INT8, 3, 5), one, zero, "", one, zero, domain=MS)
+    y = b.add("QGemm", b.add("Flatten", y), one, zero, typed(b, "v8", TensorProto.INT8, 3, 5), one, zero,
+              typed(b, "sum", TensorProto.INT32, 5), one, zero, domain=MS)
     w = load(b.model({"x": (2, 3, 4, 4)}, [b.add("QLinearMatMul", y, one, zero, typed(b, "u8", TensorProto.INT8, 5, 6), one, zero, one, zero)]))
-    assert products(w) == [2 * 9 * 16, 2 * 3 * 5, 2 * 5 * 6] and not w.unknown and w.parameters == 9 + 15 + 30
+    assert products(w) == [2 * 9 * 16, 2 * 3 * 5, 2 * 5 * 6] and not w.unknown and w.parameters == 9 + 15 + 5 + 30
     assert {p.bits for e in w.einsums for p in e.tensors()} == {8, 32} and [p.bits for e in w.einsums for p in e.tensors()].count(32) == 1
     b = Build(17)
     turned = [typed(b, "w8", TensorProto.INT8, 1, 5, 28), typed(b, "r8", TensorProto.INT8, 1, 7, 28)]

@@ -206,7 +206,7 @@ def _concat(site: Site) -> bool:
 def _integer_gemm(site: Site) -> bool:
     """QGemm: a real result where no scale of it is given."""
     keep, scaled = _kept(site, "alpha", "transA", "transB"), bool(site.given(7))
-    bias = [site.given(6)] if site.given(6) else []
+    bias = [site.add("DequantizeLinear", [site.given(6), site.given(1)])] if site.given(6) else []
     made = site.add("Gemm", [site.real(0), site.real(3), *bias], "" if scaled else site.node.output[0], **keep)
     if scaled:
         site.add("QuantizeLinear", [made, *(i for i in site.node.input[7:9] if i)], site.node.output[0])

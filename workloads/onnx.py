@@ -310,14 +310,22 @@ def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set
     return replace(op, inputs=tuple(names), shapes=tuple(op.shapes[i] for i in kept), values=tuple(op.values[i] for i in kept))
 
 
+def _is_table(node: NodeProto, tensor: str, limits: set[str], facts: Facts) -> bool:
+    """Masks, that stand before a Softmax, and angles of positions: tables of two dimensions that scale every element of a tensor."""
+    wide = sum(size > 1 for size in facts.shape(tensor) or ()) > 1
+    whole = all(facts.shape(i) == facts.shape(node.output[0]) for i in node.input if i not in facts.constants)
+    return (node.op_type in ("Add", "Sub", "Where", "Mul") and node.output[0] in limits) or (node.op_type == "Mul" and wide and whole)
+
+
 def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
     """Trained numbers: constants that operators compute with. Not running statistics, masks, angles, scalars, indices."""
     found: dict[str, int] = {}
+    limits = {i for n in nodes if n.op_type == "Softmax" for i in n.input}
     for node in nodes:
         operands = OPERANDS.get(node.op_type, range(len(node.input)))
         quantised = node.op_type in PRODUCTS or node.op_type in RECURRENT
         for at, tensor in enumerate(node.input):
-            if tensor not in facts.constants or at in UNTRAINED.get(node.op_type, ()):
+            if tensor not in facts.constants or at in UNTRAINED.get(node.op_type, ()) or _is_table(node, tensor, limits, facts):
                 continue
             root = facts.roots.get(tensor, tensor)
             size = prod(facts.shape(root) or ())

@@ -26,7 +26,8 @@ BY_CHANNEL = {"BatchNormalization", "InstanceNormalization", "GroupNormalization
 ROWWISE = {"Softmax", "LogSoftmax", "Hardmax", "LayerNormalization", "RMSNormalization", "MeanVarianceNormalization", "LpNormalization", "CumSum"}
 # Of activations and weights, of any type
 PRODUCTS = {"Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "Gemm", "MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul"}
-MOVES = {"Expand", "Tile", "Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Trilu"}
+MOVES = {"Expand", "Tile", "Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Trilu",
+         "GridSample", "AffineGrid", "RoiAlign", "MaxRoiPool"}
 # Not known as einsums, but surely no products: they choose, order, count or fill
 NO_PRODUCT = {
     "TopK", "NonZero", "OneHot", "Unique", "Compress", "NonMaxSuppression", "ReverseSequence", "Scatter", "TensorScatter", "CenterCropPad", "Col2Im", "EyeLike",

@@ -415,7 +415,7 @@ def _recurrent(call: Call, graph: Graph) -> None:
         x = out
     for output, shape in zip(call.outputs[1:], call.results[1:], strict=True):
         graph.add("Slice", [x], [f"{output}__rows"], [(1, shape[1], hidden * ways)], call.type, starts=[0], ends=[1], axes=[1 if layout else 0])
-        graph.add("copy", [f"{output}__rows"], [output], [shape], call.type)
+        graph.add("Tile", [f"{output}__rows"], [output], [shape], call.type)
 
 
 PLAIN = {
@@ -444,7 +444,10 @@ PLAIN = {
     "layer_norm": "LayerNormalization", "native_layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization",
     "group_norm": "GroupNormalization", "native_group_norm": "GroupNormalization", "instance_norm": "InstanceNormalization",
     "softmax": "Softmax", "_softmax": "Softmax", "_safe_softmax": "Softmax", "log_softmax": "LogSoftmax", "_log_softmax": "LogSoftmax",
-    "expand": "Expand", "repeat": "Tile", "upsample_nearest2d": "Resize", "upsample_bilinear2d": "Resize",
+    "expand": "Expand", "repeat": "Tile", "grid_sampler": "GridSample", "grid_sampler_2d": "GridSample", "grid_sampler_3d": "GridSample",
+    **dict.fromkeys([f"{edge}upsample_{way}" for edge in ("", "_") for way in (
+        "nearest1d", "nearest2d", "nearest3d", "nearest_exact1d", "nearest_exact2d", "nearest_exact3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
+        "bilinear2d_aa", "bicubic2d_aa")], "Resize"),
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze"), "Reshape"),
     **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout"), "Identity")}
 WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {

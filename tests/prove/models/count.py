@@ -48,7 +48,7 @@ def products(name: str, args: Any, out: Any) -> int:
         case "aten::convolution" | "aten::_convolution":
             x, w, transposed = args[0], args[1], args[6]
             return int((x if transposed else out).numel() * prod(w.shape[1:]))
-    if any(word in name for word in ("attention", "mkldnn", "lstm", "gru", "_mm", "matmul", "bilinear", "cdist", "onednn")) and "upsample" not in name:
+    if any(word in name for word in ("attention", "mkldnn", "lstm", "gru", "_mm", "matmul", "linear", "cdist", "onednn")) and "upsample" not in name:
         raise NotImplementedError(f"{name} is not counted")
     return 0
 
