@@ -118,6 +118,8 @@ def test_operators_of_onnxruntime() -> None:
     b = Build(17)
     assert macs("FusedMatMul", ["x", "y"], {"x": (4, 5), "y": (4, 6)}, b, transA=1) == [4 * 5 * 6]
     b = Build(17)
+    assert macs("FusedMatMul", ["x", "y"], {"x": (5, 6, 4), "y": (7, 6, 4)}, b, transBatchA=1, transBatchB=1, transB=1) == [6 * 5 * 4 * 7]
+    b = Build(17)
     assert macs("FusedConv", ["x", b.const(6, 3, 3, 3)], {"x": (1, 3, 8, 8)}, b, activation="Relu", kernel_shape=[3, 3]) == [6 * 36 * 27]
     b = Build(17)
     assert macs("Attention", ["x", b.const(8, 24), b.const(24)], {"x": (2, 5, 8)}, b, num_heads=2) == [2 * 5 * 8 * 8] * 3 + [2 * 5 * 5 * 8] * 2

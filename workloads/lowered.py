@@ -270,10 +270,11 @@ def _same(kind: str) -> Lowering:
 
 
 def _matmul_shape(shapes: Sequence[Shape], attrs: dict[str, Any]) -> Shape | None:
-    """FusedMatMul: as MatMul, the last two dimensions of an operand may change places."""
+    """FusedMatMul: as MatMul; the rows of an operand may lie before its batches (transBatchA), then its last two dimensions may change places."""
     a, b = shapes[:2]
-    if min(len(a), len(b)) < 2 or attrs.get("transBatchA") or attrs.get("transBatchB"):
+    if min(len(a), len(b)) < 2:
         return None
+    a, b = ((*s[1:-1], s[0], s[-1]) if attrs.get(key) else s for s, key in ((a, "transBatchA"), (b, "transBatchB")))
     m, k = a[-2:][::-1] if attrs.get("transA") else a[-2:]
     other, n = b[-2:][::-1] if attrs.get("transB") else b[-2:]
     outer = [(1,) * (max(len(a), len(b)) - len(s)) + s[:-2] for s in (a, b)]

@@ -109,6 +109,8 @@ def _matmul(op: Op) -> Einsum:
     """MatMul of any rank: leading dimensions are batches and broadcast, a vector has no m or no n."""
     (a, b), (left, right) = op.inputs[:2], op.shapes[:2]
     over, under = (bool(op.attrs.get(key)) for key in ("transA", "transB"))  # of FusedMatMul: the last two dimensions change places
+    early = [bool(op.attrs.get(key)) for key in ("transBatchA", "transBatchB")]  # and before that, dimension 0 goes behind the batches
+    left, right = ((*s[1:-1], s[0], s[-1]) if first else s for s, first in zip((left, right), early, strict=True))
     m, n = ["m"] * (len(left) > 1), ["n"] * (len(right) > 1)
     batches = [f"b{i}" for i in range(len(op.shape) - len(m) - len(n))]
     extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-2 if over else -1]}
@@ -118,8 +120,9 @@ def _matmul(op: Op) -> Einsum:
         return [rank if size > 1 else "0" for rank, size in zip(batches[len(batches) - len(shape):], shape, strict=True)]
 
     x, y = (*m, "k")[::-1 if over else 1], ("k", *n)[::-1 if under else 1]
-    text = f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{','.join((*outer(left), *x))}] * {b}[{','.join((*outer(right), *y))}]"
-    return einsum(text, extents)
+    indices = [(*outer(left), *x), (*outer(right), *y)]
+    i, j = (",".join((index[-2], *index[:-2], index[-1]) if first else index) for index, first in zip(indices, early, strict=True))
+    return einsum(f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{i}] * {b}[{j}]", extents)
 
 
 def plain(equation: str, shapes: Sequence[Shape]) -> tuple[str, str, str] | None:

@@ -24,7 +24,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from workloads import onnx
 from workloads.einsum import WorkloadError
 from workloads.graph import Workload
-from workloads.operators import Shape
+from workloads.operators import Shape, plain
 from workloads.rebind import same_per_sample
 from workloads.retrace import retrace
 
@@ -142,8 +142,10 @@ def _decomposed(where: str, program: Any) -> Any:
     if loose := list(_loose(where, list(program.graph.nodes))):  # sizes that are not fixed stay so
         raise WorkloadError("\n".join(loose))
     table = torch.export.default_decompositions()
+    einsums = [n for n in program.graph.nodes if n.op == "call_function" and _kind(n.target) == "einsum"]
+    hard = {"einsum"} if any(plain(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums) else set()
     for op in list(table):
-        if _kind(op) in KNOWN:
+        if _kind(op) in KNOWN - hard:
             del table[op]
     try:
         return program.run_decompositions(table)
@@ -350,6 +352,12 @@ def _addmm(call: Call, graph: Graph) -> None:
     graph.add("Gemm", [a, b, bias], call.outputs, call.results, call.type)
 
 
+def _addmv(call: Call, graph: Graph) -> None:
+    bias, a, x = call.inputs
+    product = graph.add("MatMul", [a, x], [f"{call.outputs[0]}__product"], call.results, call.type)
+    graph.add("Add", [bias, product], call.outputs, call.results, call.type)
+
+
 def _attention(call: Call, graph: Graph) -> None:
     """Leading dimensions are batch and heads, as ONNX wants them."""
     def four(shape: Shape) -> Shape:
@@ -462,7 +470,7 @@ WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), lambda call: ("Split", {"axis": call.dim()})),
     "cat": lambda call: ("Concat", {"axis": call.dim()})}
 EXPANDED: dict[str, Callable[[Call, Graph], None]] = {
-    "linear": _linear, "addmm": _addmm, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "linear": _linear, "addmm": _addmm, "addmv": _addmv, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
     **dict.fromkeys(("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"), _fake_quantised),
     "copy": _copied, "unbind": _unbind, "select": _select, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent)}
 KNOWN = {*PLAIN, *WITH_ATTRIBUTES, *EXPANDED}
