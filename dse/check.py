@@ -12,7 +12,7 @@ from dse.study import read
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog, document
-from workloads.graph import Layer, layer_table
+from workloads.graph import Layer, layer_table, warning
 
 KINDS = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": {"name", "extents", "einsums", "weights"}}
 
@@ -32,15 +32,16 @@ def file(text: str) -> tuple[str, list[Layer]]:
     if kind == "study":
         study = studies.load(path)
         return f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}", []
-    if path.suffix not in read.SUFFIXES or not path.is_file():
+    found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
+    if found.suffix.lower() not in read.SUFFIXES or not found.is_file():
         raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx or a .pt2 file")
-    return _workload(str(path))
+    return _workload(text)
 
 
 def _workload(source: str) -> tuple[str, list[Layer]]:
     workload = catalog.load(source)
     line = f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters"
-    return line, layer_table(workload)
+    return line + "".join(f"\nwarning: {text}" for text in [warning(workload)] if text), layer_table(workload)
 
 
 def _kind(path: Path) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
     from duckdb import DuckDBPyConnection
 
     from dse.study.study import Study
+    from workloads.graph import Workload
 
 
 MOST_LINES = 40  # of faults that are shown at once
@@ -64,12 +65,20 @@ def _run(given: argparse.Namespace) -> int:
     from dse.study import study as studies
 
     study = studies.load(given.study, given.set)
+    _warn(*study.loaded)
     if given.dry_run:
         from cluster import driver
 
         screen.print_facts(driver.dry_run(study, given.workers))
         return 0
     return _drive(study, Path(given.out or f"runs/{study.name}"), given)
+
+
+def _warn(*workloads: Workload) -> None:
+    from workloads.graph import warning
+
+    for line in filter(None, map(warning, workloads)):
+        print(f"warning: {line}", file=sys.stderr)
 
 
 def _resume(given: argparse.Namespace) -> int:
@@ -231,6 +240,7 @@ def _map(given: argparse.Namespace) -> int:
         raise ValueError("\n".join(faults.lines))
     spec = space.override(machine.load(given.machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
     arch, workload = machine.arch(spec), catalog.load(given.workload, fuse_elementwise=picks.fuse_elementwise)
+    _warn(workload)
     with screen.waiting(f"mapping {workload.name} on {arch.name} (unique einsums: {len(unique(workload))})"):
         found = stack.kept(arch, workload, picks)
     if isinstance(found, list) and given.format == "yaml":

@@ -58,23 +58,28 @@ def test_graphsage(layers: int) -> None:
 
 @pytest.mark.parametrize(("name", "m", "nnz", "n", "o"), [("cora", 2708, 9464, 1433, 7), ("protein", 3786, 14456, 29, 2)])
 def test_published_graphs(name: str, m: int, nnz: int, n: int, o: int) -> None:
-    w = catalog.load(f"gcn:graph={name}")
+    w = catalog.load(f"gcn:graph={name},layers=1")
     z, x = w.einsums
-    assert z.macs() == nnz * n and x.macs() == m * n * o and w.parameters == n * o and w.name == f"gcn:graph={name}"
+    assert z.macs() == nnz * n and x.macs() == m * n * o and w.parameters == n * o and w.name == f"gcn:graph={name},layers=1"
     a = z.inputs[0]
     assert (a.format, round(a.density * a.stored_elems())) == ("csr", nnz)
     assert catalog.load(f"graphsage:graph={name}").macs() == nnz * n + 2 * m * n * o
 
 
+def test_default_is_kipf_and_wellings_network() -> None:
+    w = catalog.load("gcn")
+    assert w.macs() == 10556 * 1433 + 2708 * 1433 * 16 + 10556 * 16 + 2708 * 16 * 7 and w.parameters == 1433 * 16 + 16 * 7
+
+
 @pytest.mark.parametrize("case", CASES["gcn"], ids=lambda c: c["dataset"])
 def test_traffic_without_any_reuse_is_gogetas(case: dict) -> None:
-    w = catalog.load(f"gcn:graph={case['dataset']}")
+    w = catalog.load(f"gcn:graph={case['dataset']},layers=1")
     words = sum(2 * round(p.density * p.stored_elems()) + p.dims[0].size if p.format == "csr" else p.stored_elems() for e in w.einsums for p in e.tensors())
     assert words == case["words"]["seq_flex"]
 
 
 @pytest.mark.parametrize(("source", "fault"), [
-    ("gcn:graph=coral", "no graph is named coral; do you mean cora?"), ("gcn:graph=web", "no graph is named web; there are cora, protein"),
+    ("gcn:graph=coral", "no graph is named coral; do you mean cora?"), ("gcn:graph=web", "no graph is named web; there are cora, protein, cora_full"),
     ("graphsage:nodes=3,nnz=10", "nnz = 10 must not be above nodes * nodes = 9"), ("gcn:order=both", "order = both must be aggregate or combine")])
 def test_faults_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Import order: a file may import only what stands above it. cli joins all and comes last.
-ORDER = """workloads/document workloads/einsum workloads/graph workloads/operators workloads/onnx workloads/text workloads/torch
+ORDER = """workloads/document workloads/einsum workloads/graph workloads/operators workloads/lowered workloads/rebind
+workloads/facts workloads/onnx workloads/text workloads/retrace workloads/torch
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/machine

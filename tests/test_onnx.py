@@ -53,7 +53,8 @@ def test_model_equals_independent_count(name: str) -> None:
     assert len(loose) == 1  # the image
     assert not [m for m in w.moved if "unknown" in m]
     for e in w.einsums:
-        assert einsum(show(e), e.sizes(), e.name, sizes={p.tensor: tuple(d.size for d in p.dims) for p in e.tensors()}) == e
+        assert einsum(show(e), e.sizes(), e.name, sizes={p.tensor: tuple(d.size for d in p.dims) for p in e.tensors()},
+                              bits={p.tensor: p.bits for p in e.tensors() if p.bits}) == e
 
 
 def test_all_but_zfnet_have_a_published_figure() -> None:
@@ -297,7 +298,8 @@ def test_every_operator_of_the_standard_loads_or_says_why_not() -> None:
             continue
         loaded += 1
         for e in w.einsums:
-            assert einsum(show(e), e.sizes(), e.name, sizes={p.tensor: tuple(d.size for d in p.dims) for p in e.tensors()}) == e
+            assert einsum(show(e), e.sizes(), e.name, sizes={p.tensor: tuple(d.size for d in p.dims) for p in e.tensors()},
+                              bits={p.tensor: p.bits for p in e.tensors() if p.bits}) == e
     assert loaded > 0.8 * len(cases) > 800
 
 

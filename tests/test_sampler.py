@@ -150,7 +150,8 @@ def test_steered_searches_beat_random() -> None:
     aims = (Objective("energy_pj"), Objective("throughput", direction="max"))
 
     def volume(method: str, seed: int) -> float:
-        proposals = run(Search(method=method, seed=seed, generation=0 if method != "random" else 16), grid, 10)
+        search = Search(method=method, seed=seed, generation=0 if method != "random" else 16)
+        proposals = run(search, grid, 160 // search.batch())
         trials = [t for g, p in enumerate(proposals) for t in solved(grid, p, g)]
         return hypervolume(minimised(trials, aims), np.array([3.0, 0.0]))
 

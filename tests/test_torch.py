@@ -34,9 +34,9 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyP
     assert str(fault.value) == f"{tmp_path / 'net.pt2'}: needs torch: pip install 'dse[torch]'"
 
 
-def test_a_program_file_has_no_parameters() -> None:
-    with pytest.raises(WorkloadError, match="no parameter is named batch; parameters are none"):
-        catalog.load("net.pt2:batch=4")
+def test_a_program_file_has_one_parameter() -> None:
+    with pytest.raises(WorkloadError, match="no parameter is named bach; do you mean batch"):
+        catalog.load("net.pt2:bach=4")
 
 
 @pytest.mark.parametrize("core", [False, True])

@@ -64,8 +64,10 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
     if suffix == ".pt2":
         from workloads import torch
 
-        _numbers(source, {**given, **{k: str(v) for k, v in (bind or {}).items()}}, [])
-        return torch.load(stem, fuse_elementwise=fuse_elementwise)
+        numbers = _numbers(source, {**given, **{k: str(v) for k, v in (bind or {}).items()}}, ["batch"])
+        if numbers.get("batch", 1) < 1:
+            raise WorkloadError(f'workload "{source}": batch = {numbers["batch"]} must be at least 1')
+        return torch.load(stem, fuse_elementwise=fuse_elementwise, batch=numbers.get("batch"))
     if suffix == ".mtx":
         return _solved(stem, source, given)
     if suffix in (".yaml", ".yml"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from workloads.einsum import Einsum, WorkloadError, canonical_key, show
+from workloads.einsum import Einsum, Projection, WorkloadError, canonical_key, show
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -22,9 +23,11 @@ class Workload:
 
     A reader may see a tensor in another shape than its maker wrote it (ONNX Reshape): the same elements in row-major order.
     T_again (T_again_1, ...) is a further access of the tensor T.
+    An einsum that repeats may write its share of a tensor each time (the steps of a recurrent layer).
     weights: tensors that are there before the run (parameters). repeats[i]: how often einsum i runs in a row.
     parameters: trained numbers of the network, also those folded into other einsums.
     folded, moved: what rides on a producer's output for free, and operators that are counted as data movement, by name.
+    unknown: einsums of operators that nobody knows and that could be products: counted as data movement.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Workload:
     parameters: int = 0
     folded: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def macs(self) -> int:
         return sum(e.macs() * n for e, n in zip(self.einsums, counts(self), strict=True))
@@ -172,6 +176,36 @@ def layer_table(workload: Workload) -> list[Layer]:
         extents = " ".join(f"{rank}={n}" for rank, n in e.extents)
         rows.append(Layer(e.name, u.count, e.kind, extents, u.count * e.macs(), weights, inputs, u.count * e.output.stored_elems(), show(e)))
     return rows
+
+
+def warning(workload: Workload) -> str:
+    """One line on the operators that could be products and are counted as data movement; empty if there are none."""
+    if not workload.unknown:
+        return ""
+    wrote = sum(n * e.output.stored_elems() for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in workload.unknown)
+    listed = ", ".join(workload.unknown[:5]) + (f" and {len(workload.unknown) - 5} more" if len(workload.unknown) > 5 else "")
+    return (f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their products, if they have any, as nothing: {listed}; "
+            f"they write {100 * wrote / max(activations(workload), 1):.3g} % of all elements")
+
+
+def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
+    """Tensors in other widths: "weights", "activations" (all that are no weights), or a tensor by name, which goes before them.
+
+    Raises WorkloadError for a name that no tensor has.
+    """
+    names = {p.tensor for e in workload.einsums for p in e.tensors()}
+    if wrong := [key for key in bits if key not in ("weights", "activations") and key not in names]:
+        near = difflib.get_close_matches(wrong[0], names, 1)
+        hint = f"do you mean {near[0]}?" if near else "use weights or activations"
+        raise WorkloadError(f"{workload.name}: bits names {wrong[0]}, which is no tensor; {hint}")
+
+    def sized(p: Projection) -> Projection:
+        own = AGAIN.sub("", p.tensor)
+        width = bits.get(p.tensor, bits.get(own, bits.get("weights" if {p.tensor, own} & workload.weights else "activations")))
+        return p if width is None else replace(p, bits=width)
+
+    einsums = (replace(e, output=sized(e.output), inputs=tuple(map(sized, e.inputs))) for e in workload.einsums)
+    return replace(workload, einsums=tuple(einsums))
 
 
 def activations(workload: Workload) -> int:

@@ -73,7 +73,7 @@ Net = list[Einsum]
 def _node(net: Net, kind: str, inputs: Sequence[Map], out: Map, attrs: Mapping[str, object] | None = None) -> Map:
     op = Op(kind, tuple(i.name for i in inputs), tuple(i.shape for i in inputs), (None,) * len(inputs), out.name, out.shape, dict(attrs or {}))
     make = OPERATORS.get(kind, elementwise) if kind != "bias" else by_channel
-    net.append(replace(make(op), name=out.name))
+    net.append(replace(make(op) or elementwise(op), name=out.name))
     return out
 
 

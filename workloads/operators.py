@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -25,8 +24,16 @@ BINARY = {
     "Or", "Xor", "Where", "QuantizeLinear", "DequantizeLinear", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "CastLike"}
 BY_CHANNEL = {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}
 ROWWISE = {"Softmax", "LogSoftmax", "Hardmax", "LayerNormalization", "RMSNormalization", "MeanVarianceNormalization", "LpNormalization", "CumSum"}
-PRODUCTS = {"Conv", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"}  # of activations and weights, of any type
-MOVES = {"Expand", "Tile", "Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Trilu"}
+# Of activations and weights, of any type
+PRODUCTS = {"Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "Gemm", "MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul"}
+MOVES = {"Expand", "Tile", "Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Trilu",
+         "GridSample", "AffineGrid", "RoiAlign", "MaxRoiPool"}
+# Not known as einsums, but surely no products: they choose, order, count or fill
+NO_PRODUCT = {
+    "TopK", "NonZero", "OneHot", "Unique", "Compress", "NonMaxSuppression", "ReverseSequence", "Scatter", "TensorScatter", "CenterCropPad", "Col2Im", "EyeLike",
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "ConstantOfShape", "Shape", "Size",
+    "DynamicQuantizeLinear", "MaxUnpool", "ImageDecoder", "Optional", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout",
+    "SplitToSequence", "ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceLength"}
 OUT, KERNEL = "pqo", "rst"
 NAMED = {1: ("d",), 2: ("n", "c"), 3: ("b", "m", "d"), 4: ("n", "c", "p", "q"), 5: ("n", "c", "p", "q", "o")}
 
@@ -65,10 +72,10 @@ def _spatial(letters: str, sizes: Sequence[int]) -> dict[str, int]:
     return dict(zip(letters, sizes, strict=False))
 
 
-def _conv(op: Op) -> Einsum:
+def _conv(op: Op) -> Einsum | None:
     (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
     if len(kernel) > len(KERNEL):
-        return movement(op)
+        return None
     x, w = op.inputs[:2]
     g = op.attrs.get("group", 1)
     p, r = ",".join(OUT[:len(kernel)]), ",".join(KERNEL[:len(kernel)])
@@ -101,27 +108,77 @@ def _gemm(op: Op) -> Einsum:
 def _matmul(op: Op) -> Einsum:
     """MatMul of any rank: leading dimensions are batches and broadcast, a vector has no m or no n."""
     (a, b), (left, right) = op.inputs[:2], op.shapes[:2]
+    over, under = (bool(op.attrs.get(key)) for key in ("transA", "transB"))  # of FusedMatMul: the last two dimensions change places
+    early = [bool(op.attrs.get(key)) for key in ("transBatchA", "transBatchB")]  # and before that, dimension 0 goes behind the batches
+    left, right = ((*s[1:-1], s[0], s[-1]) if first else s for s, first in zip((left, right), early, strict=True))
     m, n = ["m"] * (len(left) > 1), ["n"] * (len(right) > 1)
     batches = [f"b{i}" for i in range(len(op.shape) - len(m) - len(n))]
-    extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-1]}
+    extents = dict(zip((*batches, *m, *n), op.shape, strict=True)) | {"k": left[-2 if over else -1]}
 
     def outer(shape: Shape) -> list[str]:
         shape = shape[:-2]
         return [rank if size > 1 else "0" for rank, size in zip(batches[len(batches) - len(shape):], shape, strict=True)]
 
-    text = f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{','.join((*outer(left), *m, 'k'))}] * {b}[{','.join((*outer(right), 'k', *n))}]"
-    return einsum(text, extents)
+    x, y = (*m, "k")[::-1 if over else 1], ("k", *n)[::-1 if under else 1]
+    indices = [(*outer(left), *x), (*outer(right), *y)]
+    i, j = (",".join((index[-2], *index[:-2], index[-1]) if first else index) for index, first in zip(indices, early, strict=True))
+    return einsum(f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{i}] * {b}[{j}]", extents)
 
 
-def _einsum(op: Op) -> Einsum:
-    """ONNX Einsum of two plain operands; anything else is movement."""
-    equation = re.sub(r"\s", "", op.attrs["equation"].decode())
-    match = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", equation)
-    if not match or any(len(set(part)) != len(part) for part in match.groups()):
-        return movement(op)
-    a, b = op.inputs
-    extents = dict(zip(match[1] + match[2], op.shapes[0] + op.shapes[1], strict=True))
-    return einsum(f"{op.output}[{','.join(match[3])}] += {a}[{','.join(match[1])}] * {b}[{','.join(match[2])}]", extents)
+def plain(equation: str, shapes: Sequence[Shape]) -> tuple[str, str, str] | None:
+    """The indices of two operands and of the result, if each index stands once in each, and none is of one operand alone and summed.
+
+    An ellipsis becomes indices; operands are aligned at its last dimension.
+    >>> plain("...ij,jk", [(7, 2, 3), (3, 4)])
+    ('Aij', 'jk', 'Aik')
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    operands = left.split(",")
+    if len(operands) != 2 or len(shapes) != 2:
+        return None
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+    dots = [len(shape) - len(part.replace("...", "")) if "..." in part else 0 for part, shape in zip(operands, shapes, strict=True)]
+    whole = free[:max(dots)]
+    a, b = (part.replace("...", "".join(whole[len(whole) - n:])) for part, n in zip(operands, dots, strict=True))
+    once = "".join(sorted(c for c in (a + b) if (a + b).count(c) == 1 and c not in whole))
+    out = right.replace("...", "".join(whole)) if arrow else "".join(whole) + once
+    fits = all(part.isalpha() and len(set(part)) == len(part) == len(shape) for part, shape in zip((a, b), shapes, strict=True))
+    alone = (set(a) ^ set(b)) - set(out)
+    return (a, b, out) if fits and len(set(out)) == len(out) and set(out) <= set(a + b) and not alone else None
+
+
+def _einsum(op: Op) -> Einsum | None:
+    """ONNX Einsum of two plain operands; anything else is not known."""
+    equation = op.attrs["equation"]
+    found = plain(equation.decode() if isinstance(equation, bytes) else equation, op.shapes)
+    if found is None:
+        return None
+    extents = {c: max(size for part, shape in zip(found[:2], op.shapes, strict=True) for d, size in zip(part, shape, strict=True) if d == c)
+               for c in dict.fromkeys(found[0] + found[1])}
+    a, b = (",".join(c if size == extents[c] else "0" for c, size in zip(part, shape, strict=True))
+            for part, shape in zip(found[:2], op.shapes, strict=True))
+    return einsum(f"{op.output}[{','.join(found[2])}] += {op.inputs[0]}[{a}] * {op.inputs[1]}[{b}]", extents)
+
+
+def recurrent(op: Op, gates: int) -> list[Einsum]:
+    """A recurrent layer: the product of all its inputs at once, then per step (the caller repeats these) the product of the state, and the gates.
+
+    op: inputs X, W, R, first state, first cell (kind LSTM only); output: the state of every step, of which a step writes its own row. Directions
+    are dimension 0 of W, R and the states, or left out; layout 1: X has the batch first. A first state of zeros is multiplied like any other.
+    """
+    (x, w, r, h, c), (xs, ws, rs) = op.inputs, op.shapes[:3]
+    ways, hidden = ws[0] if len(ws) == 3 else 1, rs[-1]
+    steps, batch = xs[:2][::-1] if op.attrs.get("layout") else xs[:2]
+    extents = {"t": steps, "b": batch, "d": ways, "z": gates * hidden, "i": xs[-1], "k": hidden, "g": gates, "h": hidden}
+    rows, way = ("b,t" if op.attrs.get("layout") else "t,b"), "d," if len(ws) == 3 else ""
+    out, zx = op.output, (*xs[:2], ways, gates * hidden)
+    step = f"{out}_x[0,b,d,{hidden}*g+h]" if rows == "t,b" else f"{out}_x[b,0,d,{hidden}*g+h]"
+    memory = f", {c}[d,b,h]" if op.kind == "LSTM" else f", {h}[d,b,h]"
+    found = [einsum(f"{out}_x[{rows},d,z] += {x}[{rows},i] * {w}[{way}z,i]", extents),
+             einsum(f"{out}_h[b,d,z] += {h}[d,b,k] * {r}[{way}z,k]", extents)]
+    sizes = {f"{out}_x": zx, f"{out}_h": (batch, ways, gates * hidden)}
+    end = f"{op.kind.lower()}({step}, {out}_h[b,d,{hidden}*g+h]{memory})"
+    return [*found, einsum(f"{out}[b,d,h] = {end}", extents, sizes=sizes)]
 
 
 def _pool(op: Op) -> Einsum:
@@ -187,8 +244,8 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
     flat = len(qs) == 3  # heads beside the elements, else in dimension 1
     kv = op.attrs["kv_num_heads"] if flat else ks[1]
     heads = op.attrs["q_num_heads"] if flat else qs[1]
-    new = ks[1 if flat else 2]
-    extents = {"b": qs[0], "g": kv, "h": heads // kv, "q": qs[1 if flat else 2], "t": new, "d": qs[-1] // heads if flat else qs[-1],
+    new, batch = ks[1 if flat else 2], max(qs[0], ks[0], vs[0])  # constant queries may serve all samples
+    extents = {"b": batch, "g": kv, "h": heads // kv, "q": qs[1 if flat else 2], "t": new, "d": qs[-1] // heads if flat else qs[-1],
                "e": vs[-1] // kv if flat else vs[-1]}
     made, names, rows = [], [k, v], "b,t,g" if flat else "b,g,t"
     if past[0]:
@@ -199,11 +256,13 @@ def attention(op: Op, scores: str, present: tuple[str, str]) -> list[Einsum]:
             text = f"{present[i]}[b,g,t,{rank}] = copy({past[i]}[b,g,t,{rank}], {tensor}[{rows.replace('t', f't-{before}')},{rank}])"
             made.append(einsum(text, extents, sizes={past[i]: ps[i], tensor: own}))
         rows = "b,g,t"
+    b = {True: "b", False: "0"}
     whole, dims = "b,q,g,h" if flat else "b,g,h,q", dict(zip(("t", "q", f"{heads // kv}*g+h", "b"), ms[::-1], strict=False))
     limits = f", {mask}[{','.join(rank if size > 1 else '0' for rank, size in reversed(dims.items()))}]" if mask else ""
-    made.append(einsum(f"{scores}[b,g,h,q,t] += {q}[{whole},d] * {names[0]}[{rows},d]", extents))
+    whole_q, rows_k, rows_v = (b[s[0] == batch] + index[1:] for s, index in ((qs, whole), (ks, rows), (vs, rows)))
+    made.append(einsum(f"{scores}[b,g,h,q,t] += {q}[{whole_q},d] * {names[0]}[{rows_k},d]", extents))
     made.append(einsum(f"{scores}_softmax[b,g,h,q,t] = softmax({scores}[b,g,h,q,t]{limits})", extents))
-    return [*made, einsum(f"{op.output}[{whole},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{rows},e]", extents)]
+    return [*made, einsum(f"{op.output}[{whole},e] += {scores}_softmax[b,g,h,q,t] * {names[1]}[{rows_v},e]", extents)]
 
 
 def _lrn(op: Op) -> Einsum:
@@ -267,7 +326,7 @@ def _region(op: Op, starts: Sequence[int], steps: Sequence[int]) -> Einsum:
 
 
 def _slice(op: Op) -> Einsum:
-    given = [op.attrs.get("starts"), op.attrs.get("ends"), op.attrs.get("axes"), None]
+    given = [op.attrs.get("starts"), op.attrs.get("ends"), op.attrs.get("axes"), op.attrs.get("steps")]
     lists = [g if g is not None else None if v is None else np.ravel(v).tolist() for g, v in zip(given, (*op.values[1:], None, None, None, None), strict=False)]
     rank = len(op.shape)
     axes, steps = lists[2] or list(range(len(lists[0] or ()))), lists[3] or [1] * len(lists[0] or ())
@@ -278,6 +337,14 @@ def _slice(op: Op) -> Einsum:
         size = op.shapes[0][axis % rank]
         box[axis % rank], stride[axis % rank] = min(start + size if start < 0 else start, size), step
     return _region(op, box, stride)
+
+
+def _slice_scatter(op: Op) -> Einsum:
+    """A tensor with rows of another one in place of its own: both are read, the others' rows where they lie."""
+    ranks, axis, start = _ranks(len(op.shape)), op.attrs["axis"], op.attrs["start"]
+    own = ",".join(f"{r}-{start}" if i == axis else r for i, r in enumerate(ranks))
+    text = f"{op.output}[{','.join(ranks)}] = copy({op.inputs[1]}[{own}], {op.inputs[0]}[{','.join(ranks)}])"
+    return einsum(text, dict(zip(ranks, op.shape, strict=True)), sizes={op.inputs[1]: op.shapes[1]})
 
 
 def _split(op: Op) -> Einsum:
@@ -316,11 +383,11 @@ def movement(op: Op) -> Einsum:
     return einsum(f"{op.output}[i] = copy({reads})", {"i": elems, "j": max(per.values())}, sizes=sizes)
 
 
-OPERATORS: dict[str, Callable[[Op], Einsum]] = {
+OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # None: not of a form that is known
     "Conv": _conv, "ConvInteger": _conv, "QLinearConv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
-    "MatMul": _matmul, "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "Einsum": _einsum,
+    "MatMul": _matmul, "FusedMatMul": _matmul, "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "Einsum": _einsum,
     "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool, "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool, "LRN": _lrn,
-    "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "Split": _split, "Pad": _pad, "Gather": _gather,
+    "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "SliceScatter": _slice_scatter, "Split": _split, "Pad": _pad, "Gather": _gather,
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp",
                      "ArgMax", "ArgMin"), _reduce),
     **dict.fromkeys(UNARY | BINARY | ROWWISE, elementwise), **dict.fromkeys(BY_CHANNEL, by_channel),

@@ -1,7 +1,8 @@
 """torch.export program -> Workload: ATen operators become nodes of an ONNX graph without weights, which workloads/onnx.py reads.
 
 So a network costs the same whether it comes as .onnx or .pt2: views are free, what is one-to-one rides, and an operator that is
-not known is data movement, named in Workload.moved. The nodes bear ONNX names in a domain of their own, so that ONNX infers
+not known is data movement, named in Workload.moved. The program is decomposed first (run_decompositions), but for the operators that stand in the
+tables below: what writes in place, einsums and anything else becomes core ATen. The nodes bear ONNX names in a domain of their own, so that ONNX infers
 nothing of them: their shapes are those that torch recorded (node.meta["val"]). Attention alone is ONNX's own operator.
 """
 
@@ -12,6 +13,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from math import prod
@@ -24,10 +26,14 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from workloads import onnx
 from workloads.einsum import WorkloadError
 from workloads.graph import Workload
-from workloads.operators import Shape
+from workloads.operators import Shape, plain
+from workloads.rebind import same_per_sample
+from workloads.retrace import retrace
 
 TYPES = {"torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT16, "torch.bfloat16": TensorProto.BFLOAT16,
-         "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL}  # others are whole numbers to a cost model
+         "torch.float64": TensorProto.DOUBLE, "torch.bool": TensorProto.BOOL, "torch.int8": TensorProto.INT8, "torch.uint8": TensorProto.UINT8,
+         "torch.int16": TensorProto.INT16, "torch.int32": TensorProto.INT32, "torch.float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
+# Others are whole numbers to a cost model
 # What torch.export.load was seen to raise on archives with bytes changed
 DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError, zipfile.BadZipFile)
 FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # else torch.export.load falls back on pickles that run code
@@ -70,16 +76,21 @@ class Graph:
         return self.add("Reshape", [tensor], [output or f"{tensor}__{len(self.nodes)}"], [shape], type)
 
 
-def load(source: Any, name: str = "", fuse_elementwise: bool = True) -> Workload:
+def load(source: Any, name: str = "", fuse_elementwise: bool = True, batch: int | None = None) -> Workload:
     """Read an ExportedProgram, or the .pt2 file of one, as a workload.
 
-    parameters are those of the program's signature that it uses. fuse_elementwise: as in `onnx.load`.
+    batch: new size of the first dimension of the inputs. parameters are those of the program's signature that it uses. fuse_elementwise: as in `onnx.load`.
     Raises WorkloadError, one line per fault: no torch, no such file, sizes that are not fixed, control flow.
     """
     from_file = isinstance(source, (str, Path))
     where = str(source) if from_file else name or "program"
-    model, parameters = _model(where, _read(Path(source)) if from_file else source)
+    program = _decomposed(where, _read(Path(source)) if from_file else source)
+    model, parameters = _model(where, program)
     found = onnx.load(model, fuse_elementwise=fuse_elementwise, name=where)
+    if batch is not None and (changed := retrace(where, program, batch)) is not None:
+        before, (model, _) = found, _model(where, program)
+        found = onnx.load(model, fuse_elementwise=fuse_elementwise, name=where)
+        same_per_sample(where, before.macs(), found.macs(), changed)
     return replace(found, name=name or (Path(source).stem if from_file else where), parameters=parameters)
 
 
@@ -93,6 +104,8 @@ def _read(path: Path) -> Any:
     except OSError as fault:
         raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
     before, level = os.environ.get(FORCED), logging.root.manager.disable
+    with suppress(ImportError):
+        from torch.ao.quantization.fx import _decomposed  # noqa: F401 (registers quantize_per_tensor and its kin)
     try:
         _sizes(archive)
         os.environ[FORCED] = "1"
@@ -146,6 +159,33 @@ def _model(where: str, program: Any) -> tuple[ModelProto, int]:
     return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)]), _parameters(program, nodes)
 
 
+def _decomposed(where: str, program: Any) -> Any:
+    """The program in operators that write nothing in place, those of our tables kept whole."""
+    import torch
+
+    if loose := list(_loose(where, list(program.graph.nodes))):  # sizes that are not fixed stay so
+        raise WorkloadError("\n".join(loose))
+    table = torch.export.default_decompositions()
+    einsums = [n for n in program.graph.nodes if n.op == "call_function" and _kind(n.target) == "einsum"]
+    hard = {"einsum"} if any(plain(n.args[0], [tuple(t.meta["val"].shape) for t in n.args[1]]) is None for n in einsums) else set()
+    for op in list(table):
+        if _kind(op) in KNOWN - hard:
+            del table[op]
+    try:
+        return program.run_decompositions(table)
+    except DAMAGED as fault:
+        why = next(iter(str(fault).splitlines()), type(fault).__name__)
+        raise WorkloadError(f"{where}: torch cannot decompose it: {why[:160]}; export a program without that operator, or with this version of torch") from None
+
+
+def _kind(target: Any) -> str:
+    """Name of an operator: of ATen without its overload, else with its library."""
+    library, _, rest = str(target).partition(".")
+    if library == "quantized_decomposed":
+        return rest.split(".")[0]
+    return rest.split(".")[0].rstrip("_") if library == "aten" else str(target).removesuffix(".default")
+
+
 def _parameters(program: Any, nodes: Sequence[Any]) -> int:
     """Numbers in the parameters that are used; one that bears two names (tied weights) counts once."""
     found: dict[object, int] = {}
@@ -158,15 +198,20 @@ def _parameters(program: Any, nodes: Sequence[Any]) -> int:
     return sum(found.values())
 
 
-def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
-    """Sizes that are not fixed, of the inputs or else of the first operator that has one; branches and loops."""
+def _loose(where: str, nodes: Sequence[Any]) -> Iterator[str]:
+    """Sizes that are not fixed, of the inputs or else of the first operator that has one."""
     loose = [n for n in nodes if any(not isinstance(size, int) for t in _tensors(n.meta.get("val")) for size in t.shape)]
     inputs = [n for n in loose if n.op == "placeholder"]
     for node in inputs or loose[:1]:
         shape = next(list(t.shape) for t in _tensors(node.meta["val"]) if any(not isinstance(size, int) for size in t.shape))
         yield f"{where}: {node.name} has shape [{', '.join(map(str, shape))}]; export the program with fixed sizes, without dynamic_shapes"
+
+
+def _faults(where: str, nodes: Sequence[Any]) -> Iterator[str]:
+    """Sizes that are not fixed; branches and loops that are left."""
+    yield from _loose(where, nodes)
     for node in nodes:
-        if node.op == "get_attr" and not _tensors(node.meta.get("val")):
+        if node.op == "get_attr" and node.users and not _tensors(node.meta.get("val")):
             yield f"{where}: {node.name} is a program inside the program (control flow); export a program without it"
 
 
@@ -184,17 +229,17 @@ def _translate(node: Any, tensors: Sequence[Any], graph: Graph) -> None:
         source, number = node.args
         graph.names[node.name] = _output(graph.names[source.name], number)
         return
-    given = _given(node)
+    given, kind = _given(node), _kind(node.target)
     reads = [n for n in _nodes([*given.values()]) if n.name in graph.names]
     shapes = tuple(tuple(_tensors(n.meta["val"])[0].shape) for n in reads)
-    library, _, rest = str(node.target).partition(".")
-    kind = rest.split(".")[0].rstrip("_") if library == "aten" else str(node.target).removesuffix(".default")
     graph.names[node.name] = node.name
     outputs = tuple(_output(node.name, i) for i in range(len(tensors)))
     results = tuple(tuple(t.shape) for t in tensors)
     call = Call(kind, given, tuple(graph.names[n.name] for n in reads), shapes, outputs, results, _type(tensors[0]))
     if kind in EXPANDED:
         EXPANDED[kind](call, graph)
+    elif PLAIN.get(kind) == "ConstantOfShape":  # the shape or type of what it reads, not its numbers
+        graph.add("filled", [], call.outputs, call.results, call.type)
     else:
         onnx_kind, attrs = WITH_ATTRIBUTES[kind](call) if kind in WITH_ATTRIBUTES else (PLAIN.get(kind, kind), {})
         graph.add(onnx_kind, call.inputs, call.outputs, call.results, call.type, **attrs)
@@ -265,8 +310,13 @@ def _batch_norm(call: Call) -> tuple[str, dict[str, Any]]:
     return "BatchNormalization", {"training_mode": int(bool(call.given.get("training")))}
 
 
+REDUCED = {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin", "any": "ReduceMax", "all": "ReduceMin", "prod": "ReduceProd",
+           "argmax": "ReduceMax", "argmin": "ReduceMin", "logsumexp": "ReduceLogSumExp", "max": "ReduceMax", "min": "ReduceMin", "var": "ReduceSumSquare",
+           "std": "ReduceSumSquare", "linalg_vector_norm": "ReduceL2"}
+
+
 def _reduce(call: Call) -> tuple[str, dict[str, Any]]:
-    dims, kind = call.given.get("dim"), {"mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin"}[call.kind]
+    dims, kind = call.given.get("dim"), REDUCED[call.kind]
     return kind, {"axes": _each(dims, 1)} if dims not in (None, []) else {}
 
 
@@ -283,9 +333,9 @@ def _transpose(call: Call) -> tuple[str, dict[str, Any]]:
 def _slice(call: Call) -> tuple[str, dict[str, Any]]:
     if call.shapes[0] == call.results[0]:
         return "Identity", {}
-    if call.given["step"] != 1:
-        return call.kind, {}
-    return "Slice", {"starts": [call.given["start"] or 0], "ends": [call.shapes[0][call.dim()]], "axes": [call.dim()]}
+    size = call.shapes[0][call.dim()]
+    start = min(max((call.given["start"] or 0) % size if (call.given["start"] or 0) < 0 else call.given["start"] or 0, 0), size)
+    return "Slice", {"starts": [start], "ends": [size], "axes": [call.dim()], "steps": [call.given["step"]]}
 
 
 def _pad(call: Call) -> tuple[str, dict[str, Any]]:
@@ -293,6 +343,19 @@ def _pad(call: Call) -> tuple[str, dict[str, Any]]:
     pads, rank = call.given["pad"], len(call.shapes[0])
     pairs = [(pads[2 * i], pads[2 * i + 1]) if 2 * i < len(pads) else (0, 0) for i in range(rank)][::-1]
     return "Pad", {"pads": [before for before, _ in pairs] + [after for _, after in pairs]}
+
+
+def _slice_scatter(call: Call) -> tuple[str, dict[str, Any]]:
+    start, size = call.given["start"] or 0, call.shapes[0][call.dim()]
+    return ("SliceScatter", {"axis": call.dim(), "start": max(start + size if start < 0 else start, 0)}) if call.given["step"] == 1 else ("ScatterND", {})
+
+
+def _einsum(call: Call) -> tuple[str, dict[str, Any]]:
+    return "Einsum", {"equation": call.given["equation"]}
+
+
+def _quantised(call: Call) -> tuple[str, dict[str, Any]]:
+    return ("QuantizeLinear" if call.kind.startswith("quantize") else "DequantizeLinear"), {}
 
 
 # Operators that are several of ONNX's
@@ -313,6 +376,12 @@ def _addmm(call: Call, graph: Graph) -> None:
     graph.add("Gemm", [a, b, bias], call.outputs, call.results, call.type)
 
 
+def _addmv(call: Call, graph: Graph) -> None:
+    bias, a, x = call.inputs
+    product = graph.add("MatMul", [a, x], [f"{call.outputs[0]}__product"], call.results, call.type)
+    graph.add("Add", [bias, product], call.outputs, call.results, call.type)
+
+
 def _attention(call: Call, graph: Graph) -> None:
     """Leading dimensions are batch and heads, as ONNX wants them."""
     def four(shape: Shape) -> Shape:
@@ -322,6 +391,18 @@ def _attention(call: Call, graph: Graph) -> None:
     out, shape = f"{call.outputs[0]}__heads", four(call.results[0])
     graph.add("Attention", [*views, *call.inputs[3:4]], [out], [shape], call.type, domain="", is_causal=int(bool(call.given["is_causal"])))
     graph.view(out, call.results[0], call.type, call.outputs[0])
+
+
+def _copied(call: Call, graph: Graph) -> None:
+    """copy_(to, from): only the second is read."""
+    graph.add("Identity" if call.shapes[-1] == call.results[0] else "Expand", call.inputs[-1:], call.outputs, call.results, call.type)
+
+
+def _fake_quantised(call: Call, graph: Graph) -> None:
+    """What training for 8 bits leaves: through integers and back."""
+    q = f"{call.outputs[0]}__q"
+    graph.add("QuantizeLinear", call.inputs, [q], call.results[:1], TensorProto.INT8)
+    graph.add("DequantizeLinear", [q], call.outputs[:1], call.results[:1], call.type)
 
 
 def _unbind(call: Call, graph: Graph) -> None:
@@ -339,17 +420,66 @@ def _select(call: Call, graph: Graph) -> None:
     graph.view(row, shape, call.type, call.outputs[0])
 
 
+def _recurrent(call: Call, graph: Graph) -> None:
+    """A node per layer and direction, whose results lie side by side. Its last states are rows of what it writes."""
+    flat = [n.name for n in _nodes([call.given["params"]])]
+    ways, layers = 1 + bool(call.given["bidirectional"]), call.given["num_layers"]
+    per, layout = len(flat) // (ways * layers), int(bool(call.given["batch_first"]))
+    shapes = dict(zip(call.inputs, call.shapes, strict=True))
+    names = [graph.names[name] for name in flat]
+    states = [i for i in call.inputs[1:] if i not in names]
+    x, rows = call.inputs[0], call.shapes[0]
+    hidden = shapes[names[1]][1]
+    for layer in range(layers):
+        out = call.outputs[0] if layer == layers - 1 else f"{call.outputs[0]}__layer{layer}"
+        made = []
+        for way in range(ways):
+            w, r, *rest = names[(layer * ways + way) * per:][:per]
+            bias, first = (rest[0] if len(rest) > 1 else ""), []
+            for state in states:  # the row of this layer and direction
+                row = f"{state}__{layer * ways + way}_{call.outputs[0]}"
+                at = layer * ways + way
+                first.append(graph.add("Slice", [state], [row], [(1, *shapes[state][1:])], call.type, starts=[at], ends=[at + 1], axes=[0]))
+            made.append(graph.add(call.kind.upper().removesuffix("_TANH").removesuffix("_RELU"), [x, w, r, bias, "", *first],
+                                  [out if ways == 1 else f"{out}__way{way}"], [(*rows[:2], hidden)], call.type, layout=layout))
+        if ways > 1:
+            graph.add("Concat", made, [out], [(*rows[:2], hidden * ways)], call.type, axis=2)
+        x = out
+    for output, shape in zip(call.outputs[1:], call.results[1:], strict=True):
+        graph.add("Slice", [x], [f"{output}__rows"], [(1, shape[1], hidden * ways)], call.type, starts=[0], ends=[1], axes=[1 if layout else 0])
+        graph.add("Tile", [f"{output}__rows"], [output], [shape], call.type)
+
+
 PLAIN = {
-    "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul", "embedding": "Gather",
+    "mv": "MatMul", "dot": "MatMul", "vdot": "MatMul", "_int_mm": "MatMul", "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul", "embedding": "Gather",
     "add": "Add", "sub": "Sub", "rsub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "maximum": "Max", "minimum": "Min", "where": "Where",
     "relu": "Relu", "gelu": "Gelu", "silu": "Swish", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardtanh": "Clip", "relu6": "Clip", "clamp": "Clip",
     "hardswish": "HardSwish", "hardsigmoid": "HardSigmoid", "leaky_relu": "LeakyRelu", "elu": "Elu", "softplus": "Softplus", "mish": "Mish",
     "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs", "erf": "Erf", "sin": "Sin", "cos": "Cos", "reciprocal": "Reciprocal",
+    "eq": "Equal", "ne": "Equal", "lt": "Less", "gt": "Greater", "le": "LessOrEqual", "ge": "GreaterOrEqual", "fmod": "Mod", "remainder": "Mod",
+    **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), "And"), **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), "Or"),
+    **dict.fromkeys(("bitwise_xor", "logical_xor"), "Xor"), **dict.fromkeys(("bitwise_not", "logical_not"), "Not"), "isnan": "IsNaN", "isinf": "IsInf",
+    "floor": "Floor", "ceil": "Ceil", "round": "Round", "trunc": "Floor", "sign": "Sign", "log1p": "Log", "expm1": "Exp", "rsqrt": "Reciprocal",
+    "cumsum": "CumSum", "masked_fill": "Where", "fill": "Expand", "square": "Pow", "atan2": "Div", "log2": "Log", "log10": "Log",
+    **dict.fromkeys(("exp2", "logit", "erfinv", "relu_squared"), "Exp"), **{k: k.capitalize() for k in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
+    "index": "GatherND", "gather": "GatherElements", "index_select": "GatherElements", "take": "GatherElements", "masked_select": "NonZero",
+    **dict.fromkeys(("index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "select_scatter",
+                     "diagonal_scatter", "as_strided_scatter", "masked_scatter"), "ScatterND"),
+    **dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "TopK"), **dict.fromkeys(("triu", "tril"), "Trilu"), "one_hot": "OneHot",
+    **dict.fromkeys(("flip", "roll", "unfold", "diagonal", "as_strided", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col",
+                     "repeat_interleave"), "Tile"),
+    **dict.fromkeys(("nonzero", "bincount", "unique", "unique_consecutive", "searchsorted", "bucketize", "histc"), "NonZero"),
+    **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "multinomial", "native_dropout"), "RandomUniformLike"),
+    **dict.fromkeys(("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_permuted", "empty"),
+                    "ConstantOfShape"),
     "to": "Cast", "_to_copy": "Cast", "type_as": "Cast",
     "layer_norm": "LayerNormalization", "native_layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization",
     "group_norm": "GroupNormalization", "native_group_norm": "GroupNormalization", "instance_norm": "InstanceNormalization",
     "softmax": "Softmax", "_softmax": "Softmax", "_safe_softmax": "Softmax", "log_softmax": "LogSoftmax", "_log_softmax": "LogSoftmax",
-    "expand": "Expand", "repeat": "Tile", "upsample_nearest2d": "Resize", "upsample_bilinear2d": "Resize",
+    "expand": "Expand", "repeat": "Tile", "grid_sampler": "GridSample", "grid_sampler_2d": "GridSample", "grid_sampler_3d": "GridSample",
+    **dict.fromkeys([f"{edge}upsample_{way}" for edge in ("", "_") for way in (
+        "nearest1d", "nearest2d", "nearest3d", "nearest_exact1d", "nearest_exact2d", "nearest_exact3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
+        "bilinear2d_aa", "bicubic2d_aa")], "Resize"),
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze"), "Reshape"),
     **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout"), "Identity")}
 WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
@@ -358,10 +488,13 @@ WITH_ATTRIBUTES: dict[str, Callable[[Call], tuple[str, dict[str, Any]]]] = {
                      "avg_pool3d"), _pool),
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"), _adaptive),
     **dict.fromkeys(("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm),
-    **dict.fromkeys(("mean", "sum", "amax", "amin"), _reduce), **dict.fromkeys(("permute", "transpose", "t"), _transpose),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice,
+    **dict.fromkeys(REDUCED, _reduce), **dict.fromkeys(("permute", "transpose", "t"), _transpose),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "slice": _slice, "slice_scatter": _slice_scatter, "einsum": _einsum,
+    **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel"), _quantised),
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), lambda call: ("Split", {"axis": call.dim()})),
     "cat": lambda call: ("Concat", {"axis": call.dim()})}
 EXPANDED: dict[str, Callable[[Call, Graph], None]] = {
-    "linear": _linear, "addmm": _addmm, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "unbind": _unbind, "select": _select}
+    "linear": _linear, "addmm": _addmm, "addmv": _addmv, "scaled_dot_product_attention": _attention, "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    **dict.fromkeys(("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"), _fake_quantised),
+    "copy": _copied, "unbind": _unbind, "select": _select, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent)}
+KNOWN = {*PLAIN, *WITH_ATTRIBUTES, *EXPANDED}

@@ -23,13 +23,13 @@ from hw.space import Constraint, Space, SpaceError, constraint, parse, static_na
 from workloads import catalog
 from workloads import document as documents
 from workloads.einsum import WorkloadError, canonical_key
-from workloads.graph import Workload, counts
+from workloads.graph import Workload, counts, warning, with_bits
 
 T = TypeVar("T")
 
-KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "search", "stop", "solver", "limits", "workers", "sink")
+KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "search", "stop", "solver", "limits", "workers", "sink", "unknown")
 NEEDED = ("workloads", "machine", "space", "objectives")
-WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name")
+WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name", "bits")
 SUFFIXES = catalog.SUFFIXES
 PARAMETER = re.compile(r"\w+=[^\s:=]+")  # of a catalog name
 TRIED = 2000  # machines looked at for one that meets the static constraints
@@ -54,7 +54,8 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRef:
-    """text: as given, a path or a catalog name with parameters; path: absolute, of the file in it, else empty; digest: of all that a solver sees of it."""
+    """text: as given, a path or a catalog name with parameters; path: absolute, of the file in it, else empty; digest: of all that a solver sees of it;
+    bits: widths put over its tensors."""
 
     name: str
     text: str
@@ -62,6 +63,7 @@ class WorkloadRef:
     bind: tuple[tuple[str, int], ...]
     weight: float
     digest: str
+    bits: tuple[tuple[str, int], ...] = ()
 
 
 def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
@@ -153,8 +155,16 @@ def space(raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | N
     return "", None
 
 
-def workloads(raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None) -> list[tuple[WorkloadRef, Workload]]:
-    """Every workload, loaded."""
+def movement(raw: Mapping[str, Any], faults: Faults) -> bool:
+    """May operators that nobody knows count as data movement?"""
+    if (given := raw.get("unknown", "error")) not in ("error", "movement"):
+        faults.add(f"unknown = {show(given)} must be error or movement: what operators count that nobody knows and that could be products")
+    return bool(given == "movement")
+
+
+def workloads(raw: object, folder: Path, fuse: bool, faults: Faults, within: Path | None = None,
+              unknown: bool = False) -> list[tuple[WorkloadRef, Workload]]:
+    """Every workload, loaded. unknown: may it have operators that nobody knows."""
     if raw is None:
         return []
     if not isinstance(raw, list) or not raw:
@@ -165,6 +175,7 @@ def workloads(raw: object, folder: Path, fuse: bool, faults: Faults, within: Pat
         return []
     read = [_workload(f"workloads[{i}]", item, folder, fuse, faults, within) for i, item in enumerate(raw)]
     found = [one for one in read if one is not None]
+    faults.lines.extend(f"workloads: {line}; write unknown: movement to let them" for _, w in found if (line := warning(w)) and not unknown)
     names = [ref.name for ref, _ in found]
     for text in dict.fromkeys(names):
         if names.count(text) > 1:
@@ -286,18 +297,23 @@ def _workload(key: str, item: object, folder: Path, fuse: bool, faults: Faults, 
     if not isinstance(bind, Mapping) or any(type(size) is not int or size < 1 for size in bind.values()):
         faults.add(f"{key}.bind = {show(bind)} must give whole numbers of at least 1, e.g. {{N: 1}}; correct it")
         return None
+    bits = given.get("bits", {})
+    if not isinstance(bits, Mapping) or any(type(n) is not int or n < 1 for n in bits.values()):
+        faults.add(f"{key}.bits = {show(bits)} must give whole numbers of at least 1, e.g. {{weights: 8, activations: 16}}; correct it")
+        return None
     before, path, after = catalog.file_in(text)
     found = str((folder / path).resolve()) if path else ""
     if path and (line := _leads_out(Path(found), within)):
         faults.add(f"{key} = {show(text)} {line}")
         return None
     try:
-        loaded = catalog.load(before + found + after, bind, fuse)
+        loaded = with_bits(catalog.load(before + found + after, bind, fuse), bits)
     except WorkloadError as error:
         faults.lines.extend(f"{key}: {line}" for line in str(error).splitlines())
         return None
     shown = str(given.get("name", Path(path).stem if path and not before else text))
-    return WorkloadRef(shown, text, found, tuple((str(k), v) for k, v in bind.items()), float(weight), _digest(loaded)), loaded
+    pairs, widths = (tuple((str(k), v) for k, v in given.items()) for given in (bind, bits))
+    return WorkloadRef(shown, text, found, pairs, float(weight), _digest(loaded), widths), loaded
 
 
 def _digest(workload: Workload) -> str:

@@ -43,12 +43,12 @@ class Search:
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
-    generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, else 16
+    generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, 16 of nsga2 and nsga3, 4 of tpe
     population: Annotated[int, Field(ge=2)] = 24
     startup: Annotated[int, Field(ge=2)] = 16
 
     def batch(self) -> int:
-        return self.generation or (16 if self.method in STEERED else 256)
+        return self.generation or (4 if self.method == "tpe" else 16 if self.method in STEERED else 256)
 
     def warmup(self) -> int:
         return self.startup if self.method == "tpe" else self.population

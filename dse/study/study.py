@@ -67,7 +67,7 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults, within)
     given = document.get("workloads")
-    found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within)
+    found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults))
     names = [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
     varies = space is not None and any(axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes)
     objectives = read.objectives(document.get("objectives"), names, varies, faults)
@@ -92,7 +92,8 @@ def to_yaml(study: Study) -> str:
     for i, ref in enumerate(study.workloads):
         if ref.path:
             before, _, after = catalog.file_in(ref.text)
-            document["workloads"][i] = {"workload": f"{before}{_input(i, ref)}{after}", "name": ref.name, "bind": dict(ref.bind), "weight": ref.weight}
+            document["workloads"][i] = {"workload": f"{before}{_input(i, ref)}{after}", "name": ref.name, "bind": dict(ref.bind), "weight": ref.weight,
+                                          "bits": dict(ref.bits)}
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 

@@ -6,7 +6,8 @@ import importlib
 import sys
 import time
 
-PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "ragged", "frontier", "time", "mutants", "corruption", "crashes", "hostile", "kills")
+PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "ragged", "frontier", "time", "mutants",
+         "corruption", "crashes", "hostile", "models", "kills")
 
 
 def main(wanted: str) -> int:

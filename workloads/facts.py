@@ -1,0 +1,421 @@
+"""Pass 1 over an ONNX graph (workloads/onnx.py): every shape, every constant, the small values that shapes depend on. Weights are never computed.
+
+Longer than most files: one walk that infers, folds, lowers operators of onnxruntime (workloads/lowered.py), takes branches on constants and, with another batch
+than the file fixes, mends what has the old one built in (workloads/rebind.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from workloads.einsum import WorkloadError
+from workloads.lowered import RULES, lowered
+from workloads.operators import Array, Shape
+from workloads.rebind import SCALARS, SHAPES, Batch
+
+FREE = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
+ON_SHAPES = {
+    "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Min", "Max", "Mod", "Neg", "Abs", "Range",
+    "Equal", "Less", "Greater", "Not", "And", "Or", "Where", "Expand", "Reshape", "Identity", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin",
+    "Transpose", "Flatten", "Split"}
+RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # gates
+QUANTISED = ("QuantizeLinear", "DequantizeLinear")
+SMALL_INTS, SMALL_FLOATS = 4096, 16
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+@dataclass(slots=True)
+class Facts:
+    """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant that a view shows;
+    refusals: why a shape is not known; stored: the type that a tensor is kept in, where it is not its own."""
+
+    types: dict[str, TypeProto] = field(default_factory=dict)
+    constants: set[str] = field(default_factory=set)
+    values: dict[str, Array] = field(default_factory=dict)
+    shaped: set[str] = field(default_factory=set)
+    roots: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)
+
+    def kept(self, tensor: str) -> int:
+        """The type that it is stored in; 0: not known."""
+        kind = self.types.get(tensor)
+        return self.stored.get(tensor, kind.tensor_type.elem_type if kind is not None else 0)
+
+    def shape(self, tensor: str) -> Shape | None:
+        """None: not known to the last dimension."""
+        kind = self.types.get(tensor)
+        if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+            return None
+        dims = kind.tensor_type.shape.dim
+        return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+
+    def is_float(self, tensor: str) -> bool:
+        return self.types[tensor].tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+
+
+def reads(node: NodeProto) -> list[str]:
+    """Tensors that a node reads, those that its subgraphs take from outside included."""
+    names = [i for i in node.input if i]
+    for graph in (a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH):
+        inner = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {o for n in graph.node for o in n.output}
+        names += [i for n in graph.node for i in reads(n) if i not in inner]
+    return names
+
+
+def title(node: NodeProto) -> str:
+    return f"{node.op_type} {node.name or next((o for o in node.output if o), '?')}"
+
+
+def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
+    """Nodes, producers first. Raises for tensors made twice or never, and for cycles."""
+    broken = [i for i, n in enumerate(graph.node) if any(isinstance(t, bytes) for t in (n.op_type, n.domain, n.name, *n.input, *n.output))]
+    if broken:
+        raise WorkloadError(f"{where}: operator number {broken[0]} has a name that is no text; the file is damaged, export it again")
+    given = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
+    makers: dict[str, int] = {}
+    faults = []
+    for i, node in enumerate(graph.node):
+        for tensor in filter(None, node.output):
+            if tensor in makers or tensor in given:
+                faults.append(f"{where}: tensor {tensor} is made twice, the second time by {title(node)}")
+            makers[tensor] = i
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(range(len(graph.node)))
+    for i, node in enumerate(graph.node):
+        for tensor in reads(node):
+            if tensor in makers:
+                order.add_edge(makers[tensor], i)
+            elif tensor not in given:
+                faults.append(f"{where}: {title(node)} reads tensor {tensor}, which nothing makes")
+    faults += [f"{where}: output {o.name} is made by no operator" for o in graph.output if o.name not in makers and o.name not in given]
+    if faults:
+        raise WorkloadError("\n".join(faults))
+    try:
+        return [graph.node[i] for i in nx.lexicographical_topological_sort(order)]
+    except nx.NetworkXUnfeasible:
+        cycle = " -> ".join(title(graph.node[edge[0]]) for edge in nx.find_cycle(order))
+        raise WorkloadError(f"{where}: operators form a cycle: {cycle}") from None
+
+
+def feeds_of(where: str, graph: GraphProto, bind: dict[str, int], batch: int | None) -> tuple[dict[str, Shape], dict[str, Shape] | None]:
+    """Shapes of the inputs, and their shapes as written where a new batch replaces a written one."""
+    weights = {i.name for i in graph.initializer}
+    dims: dict[str, list[int | str]] = {}
+    faults = []
+    for i in (i for i in graph.input if i.name not in weights):
+        if not i.type.HasField("tensor_type"):
+            faults.append(f"{where}: input {i.name} is no tensor; only tensors can be costed")
+        shape = i.type.tensor_type.shape.dim
+        dims[i.name] = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else d.dim_param or f"{i.name}[{at}]" for at, d in enumerate(shape)]
+    symbols = list(dict.fromkeys(d for shape in dims.values() for d in shape if isinstance(d, str)))
+    leading = next((shape[0] for shape in dims.values() if shape), None)
+    faults += _bind_faults(where, bind, symbols, batch, leading)
+    bound = bind if batch is None or not isinstance(leading, str) else {leading: batch, **bind}
+    faults += [f'{where}: size of symbol "{s}" is not bound; bind it, e.g. {Path(where).name}:{s}=1, or bind: {{{s}: 1}} in a study'
+               for s in symbols if s not in bound]
+    if faults:
+        raise WorkloadError("\n".join(faults))
+    written = {i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()}
+    if batch is None or leading == batch or not isinstance(leading, int):
+        return written, None
+    return {i: (batch, *written[i][1:]) if dims[i][:1] == [leading] else written[i] for i in dims}, written
+
+
+def _bind_faults(where: str, bind: dict[str, int], symbols: list[str], batch: int | None, leading: int | str | None) -> Iterator[str]:
+    for symbol, size in bind.items():
+        if symbol not in symbols:
+            near = difflib.get_close_matches(symbol, symbols, 1)
+            hint = f"; do you mean {near[0]}?" if near else f"; symbols are: {', '.join(symbols) or 'none, all sizes are given'}"
+            yield f'{where}: bind names "{symbol}", which no input has{hint}'
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            yield f"{where}: bind {symbol} = {size!r} must be a whole number of at least 1"
+    if batch is None:
+        return
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        yield f"{where}: batch = {batch!r} must be a whole number of at least 1"
+    elif leading is None:
+        yield f"{where}: batch = {batch}, but no input has a first dimension to rebind"
+    elif isinstance(leading, str) and bind.get(leading, batch) != batch:
+        yield f'{where}: batch = {batch} and bind {leading} = {bind[leading]} both size the first dimension of the inputs; drop one'
+
+
+@dataclass(slots=True)
+class Walk:
+    """What a walk over the graph needs beside its facts. before: the facts at the batch as written, where batch is another one."""
+
+    where: str
+    model: ModelProto
+    nodes: list[NodeProto]
+    before: Facts = field(default_factory=Facts)
+    batch: Batch | None = None
+
+    def opsets(self) -> dict[str, int]:
+        return {o.domain if o.domain != "ai.onnx" else "": o.version for o in self.model.opset_import}
+
+    def declared(self) -> dict[str, TypeProto]:
+        return {v.name: v.type for v in (*self.model.graph.output, *self.model.graph.value_info)}
+
+
+def facts_of(walk: Walk, feeds: Mapping[str, Shape]) -> tuple[Facts, list[NodeProto]]:
+    """Walk the graph with the given input shapes; the nodes as they were found to be."""
+    facts, nodes = Facts(), []
+    for i in walk.model.graph.input:
+        if i.name in feeds:
+            facts.types[i.name] = helper.make_tensor_type_proto(i.type.tensor_type.elem_type, feeds[i.name])
+            old = walk.before.shape(i.name)
+            if walk.batch and old and old != feeds[i.name]:
+                walk.batch.inherit(i.name, 0, old, iter(()))
+    for t in walk.model.graph.initializer:
+        _constant(walk.where, t, facts)
+    for s in walk.model.graph.sparse_initializer:
+        facts.types[s.values.name] = helper.make_tensor_type_proto(s.values.data_type, s.dims)
+        facts.constants.add(s.values.name)
+    opsets, declared = walk.opsets(), walk.declared()
+    for node in walk.nodes:
+        nodes += _walked(node, walk, facts, opsets, declared)
+    return facts, nodes
+
+
+def _constant(where: str, t: TensorProto, facts: Facts) -> None:
+    facts.types[t.name] = helper.make_tensor_type_proto(t.data_type, t.dims)
+    if t.data_location != TensorProto.EXTERNAL and _small(t.data_type, prod(t.dims)):
+        facts.values[t.name] = _array(where, t)
+    facts.constants.add(t.name)
+
+
+def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> list[NodeProto]:
+    """The node, or those that stand for it: the branch of an If that a constant takes, the standard's operators for one of onnxruntime."""
+    if node.op_type == "If" and (taken := facts.values.get(node.input[0])) is not None:
+        return [n for part in _branch(node, bool(taken), walk.where, facts) for n in _walked(part, walk, facts, opsets, declared)]
+    known = [i for i in node.input if i in facts.types]
+    site = lowered(node, {i: shape for i in known if (shape := facts.shape(i)) is not None}, {i: facts.types[i].tensor_type.elem_type for i in known})
+    if site is not None:
+        for name, (type, shape) in site.constants.items():
+            facts.types[name] = helper.make_tensor_type_proto(type, shape)
+            facts.constants.add(name)
+        return [n for part in site.nodes for n in _walked(part, walk, facts, {**opsets, "": NEWEST}, declared)]
+    if walk.batch is None or not any(i in walk.batch.places for i in reads(node)):
+        _infer(walk, node, facts, opsets, declared if walk.batch is None else {})
+    else:
+        node = _rebound(walk, walk.batch, node, facts, opsets)
+    _fold(walk.where, node, facts, opsets)
+    return [node]
+
+
+def _branch(node: NodeProto, taken: bool, where: str, facts: Facts) -> list[NodeProto]:
+    """Nodes of the branch that is taken, its tensors named after the If, and one that hands on each result."""
+    graph = next(a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch"))
+    own = {t.name for t in graph.initializer} | {o for n in graph.node for o in n.output if o}
+    names = {name: f"{node.output[0]}/{name}" for name in own}
+    for t in graph.initializer:
+        renamed = TensorProto()
+        renamed.CopyFrom(t)
+        renamed.name = names[t.name]
+        _constant(where, renamed, facts)
+    found = []
+    for n in graph.node:
+        inner = NodeProto()
+        inner.CopyFrom(n)
+        inner.input[:], inner.output[:] = [names.get(i, i) for i in n.input], [names.get(o, o) for o in n.output]
+        found.append(inner)
+    return [*found, *(helper.make_node("Identity", [names.get(o.name, o.name)], [result]) for o, result in zip(graph.output, node.output, strict=False))]
+
+
+def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> NodeProto:
+    """Types of the outputs at the new batch, and the node with the constants that it needs for them. Raises where none fit."""
+    seen = reads(node)
+    sources = [(i, shape) for i in seen if (shape := walk.before.shape(i)) is not None]
+    outputs = [o for o in node.output if o]
+    if node.op_type in ("Shape", "Size"):
+        _infer(walk, node, facts, opsets, {})
+        return node
+    for at in SCALARS.get(node.op_type, ()):
+        batch.scalars.update(node.output[at:at + 1])
+    for way in _ways(node, walk, batch, facts):
+        tried = {o: facts.types.pop(o, None) for o in outputs}
+        try:
+            _infer(walk, way, facts, opsets, {})
+        except WorkloadError:
+            facts.types.update({o: t for o, t in tried.items() if t is not None})
+            continue
+        if all(_grew(o, walk, batch, facts, sources) for o in outputs):
+            return way
+    shapes = ", ".join(f"{i} {list(shape)}" for i, shape in sources)
+    raise WorkloadError(f"{walk.where}: batch = {batch.new}: {title(node)}: the batch {batch.old} that the file fixes cannot be replaced here (at batch "
+                        f"{batch.old} it reads {shapes}); export the model with batch {batch.new}, or with a symbolic batch")
+
+
+def _grew(output: str, walk: Walk, batch: Batch, facts: Facts, sources: Sequence[tuple[str, Shape]]) -> bool:
+    """Has the output the samples of the new batch? Notes where."""
+    before, after = walk.before.shape(output), facts.shape(output)
+    if output in batch.scalars:
+        return before == after
+    if before is None or after is None:
+        return before is after
+    if output in batch.places:  # a Reshape
+        return batch.grown(before, after) == batch.places[output].axis
+    axis = batch.grown(before, after)
+    if axis is not None:
+        batch.inherit(output, axis, before, iter(sources))
+    return axis is not None
+
+
+def _ways(node: NodeProto, walk: Walk, batch: Batch, facts: Facts) -> Iterator[NodeProto]:
+    """The node as it is, and with one constant grown in one place. A Reshape has one way: its batch stays where it lies."""
+    if node.op_type == "Reshape" and node.input[0] in batch.places:
+        old, result = walk.before.shape(node.input[0]), walk.before.shape(node.output[0])
+        new = batch.reshaped(node.input[0], node.output[0], old, result) if old is not None and result is not None else None
+        if new is not None and prod(new) == prod(facts.shape(node.input[0]) or ()):
+            yield _with(node, 1, np.array(new, np.int64), facts)
+        return
+    if node.op_type in RECURRENT:  # its rule looks at no state
+        for at in (5, 6):
+            state = facts.shape(node.input[at]) if len(node.input) > at and node.input[at] in facts.constants else None
+            if state is not None and len(state) == 3:
+                node = _with(node, at, (state[0], batch.scaled(state[1]) or 0, state[2]), facts) if state[1] == batch.old else node
+        yield node
+        return
+    yield node
+    for at, tensor in enumerate(node.input):
+        shape, value = facts.shape(tensor), facts.values.get(tensor)
+        if tensor not in facts.constants or shape is None:
+            continue
+        if at in SHAPES.get(node.op_type, ()):
+            if value is not None and value.ndim == 1 and value.dtype.kind == "i":
+                for i, size in enumerate(value):
+                    if size > 0 and (new_size := batch.scaled(int(size))):
+                        yield _with(node, at, np.array([*value[:i], new_size, *value[i + 1:]], value.dtype), facts)
+        else:
+            for i, size in enumerate(shape):
+                if new_size := batch.scaled(size):
+                    yield _with(node, at, (*shape[:i], new_size, *shape[i + 1:]), facts)
+
+
+def _with(node: NodeProto, at: int, given: Array | Shape, facts: Facts) -> NodeProto:
+    """The node with a constant of its own: these values, or the same ones in another shape."""
+    old, own = node.input[at], f"{node.input[at]}:{node.output[0]}"
+    kind = facts.types[old].tensor_type.elem_type
+    facts.types[own] = helper.make_tensor_type_proto(kind, given if isinstance(given, tuple) else given.shape)
+    if not isinstance(given, tuple):
+        facts.values[own] = given
+    facts.constants.add(own)
+    facts.roots[own] = facts.roots.get(old, old)
+    if old in facts.stored:
+        facts.stored[own] = facts.stored[old]
+    changed = NodeProto()
+    changed.CopyFrom(node)
+    changed.input[at] = own
+    return changed
+
+
+def _array(where: str, t: TensorProto) -> Array:
+    try:
+        return numpy_helper.to_array(t)
+    except (KeyError, TypeError, ValueError):
+        raise WorkloadError(f"{where}: constant {t.name} is damaged: its values do not fit its type and shape {list(t.dims)}; export the file again") from None
+
+
+def _small(elem_type: int, elems: int) -> bool:
+    is_float = elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+    return elem_type != TensorProto.STRING and elems <= (SMALL_FLOATS if is_float else SMALL_INTS)
+
+
+def _infer(walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> None:
+    """Types of a node's outputs: by the operator's own rule, else as the file declares them."""
+    domain = node.domain if node.domain != "ai.onnx" else ""
+    if onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+        types = {i: facts.types[i] for i in node.input if i in facts.types}
+        data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values}
+        imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
+        try:
+            facts.types.update(shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports, ir_version=walk.model.ir_version))
+        except onnx.checker.ValidationError as fault:
+            raise WorkloadError(f"{walk.where}: {title(node)}: {' '.join(str(fault).split())[:200]}") from None
+        except (shape_inference.InferenceError, KeyError, ValueError) as fault:
+            if not all(o in declared for o in node.output if o):
+                raise WorkloadError(f"{walk.where}: {title(node)}: {str(fault).strip().splitlines()[0]}") from None
+    elif (rule := RULES.get(node.op_type)) and domain.startswith("com.microsoft"):
+        shapes = [facts.shape(i) for i in node.input if i]
+        shape = rule([s for s in shapes if s is not None], attributes(node)) if None not in shapes else None
+        if shape is not None:
+            facts.types[node.output[0]] = helper.make_tensor_type_proto(facts.types[node.input[0]].tensor_type.elem_type, shape)
+    for output in filter(None, node.output):
+        if facts.shape(output) is None and output in declared:
+            facts.types[output] = declared[output]
+        if facts.shape(output) is None:
+            facts.refusals[output] = _refusal(node, facts, walk.model)
+
+
+def _refusal(node: NodeProto, facts: Facts, model: ModelProto) -> str:
+    """Why ONNX finds no shape, in its words; empty if it has no complaint."""
+    inputs = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(reads(node)) if i in facts.types]
+    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
+    single = helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=model.opset_import, ir_version=model.ir_version)
+    try:
+        shape_inference.infer_shapes(single, strict_mode=True)
+    except shape_inference.InferenceError as fault:
+        return str(fault).strip().splitlines()[-1].rpartition("] ")[2]
+    return ""
+
+
+def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> None:
+    """Mark constants, and keep the small values that shapes may depend on. What only looks at integers with a scale is stored as they are."""
+    seen = reads(node)
+    constant = all(i in facts.constants for i in seen)
+    if seen and (node.op_type == "DequantizeLinear" or (node.op_type in FREE | {"Transpose"} and node.input[0] in facts.stored) or (
+            constant and node.op_type in ("Cast", *QUANTISED))):
+        facts.stored[node.output[0]] = facts.kept(node.output[0] if node.op_type == "QuantizeLinear" else node.input[0])
+    of_shape = node.op_type in ("Shape", "Size") and facts.shape(node.input[0]) is not None
+    if not of_shape and not constant:
+        return
+    facts.constants.update(o for o in node.output if o)
+    if of_shape or any(i in facts.shaped for i in seen):
+        facts.shaped.update(node.output)
+    output, first = node.output[0], next((i for i in seen if i in facts.types), "")
+    shape = facts.shape(output)
+    if first and shape is not None and prod(facts.shape(first) or (0,)) == prod(shape):
+        facts.roots[output] = facts.roots.get(first, first)
+    if of_shape:
+        dims, attrs = facts.shape(node.input[0]) or (), attributes(node)
+        part = dims[attrs.get("start", 0):attrs.get("end", len(dims))]
+        facts.values[output] = np.array(part if node.op_type == "Shape" else prod(dims), dtype=np.int64)
+    elif shape is not None and _small(facts.types[output].tensor_type.elem_type, prod(shape)) and _wanted(node, facts):
+        try:
+            results = ReferenceEvaluator(node, opsets=dict(opsets)).run(None, {i: facts.values[i] for i in seen})
+        except Exception as fault:  # of any kind: the evaluator trusts its file
+            raise WorkloadError(f"{where}: {title(node)}: its value cannot be computed ({' '.join(str(fault).split())[:200]}); export it again") from None
+        facts.values.update({o: np.asarray(r) for o, r in zip(node.output, results, strict=False) if o})
+
+
+def _wanted(node: NodeProto, facts: Facts) -> bool:
+    """Can this constant matter for a shape? Weights that a ConstantOfShape fills in cannot."""
+    if node.op_type == "ConstantOfShape":
+        return not facts.is_float(node.output[0]) and node.input[0] in facts.values
+    return node.op_type == "Constant" or (node.op_type in ON_SHAPES and all(i in facts.values for i in node.input if i))
+
+
+def attributes(node: NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def live_nodes(nodes: Sequence[NodeProto], facts: Facts, results: Sequence[str]) -> list[NodeProto]:
+    """Nodes that are not constant and that an output of the graph needs."""
+    wanted, live = set(results), []
+    for node in reversed(nodes):
+        if any(o in wanted and o not in facts.constants for o in node.output):
+            live.append(node)
+            wanted.update(reads(node))
+    return live[::-1]

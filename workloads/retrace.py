@@ -1,0 +1,166 @@
+"""Another batch for a torch.export program that fixes one: its operators run again on tensors without data, as workloads/rebind.py argues.
+
+What an operator gives must have the batch where it lay, larger; a view keeps it where it lies. Else one constant, or one number among the sizes that the
+operator was given, has the old batch built in, and grows. What fits in no way is refused by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from workloads.einsum import WorkloadError
+from workloads.rebind import Batch
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+MADE = ("new_zeros", "new_ones", "new_full", "new_empty")  # constants of a given size, of the type of what they read
+VIEWS = ("view", "_unsafe_view", "reshape")
+SIZES = ("size", "sizes", "shape", "repeats", "split_sizes", "end")
+
+
+def retrace(where: str, program: Any, new: int) -> Batch | None:
+    """Replace what is recorded of every node (node.meta["val"]) by what it is at the new batch; None: nothing was to be done. Raises WorkloadError."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    signature, nodes = program.graph_signature, list(program.graph.nodes)
+    data = [n for n in nodes if n.op == "placeholder" and n.name in signature.user_inputs and hasattr(n.meta.get("val"), "shape")]
+    first = next((n.meta["val"].shape[0] for n in data if len(n.meta["val"].shape)), None)
+    if first is None:
+        raise WorkloadError(f"{where}: batch = {new}, but no input has a first dimension to rebind")
+    batch = Batch(int(first), new)
+    if batch.old == new:
+        return None
+    talks = logging.getLogger("torch._subclasses.fake_tensor")  # of every way that does not fit
+    talks.disabled = True
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for node in nodes:
+            old = node.meta.get("val")
+            if node.op == "placeholder":
+                node.meta["val"] = _input(node, old, batch, node in data)
+            elif node.op == "call_function":
+                node.meta["val"] = _run(where, node, old, batch)
+            node.meta["before"] = old
+    talks.disabled = False
+    return batch
+
+
+def _kind(node: Any) -> str:
+    return str(node.target).split(".")[1] if str(node.target).startswith("aten.") else ""
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [v for v in (value if isinstance(value, (tuple, list)) else [value]) if hasattr(v, "shape") and hasattr(v, "dtype")]
+
+
+def _input(node: Any, old: Any, batch: Batch, data: bool) -> Any:
+    if not hasattr(old, "shape"):
+        return old
+    shape = tuple(old.shape)
+    if data and shape[:1] == (batch.old,):
+        batch.inherit(node.name, 0, shape, iter(()))
+        shape = (batch.new, *shape[1:])
+    return _empty(shape, old)
+
+
+def _empty(shape: Sequence[int], like: Any) -> Any:
+    import torch
+
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+
+
+def _run(where: str, node: Any, old: Any, batch: Batch) -> Any:
+    """The operator's result: at the new batch if it reads a batched tensor, else as it was."""
+    import torch
+    from torch.fx.node import map_arg
+
+    if getattr(node.target, "__name__", "") == "getitem":
+        source, number = node.args
+        if (place := batch.places.get(f"{source.name}/{number}")) is not None:
+            batch.places[node.name] = place
+        return source.meta["val"][number]
+    reads = [n for n in node.all_input_nodes if n.name in batch.places]
+    if not reads or _kind(node) in MADE:
+        return old
+    sources = [(n.name, tuple(t.shape)) for n in reads for t in _tensors(n.meta["before"])[:1]]
+    target = torch.ops.aten.reshape.default if _kind(node) in VIEWS else node.target
+    for args, kwargs in _ways(node, old, batch):
+        try:
+            found = target(*map_arg(args, lambda n: n.meta["val"]), **map_arg(kwargs, lambda n: n.meta["val"]))
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            continue
+        if _grew(node, old, found, batch, sources):
+            node.args, node.kwargs = args, kwargs
+            return found
+    shapes = ", ".join(f"{name} {list(shape)}" for name, shape in sources)
+    raise WorkloadError(f"{where}: batch = {batch.new}: {node.name} ({node.target}): the batch {batch.old} that the program fixes cannot be replaced here (at "
+                        f"batch {batch.old} it reads {shapes}); export the program with batch {batch.new}")
+
+
+def _grew(node: Any, old: Any, found: Any, batch: Batch, sources: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
+    """Has every result that is read the samples of the new batch? Notes where."""
+    several = isinstance(old, (tuple, list))
+    if len(_tensors(old)) != len(_tensors(found)):
+        return False
+    read = {user.args[1] for user in node.users if several and user.users}
+    for number, (before, after) in enumerate(zip(_tensors(old), _tensors(found), strict=True)):
+        axis = batch.grown(tuple(before.shape), tuple(after.shape))
+        output = f"{node.name}/{number}" if several else node.name
+        if several and number not in read:
+            continue
+        if axis is None or (output in batch.places and batch.places[output].axis != axis):
+            return False
+        if output not in batch.places:
+            batch.inherit(output, axis, tuple(before.shape), iter(sources))
+    return True
+
+
+def _ways(node: Any, old: Any, batch: Batch) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments as they are, and with one constant or one size grown in one place. A view has one way."""
+    kind = _kind(node)
+    if kind in VIEWS:  # a reshape does not ask how the elements lie in memory
+        source = node.args[0]
+        new = batch.reshaped(source.name, node.name, tuple(source.meta["before"].shape), tuple(old.shape))
+        if new is not None:
+            yield (source, list(new)), {}
+        return
+    if kind in RECURRENT:  # no rule looks at the first states
+        first = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
+        grown = [n if n.name in batch.places else _copy(n, _middle(n, batch), node) for n in first]
+        yield (node.args[0], grown if isinstance(node.args[1], (list, tuple)) else grown[0], *node.args[2:]), node.kwargs
+        return
+    yield node.args, node.kwargs
+    names = [a.name for a in node.target._schema.arguments] if hasattr(node.target, "_schema") else []
+    for at, arg in enumerate(node.args):
+        for grown in _grown(arg, batch, at < len(names) and names[at] in SIZES, node):
+            yield (*node.args[:at], grown, *node.args[at + 1:]), node.kwargs
+
+
+def _middle(state: Any, batch: Batch) -> tuple[int, ...]:
+    """Shape of a first state [layers, batch, width] at the new batch."""
+    layers, size, width = state.meta["val"].shape
+    return (layers, batch.new if size == batch.old else size, width)
+
+
+def _grown(arg: Any, batch: Batch, sizes: bool, node: Any) -> Iterator[Any]:
+    if isinstance(arg, (list, tuple)):
+        for i, value in enumerate(arg):
+            yield from ([*arg[:i], grown, *arg[i + 1:]] for grown in _grown(value, batch, sizes, node))
+    elif isinstance(arg, int) and not isinstance(arg, bool):
+        if sizes and arg > 0 and (new := batch.scaled(arg)):
+            yield new
+    elif hasattr(arg, "meta") and arg.name not in batch.places and hasattr(arg.meta.get("val"), "shape"):
+        shape = tuple(arg.meta["val"].shape)
+        for i, size in enumerate(shape):
+            if new := batch.scaled(size):
+                yield _copy(arg, (*shape[:i], new, *shape[i + 1:]), node)
+
+
+def _copy(constant: Any, shape: tuple[int, ...], before: Any) -> Any:
+    """A constant of its own for one operator; nothing reads it if it does not fit."""
+    import torch
+
+    with before.graph.inserting_before(before):
+        found = before.graph.call_function(torch.ops.aten.alias.default, (constant,))
+    found.meta["val"] = _empty(shape, constant.meta["val"])
+    return found
