@@ -22,10 +22,12 @@ dse/dataflow/random dse/dataflow/annealing
 dse/dataflow/family dse/dataflow/frontier_kernels dse/dataflow/frontier
 dse/compile dse/layout/primitive dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
 dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper dse/stack dse/explain
-dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/check dse/screen dse/arguments
+dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/check dse/units
+dse/screen dse/progress dse/starts dse/arguments
 cluster/store cluster/worker cluster/build cluster/pool cluster/driver
-analysis/db dse/cli"""
+analysis/db dse/door dse/cli"""
 ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
+JOIN = ("dse/door", "dse/cli")  # what joins the packages
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 KNOWS = {"workloads": set(), "hw": set(), "dse": {"workloads", "hw"}, "cluster": {"dse", "hw", "workloads"}, "analysis": set()}
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
@@ -51,14 +53,14 @@ def test_a_file_imports_only_what_stands_above_it(path: Path) -> None:
         module, top = name.replace(".", "/"), name.split(".")[0]
         if module in ORDER_OF and module != own:
             assert ORDER_OF[module] < ORDER_OF[own], f"{rel} imports {name}, which stands below it"
-        if top in PACKAGES and own != "dse/cli":
+        if top in PACKAGES and own not in JOIN:
             assert top == own.split("/")[0] or top in KNOWS[own.split("/")[0]], f"{rel} imports {name}"
-        if top in ONLY_IN and own != "dse/cli":
+        if top in ONLY_IN and own not in JOIN:
             assert rel.startswith(ONLY_IN[top]), f"{rel} imports {name}"
 
 
-def test_init_files_are_empty() -> None:
-    assert [p for name in PACKAGES for p in (ROOT / name).rglob("__init__.py") if p.read_text()] == []
+def test_init_files_are_empty_but_for_the_door() -> None:
+    assert [p for name in PACKAGES for p in (ROOT / name).rglob("__init__.py") if p.read_text()] == [ROOT / "dse/__init__.py"]
 
 
 def test_importing_dse_loads_no_heavy_library() -> None:
