@@ -46,8 +46,9 @@ def _run(given: argparse.Namespace) -> int:
     study = studies.load(given.study, given.set)
     if given.dry_run:
         from cluster import driver
+        from dse import progress
 
-        _print_facts(driver.dry_run(study, given.workers), given.format)
+        _print_facts(progress.waited(f"{study.name}: probing", lambda _: driver.dry_run(study, given.workers)), given.format)
         return 0
     return _drive(study, Path(given.out or f"runs/{study.name}"), given)
 
@@ -219,7 +220,8 @@ def _list(given: argparse.Namespace) -> int:
     from dse import check
 
     header, rows = check.listing(given.what)
-    return _print_result(pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header)), given, header[:2])
+    found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
+    return _print_result(found, given, (*header[:2], "given", "what", "meaning"))
 
 
 def _new(given: argparse.Namespace) -> int:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-from rich.progress import Progress as Bar
+from rich.status import Status
+from rich.text import Text
 
 from dse.screen import safe
 from dse.units import duration
@@ -27,35 +28,33 @@ BEFORE_S = 1.0  # shorter waits need no word on a terminal
 
 
 class Line:
-    """One line of progress. share: of the cost, 0 to 1; None where it is not known."""
+    """One line of progress, cut to the terminal."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
-        self.live = self.console.is_terminal
-        self.bar = Bar(BarColumn(24), TaskProgressColumn(markup=False), TextColumn("{task.description}", markup=False), console=self.console, transient=True)
-        self.task = self.bar.add_task("", total=None)
+        self.live = Status("", console=self.console) if self.console.is_terminal else None
         self.shown = time.monotonic()
 
-    def show(self, text: str, share: float | None = None, last: bool = False) -> None:
-        """last: said in any case, also where nobody watches a bar."""
+    def show(self, text: str, last: bool = False) -> None:
+        """last: said in any case where nobody watches a live line, which goes at the end."""
         if self.live:
-            self.bar.start()
-            self.bar.update(self.task, description=safe(text), completed=share or 0.0, total=None if share is None else 1.0)
+            self.live.update(Text(set_cell_size(safe(text), min(cell_len(safe(text)), self.console.width - 4))))
+            self.live.start()
         elif last or time.monotonic() - self.shown >= LINE_S:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """At once, on a line of its own."""
+        """At once, on a line that stays."""
         self.shown = time.monotonic()
         with suppress(BrokenPipeError, OSError):
             if self.live:
-                self.bar.console.print(safe(text), markup=False, soft_wrap=True)
+                self.console.print(Text(safe(text)))
             else:
                 print(safe(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.live:
-            self.bar.stop()
+            self.live.stop()
 
 
 class Steps:
@@ -73,11 +72,11 @@ class Steps:
 
     def text(self) -> str:
         if not self.of:
-            return f"{self.name}: reading"
-        spent, here = time.monotonic() - self.begun, time.monotonic() - self.since
-        left = (self.since - self.begun) * (self.whole - self.behind) / self.behind - here if self.behind else 0.0
+            return f"{self.name}, {duration(time.monotonic() - self.begun)}"
+        spent, here = self.since - self.begun, time.monotonic() - self.since
+        left = spent * (self.whole - self.behind) / self.behind - here if self.behind else 0.0
         about = f", about {duration(left)} left" if left > 1 else ""
-        return f"{self.name}: {self.done} of {self.of} einsums in {duration(spent)}, now {self.now} for {duration(here)}{about}"
+        return f"{self.name}: {self.done} of {self.of} einsums, {duration(spent + here)}, now {self.now} ({duration(here)}){about}"
 
 
 def waited(name: str, work: Callable[[Steps], T]) -> T:
@@ -97,7 +96,7 @@ def waited(name: str, work: Callable[[Steps], T]) -> T:
         while thread.is_alive():
             thread.join(TICK_S)
             if thread.is_alive() and time.monotonic() - steps.begun > BEFORE_S:
-                line.show(steps.text(), steps.behind / steps.whole if steps.whole else None)
+                line.show(steps.text())
     except KeyboardInterrupt:
         line.close()
         print("interrupted", file=sys.stderr, flush=True)
@@ -112,21 +111,26 @@ class RunProgress:
     """Share done, rate and time left of a run; `show` takes each cluster.driver.Status."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.line = name, Line()
+        self.name, self.line, self.heard = name, Line(), False
 
     def __enter__(self) -> RunProgress:
+        self.line.show(f"{self.name}: starting")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.line.close()
 
     def show(self, status: Any) -> None:
+        share = f" ({100 * status.done // status.planned} %)" if status.planned else ""
+        text = f"{self.name}: {status.done} of {status.planned} machines{share}"
+        interrupted = status.state == "running" and status.reason.startswith("interrupted")
         if status.state == "running" and status.reason:
-            text = f"{self.name}: {status.reason}"
-        else:
+            text = f"{text}, {status.reason}"
+        elif status.rate:
             left = "" if status.left_s is None or status.left_s != status.left_s else f", about {duration(status.left_s)} left"
-            text = f"{self.name}: {status.done} of {status.planned} machines, {status.rate:.3g} machines/s, front {status.front}{left}"
-        if status.reason.startswith("interrupted") and status.state == "running":
+            text = f"{text}, {status.rate:.3g}/s, front {status.front}{left}"
+        if interrupted and not self.heard:
+            self.heard = True
             self.line.say(text)
         else:
-            self.line.show(text, status.done / status.planned if status.planned else None, last=status.state != "running")
+            self.line.show(text, last=status.state != "running")

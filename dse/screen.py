@@ -23,6 +23,7 @@ from workloads.graph import Workload, unique
 WIDE = 10_000  # columns when the output is no terminal: nothing is folded, nothing left out
 GAP = 2  # blanks between columns
 NARROWEST = 24  # a column of text is wrapped down to this before a column is left out
+LONGEST = 32  # of a name that is not wrapped
 RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
 LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not wrapped
 
@@ -72,7 +73,7 @@ def _column(name: str, values: Sequence[Any]) -> _Column:
     numbers = units.column(name, values)
     cells = numbers or [_text(name, value) for value in values]
     most = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))
-    fixed = numbers is not None or all(LABEL.fullmatch(cell) for cell in cells)
+    fixed = numbers is not None or (most <= LONGEST and all(LABEL.fullmatch(cell) for cell in cells))
     return _Column(safe(name), cells, numbers is not None, most if fixed else min(most, max(NARROWEST, cell_len(safe(name)))), most)
 
 
@@ -128,7 +129,7 @@ def facts(given: Mapping[str, Any], title: str = "", room: int = WIDE) -> str:
 def fact(key: str, value: Any) -> str:
     if key == "time" and isinstance(value, float):
         return time.ctime(value)
-    if key in ("seconds", "left_s") and isinstance(value, float):
+    if (key == "seconds" or key.endswith("_s")) and isinstance(value, float):
         return units.duration(value)
     if isinstance(value, list | tuple):
         return "; ".join(map(str, value))
@@ -203,12 +204,12 @@ def _block(one: explain.Table, room: int) -> str:
 
 def print_end(out: str, status: Any, solved: int, built: str) -> None:
     """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
-    state = "nothing is left to do:" if status.state == "finished" and not solved else f"{status.state},"
     reason, _, empty = status.reason.partition("; the front is empty: ")
-    say(f"{out}: {state} {reason}; {solved} machines solved now, {status.done} in all"
+    state = "nothing is left to do: " if status.state == "finished" and not solved else "" if reason.startswith(status.state) else f"{status.state}, "
+    say(f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
         f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}{built and f'; {built}'}")
     asked = [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"'] if status.front else [
         f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
-    print("next:", "   ".join(map(safe, asked)))
+    print("next:", "\n      ".join(map(safe, asked)))
     if empty:
         say(f"the front is empty: {empty}")

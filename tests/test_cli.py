@@ -217,7 +217,7 @@ def test_check_of_good_files(tmp_path: Path) -> None:
 
 def test_dry_run_starts_nothing(home: Path) -> None:
     facts = good("run", "small.yaml", "--out", "dry", "--dry-run", folder=home)
-    assert re.search(rf"machines in the space\s+{SIZE}\b", facts) and not (home / "dry").exists()
+    assert re.search(rf"machines_in_space\s+{SIZE}\b", facts) and not (home / "dry").exists()
 
 
 @pytest.mark.parametrize("command", EXAMPLES)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import product
 from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class Frontier:
 
 def frontier(e: Einsum, f: Family) -> Frontier:
     """The members for one einsum, from $DSE_CACHE if they are there. Raises NoFrontier."""
-    path = cache.place("frontier", (replace(e, name=""), replace(f, arch=topology(f.arch)[0])), ".npz")
+    path = place(e, f)
     if path.exists():
         with np.load(path) as stored:
             return Frontier(f, **stored)
@@ -65,6 +66,11 @@ def frontier(e: Einsum, f: Family) -> Frontier:
     np.savez_compressed(file, **{name: getattr(found, name) for name in ("counts", "rows", "shapes", "programs", "states")})
     cache.keep(path, file.getvalue())
     return found
+
+
+def place(e: Einsum, f: Family) -> Path:
+    """Where the frontier of an einsum is kept."""
+    return cache.place("frontier", (replace(e, name=""), replace(f, arch=topology(f.arch)[0])), ".npz")
 
 
 def solved(e: Einsum, f: Family) -> Frontier:
