@@ -263,6 +263,7 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
     assert child.returncode == 1 and "interrupted" in said and "Traceback" not in said + heard
+    assert re.search(r"interrupted; finishing \d+ machines?; again to stop now", heard)
     kept = rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"]
     assert first["n"] <= kept < LONG_SIZE
     assert f"{kept + 1} in all" in good("run", "long.yaml", "--out", "run", "--workers", "0", "--set", f"stop.points={kept + 1}", folder=tmp_path)
@@ -279,12 +280,15 @@ def test_status_of_a_killed_run(tmp_path: Path) -> None:
     assert facts["state"] == "killed" and "dse resume" in facts["reason"]
 
 
-def test_ctrl_c_in_a_question_is_130(home: Path) -> None:
-    child = start(home, "sql", "run", "SELECT count(*) FROM range(1000000) a, range(1000000) b")
+@pytest.mark.parametrize("command", [("sql", "run", "SELECT count(*) FROM range(1000000) a, range(1000000) b"), ("map", "unet", "edge_array")])
+def test_ctrl_c_in_a_question_is_130(home: Path, command: tuple[str, ...]) -> None:
+    """A mapping too: its search runs compiled, beside the thread that listens, and says meanwhile what it does."""
+    child = start(home, *command)
     time.sleep(10)  # past its imports, also on a busy machine: what they are interrupted in may swallow it
     os.killpg(child.pid, signal.SIGINT)
     said, heard = child.communicate(timeout=30)
-    assert (child.returncode, said, heard) == (130, "", "interrupted\n")
+    assert (child.returncode, said, heard.splitlines()[-1]) == (130, "", "interrupted")
+    assert command[0] == "sql" or re.match(r"unet on edge_array: \d+ of \d+ einsums, .*, now down\d_[ab] \(", heard)
 
 
 @pytest.mark.parametrize("path", ["", "."])
