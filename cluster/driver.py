@@ -367,7 +367,7 @@ def _build(run: Run, workers: int | None, report: Callable[..., Status]) -> None
     def tell(stage: build.Stage) -> bool:
         if time.monotonic() - run.reported >= REPORT_S:
             spent = time.monotonic() - begun
-            left = f", about {duration(spent / stage.share - spent)} left" if stage.share > 0.02 else ""
+            left = f", about {duration(spent / stage.share - spent)} left" if 0.02 < stage.share < 1 else ""
             now = f", now {' and '.join(stage.now)}" if stage.now else ""
             report("running", run.halt or f"{stage.done} of {stage.of} frontiers in {duration(spent)}{now}{left}")
         return bool(run.halt)

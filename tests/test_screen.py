@@ -15,6 +15,7 @@ from rich.cells import cell_len
 
 from cluster import driver
 from dse import door, explain, screen, units
+from dse.arguments import EXAMPLES
 from dse.study import study as studies
 from hw import machine
 from tests.terminal import lines
@@ -188,3 +189,11 @@ def test_grammar(home: Path) -> None:
     one, other = (lines(home, 120, DSE, *typed) for typed in (("pareto", "run", "--objectives", "-throughput,power_mw"),
                                                               ("pareto", "--objectives=-throughput,power_mw", "run")))
     assert one == other and any("most throughput, least power_mw" in line for line in one)
+
+
+def test_the_questions_of_readme_and_help_are_answered(home: Path) -> None:
+    run, text = door.open(home / "run"), (Path(__file__).parents[1] / "README.md").read_text() + "\n".join(EXAMPLES.values())
+    asked = [*re.findall(r'dse sql \S+ "(SELECT[^"]*)"', text), *re.findall(r'run\.sql\("([^"]*)"\)', text)]
+    assert len(asked) >= 3
+    for statement in asked:
+        assert len(run.sql(statement)) > 0, statement
