@@ -42,7 +42,7 @@ from dse.study.sampler import permutation
 from dse.study.study import Study
 from dse.units import duration
 
-LEASE_S = 1.0  # work per lease: a call costs 1 ms (specs/substrate.md, 1)
+LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
 MOST_PER_LEASE = 1024
 COMMIT_S = 5.0
 COMMIT_ROWS = 200_000

@@ -139,7 +139,7 @@ def solve_machine(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
         rows = failed(job, ask, "memory: its process has none left; a resume tries again", "".join(traceback.format_exception(fault)))
     except Violated as fault:
         rows = failed(job, ask, f"{VIOLATED} machine {ask.machine}: {str(fault).splitlines()[0]}", str(fault))
-    except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's (DESIGN.md, 3)
+    except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's
         last = traceback.format_exception_only(fault)[-1].strip().splitlines()
         rows = failed(job, ask, last[0] if last else type(fault).__name__, "".join(traceback.format_exception(fault)))
     return rows, []

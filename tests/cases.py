@@ -65,7 +65,7 @@ def mapping_of(nodes: list[dict[str, Any]]) -> Mapping:
 
 
 def model_counts(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Counts, footprints, energy and latency of given mappings (specs/model.md, 2 and 3)."""
+    """Counts, footprints, energy and latency of given mappings (docs/model.md)."""
     for case in file["cases"]:
         try:
             yield case["id"], _model_case(case)

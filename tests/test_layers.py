@@ -1,4 +1,4 @@
-"""Import rules of DESIGN.md section 2, read from the sources; and what `import dse` may load."""
+"""Import order of docs/design.md, read from the sources; and what `import dse` may load."""
 
 from __future__ import annotations
 

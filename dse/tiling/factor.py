@@ -1,6 +1,6 @@
 """Tile sizes: what an accelerator offers (Unit), which dimensions to cut (strategy), which extents to try (enumerate_tiles).
 
-Source: SMAUG's SMV backend (Xi et al. 2020), restated in specs/tiling.md, 1 to 4. Shapes are in elements, outermost first,
+Source: SMAUG's SMV backend (Xi et al. 2020). Shapes are in elements, outermost first,
 [batch, rows, columns, channels] or [batch, activations]; "stored" elements count the padding of the innermost dimension.
 """
 
@@ -109,7 +109,7 @@ def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Sha
 
 
 def least(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
-    """Stored elements of the smallest tile of a label, as a fraction (specs/tiling.md, 3)."""
+    """Stored elements of the smallest tile of a label, as a fraction."""
     total = stored(shape, u)
     if label == "None":
         return total, 1

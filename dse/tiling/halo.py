@@ -1,7 +1,7 @@
 """Tiles of a tensor: plain cuts, cuts under sliding windows (stride, padding, overlap), and what cutting costs the host.
 
 A tiled tensor is a grid: every dimension is cut on its own, tiles are numbered row-major, the last dimension fastest.
-Padding is never stored in a tile. Source: SMAUG's tile generators, as restated in specs/tiling.md, 7.
+Padding is never stored in a tile. Source: SMAUG's tile generators (Xi et al. 2020).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def cut_windows(extent: int, tile: int, w: Window, aligned: bool = True) -> tupl
     """Pieces that overlap by size - step, or leave out elements where that is negative.
 
     The first of several pieces is shortened so that with the leading padding it holds whole steps. Upstream does so only where
-    at least one step is left (aligned False); else later pieces start at the wrong element (specs/tiling.md, 12, 1).
+    at least one step is left (aligned False); else later pieces start at the wrong element.
     Raises ValueError for a tile below one window.
     >>> [piece for _, piece in cut_windows(225, 9, Window(7, 2, 3, 3))][::55]
     [8, 6]
@@ -140,7 +140,7 @@ def uniform(cuts: Sequence[Cut]) -> bool:
 
 
 def unfolds(tile: int, w: Window) -> bool:
-    """The tiles of a windowed dimension are those of `unfold` (specs/layout.md, 1.3): whole windows, none twice, no gap."""
+    """The tiles of a windowed dimension are those of `unfold` (dse/layout/primitive.py): whole windows, none twice, no gap."""
     return tile == reach(windows(tile, w.size, w.step), w.size, w.step) and pitch(tile, w.size, w.step) <= tile
 
 

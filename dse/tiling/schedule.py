@@ -1,7 +1,7 @@
 """Loop nests over tiles: which kernel call comes when, on which accelerator, what it loads and what it sends back.
 
 A nest is data; `calls` replays it. The only reuse is SMAUG's: an operand tile is loaded unless the accelerator loaded the same
-one last (specs/tiling.md, 10). Accelerators are taken in turn.
+one last. Accelerators are taken in turn.
 """
 
 from __future__ import annotations

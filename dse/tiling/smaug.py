@@ -1,7 +1,7 @@
 """SMAUG's tiling optimizers: per operator one function, Operator -> Tiling | Infeasible, and the table OPTIMIZERS of them.
 
 Each labels its tensors by the strategy search, enumerates tile shapes, takes the first that fills the scratchpads most, cuts the
-tensors and gives the loop nest over the tiles. Source: Xi et al. 2020, as restated in specs/tiling.md, 5 to 10.
+tensors and gives the loop nest over the tiles. Source: Xi et al. 2020 and the code of its SMV backend.
 faithful: as published, with its latent defects; otherwise (corrected) the fixes of section 12 and the innermost padding of every
 candidate as its own extent needs. Extensions to both: any padding given by side, depthwise convolution, attention.
 """
@@ -131,7 +131,7 @@ class _Choice:
 
 def _choose(op: Operator, u: Unit, xs: Ints, area: Ints, weights: Shape, labels: dict[str, str], kept: tuple[int | None, int | None, int | None],
             own: bool) -> _Choice | Infeasible:
-    """The first of the fullest combinations (specs/tiling.md, 5.3 to 6).
+    """The first of the fullest combinations, as in SMAUG's SMV backend.
 
     xs: input candidates; area: output elements per output channel of each; own: the output has its own channel count.
     kept: innermost padding that inputs, weights and outputs keep from the full tensor, None for their own.
