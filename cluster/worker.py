@@ -92,7 +92,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """One workload in one schedule of a machine: rows of `einsums`, made for a whole lease at once (their number is what laying out costs)."""
+    """One workload in one schedule of a machine, before it becomes rows of `einsums`: tables are made once per lease, since each costs as much as many rows."""
 
     machine: int
     schedule: int

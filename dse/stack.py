@@ -61,7 +61,8 @@ def prices(picks: Picks) -> bool:
 
 
 def _perfect(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Where the search spends its budget, as for the first convolutions of networks, the frontier of this machine alone proves the optimum."""
+    """The search; where it spends its budget of visited nodes without a proof (the first convolutions of networks), the frontier of this one machine, which
+    proves the optimum."""
     found = solved(problem, "perfect")
     if isinstance(found, Infeasible) or found[0].certificate:
         return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,13 @@ def test_a_wrong_word_is_a_value_error_with_the_choices(words: dict[str, Any], w
     given = {"workload": "gemm:m=4,n=4,k=4", "machine": "edge_array"} | words
     with pytest.raises(ValueError, match=why):
         dse.map(given.pop("workload"), given.pop("machine"), **given)
+
+
+def test_a_folder_of_the_user_that_bears_our_name_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "hw").mkdir()
+    (tmp_path / "hw/__init__.py").write_text("")
+    said = subprocess.run([sys.executable, "-c", "import dse; dse.map('gemm:m=4,n=4,k=4', 'edge_array')"], cwd=tmp_path, capture_output=True, text=True)
+    assert f"ImportError: {tmp_path / 'hw'}: shadows the package hw" in said.stderr
 
 
 def test_what_does_not_fit_is_a_result() -> None:

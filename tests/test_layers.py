@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,15 @@ def test_init_files_are_empty_but_for_the_door() -> None:
 def test_importing_dse_loads_no_heavy_library() -> None:
     code = "import dse, dse.cli, dse.stack, sys; print(sorted({'ray', 'optuna', 'duckdb'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+CITED = re.compile(r"\b(?:specs|docs|papers|data|studies|bench|tests|hw|dse|cluster|analysis|workloads)/[\w./-]*\.(?:md|txt|json|csv|py|sql|yaml)\b|DESIGN\.md")
+LATER = ("dse/dataflow/", "dse/sim/")  # their sources are to be cited anew
+
+
+def test_sources_cite_files_that_a_reader_has() -> None:
+    """The whole repository is what a reader has."""
+    files = [p for top in (*PACKAGES, "tests", "bench") for p in (ROOT / top).rglob("*.py") if not p.relative_to(ROOT).as_posix().startswith(LATER)]
+    missing = [f"{path.relative_to(ROOT)}: {name}" for path in files if path != Path(__file__) for name in CITED.findall(path.read_text())
+               if not any((base / name).exists() for base in (ROOT, ROOT / "hw", ROOT / "tests"))]
+    assert missing == []

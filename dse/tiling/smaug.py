@@ -92,7 +92,7 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
 
 
 def _inputs(op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = "") -> Ints | Infeasible:
-    """Tiles of the input that fit, in the order that decides ties. Those under a window hold whole steps of it, or all."""
+    """Input tiles that fit, in the order in which SMAUG prefers equal ones. The smallest one under a window is whole windows (size + i * step), or all."""
     minimum = smallest(u, f"{kind or op.kind}.inputs", shape, op.kernel)
     if op.kind in WINDOWED:
         whole = (m if m == n else w.size + (m - w.size) // w.step * w.step for m, n, w in zip(minimum[1:3], shape[1:3], op.windows(), strict=True))
@@ -105,7 +105,10 @@ def _inputs(op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: 
 
 
 def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
-    """Output extents of input tiles: the largest of first, middle and last tile. Upstream looks at the leading padding only."""
+    """Output extents of input tiles: the largest of the first tile (leading padding), a middle one and the last (trailing padding).
+
+    faithful: as SMAUG, which counts the leading padding only.
+    """
     padding = w.lead if faithful else max(w.lead, w.trail)
     found = (extents + padding - w.size) // w.step + 1
     return found if faithful else np.where(extents == full, w.outputs(full), np.minimum(found, w.outputs(full)))
