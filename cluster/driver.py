@@ -32,8 +32,9 @@ import pyarrow.compute as pc
 from cluster import build
 from cluster import store as stores
 from cluster.store import RunFault, Store
-from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shadowing, solve_lease, tables_of
+from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, solve_lease, tables_of
 from dse.dataflow.family import NoFrontier, family
+from dse.installed import shadowing
 from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.plan import Asks

@@ -81,8 +81,9 @@ class Solver:
         import ray as client
 
         from cluster import worker
+        from dse import installed
 
-        fault = worker.shadowing() or ("" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}")
+        fault = installed.shadowing() or ("" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}")
         if not fault:
             worker.calm()
             self.loaded = client.get(job[0])

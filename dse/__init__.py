@@ -20,21 +20,11 @@ __all__ = ["map", "open", "sweep"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        _refuse_strangers()
+        from dse.installed import shadowing
+
+        if line := shadowing():
+            raise ImportError(line)
         from dse import door
 
         return getattr(door, name)
     raise AttributeError(f"dse has no {name}; the door for Python is {', '.join(__all__)}")
-
-
-def _refuse_strangers() -> None:
-    """A folder hw or cluster beside the user's script would be found before ours."""
-    import importlib.util
-    from pathlib import Path
-
-    root = Path(__file__).resolve().parent.parent
-    for name in ("workloads", "hw", "cluster", "analysis"):
-        spec = importlib.util.find_spec(name)
-        found = Path(next(iter(spec.submodule_search_locations or [spec.origin or "?"]))).resolve() if spec else None
-        if found is None or root not in (found, *found.parents):
-            raise ImportError(f"{found or name}: shadows the package {name} of dse in {root}; rename it, or start from another folder")

@@ -16,7 +16,7 @@ ORDER = """workloads/einsum workloads/graph workloads/operators workloads/onnx w
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/machine
-dse/nest dse/record dse/cache dse/sim/counts dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/kernels
+dse/installed dse/nest dse/record dse/cache dse/sim/counts dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/kernels
 dse/dataflow/space dse/dataflow/steps dse/dataflow/walks dse/dataflow/cost_descending dse/dataflow/formula dse/dataflow/optimal_kernels dse/dataflow/optimal
 dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/exhaustive
 dse/dataflow/random dse/dataflow/annealing
