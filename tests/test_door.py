@@ -56,7 +56,7 @@ def test_a_folder_of_the_user_that_bears_our_name_is_one_line(tmp_path: Path) ->
     (tmp_path / "hw").mkdir()
     (tmp_path / "hw/__init__.py").write_text("")
     said = subprocess.run([sys.executable, "-c", "import dse; dse.map('gemm:m=4,n=4,k=4', 'edge_array')"], cwd=tmp_path, capture_output=True, text=True)
-    assert f"ImportError: {tmp_path / 'hw'}: shadows the package hw" in said.stderr
+    assert f"ImportError: {tmp_path / 'hw/__init__.py'}: shadows the package hw" in said.stderr
 
 
 def test_what_does_not_fit_is_a_result() -> None:
