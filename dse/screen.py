@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 
 from dse import explain, units
 from dse.sim.evaluate import Solution
@@ -50,7 +50,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "",
         columns.remove(victim)
         dropped.append(victim.name)
     lost = f"(no room for {', '.join(reversed(dropped))}: a wider terminal or --format csv shows {'it' if len(dropped) == 1 else 'them'})"
-    return "\n".join([*([safe(title)] if title else []), *_lines(columns, room, len(listed)), *([_wrapped(lost, room)] if dropped else []), ""])
+    return "\n".join([*([_wrapped(title, room)] if title else []), *_lines(columns, room, len(listed)), *([_wrapped(lost, room)] if dropped else []), ""])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,9 @@ def _lines(columns: Sequence[_Column], room: int, count: int) -> Iterable[str]:
 
 
 def _fold(cell: str, wide: int) -> list[str]:
-    found = [part for line in cell.split("\n") for part in ([line] if cell_len(line) <= wide else textwrap.wrap(line, wide, break_on_hyphens=False))]
-    return found or [""]
+    """Lines of at most `wide` columns, cut at blanks where there are some; characters may be two columns wide."""
+    wrapped = (part for line in cell.split("\n") for part in ([line] if cell_len(line) <= wide else textwrap.wrap(line, wide, break_on_hyphens=False)))
+    return [piece for part in wrapped for piece in chop_cells(part, wide) or [""]]
 
 
 def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int]) -> str:
@@ -109,7 +110,11 @@ def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int
 
 
 def _wrapped(text: str, room: int) -> str:
-    return "\n".join(textwrap.wrap(safe(text), room, break_long_words=False, break_on_hyphens=False)) if room < WIDE else safe(text)
+    """A line in as many as it takes, the further ones set in deeper."""
+    if room >= WIDE:
+        return safe(text)
+    deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
+    return "\n".join(textwrap.wrap(safe(text), room, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False))
 
 
 def say(text: str) -> None:
@@ -123,7 +128,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
 
 def facts(given: Mapping[str, Any], title: str = "", room: int = WIDE) -> str:
     """Keys and values, a line each."""
-    return table(("key", "value"), [(key, fact(key, value)) for key, value in given.items() if value is not None], title, room=room)
+    return table(("key", "value"), [(key, fact(key, value)) for key, value in given.items() if value not in (None, [], ())], title, room=room)
 
 
 def fact(key: str, value: Any) -> str:
@@ -194,7 +199,7 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
     for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
         nest, tables = explain.einsum(arch, unique(workload)[i].einsum, found.einsums[i])
-        blocks += [safe(nest) + "\n", *(_block(one, room) for one in tables)]
+        blocks += ["\n".join(_wrapped(line, room) for line in nest.splitlines()) + "\n", *(_block(one, room) for one in tables)]
     return "\n".join(blocks)
 
 
