@@ -78,7 +78,7 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
     if not steps:
         return ["" if v is None or v == "" else str(v) if isinstance(v, int) else number(float(v)) for v in values]
     sizes = [abs(float(v)) for v in known if v and isfinite(v)]
-    shared = _step(max(sizes), steps) if sizes and max(sizes) <= NEAR * min(sizes) else None
+    shared = _step(max(sizes), steps) if steps is not COUNT and sizes and max(sizes) <= NEAR * min(sizes) else None
     return ["" if v is None or v == "" else _in(float(v), shared or _step(float(v), steps)) for v in values]
 
 
