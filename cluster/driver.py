@@ -158,7 +158,7 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
             with _interruptible(run, progress) as listen:
                 _build(run, workers, report)
                 if not run.halt:
-                    report("running", run.built and f"{run.built}; starting actors" if workers != 0 else "")
+                    report("running", "; ".join(filter(None, [run.built, "starting actors" if workers != 0 else ""])))
                     with _mapper(run, workers, address) as mapped:
                         listen()  # again: Ray takes SIGTERM when it starts
                         _loop(run, mapped, report)

@@ -129,8 +129,10 @@ class RunProgress:
         elif status.rate:
             left = "" if status.left_s is None or status.left_s != status.left_s else f", about {duration(status.left_s)} left"
             text = f"{text}, {status.rate:.3g}/s, front {status.front}{left}"
+        elif status.state == "running":
+            text = f"{text}, none solved in this session yet"
         if interrupted and not self.heard:
             self.heard = True
-            self.line.say(text)
+            self.line.say(f"{self.name}: {status.reason}")
         else:
             self.line.show(text, last=status.state != "running")

@@ -57,4 +57,4 @@ def test_a_run_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         shown.show(status(state="interrupted"))
     assert capsys.readouterr().err.splitlines() == [
         "s: starting", "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left",
-        "s: 3 of 12 machines (25 %), interrupted; finishing 1 machine; again to stop now", "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left"]
+        "s: interrupted; finishing 1 machine; again to stop now", "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left"]
