@@ -145,7 +145,9 @@ def _show(given: argparse.Namespace) -> int:
     else:
         print(point.text(given.einsum, screen.width()))
         if around:
-            screen.print_table(around.table.column_names, around.rows(), "one step of each parameter (machines of this run, first schedule)")
+            said = around.table if set(around.table["status"].to_pylist()) != {"ok"} else around.table.drop_columns(["status"])
+            heads = [name.removesuffix("_change") for name in said.column_names]
+            screen.print_table(heads, door.Answer(said).rows(), "what one step of each parameter changes (machines of this run, first schedule)")
     return 0
 
 

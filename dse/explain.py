@@ -64,13 +64,13 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
     found = [energy(arch, solution)]
     cost = sorted(zip(solution.einsums, unique(workload), strict=True), key=lambda pair: -pair[0].count * pair[0].energy_pj)
-    rows = [(c.name, c.count, group.einsum.points() * c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1),
-             c.count * c.latency_cycles, ", ".join(binding(c)), c.gap) for c, group in cost]
-    behind = list(accumulate(row[4] for row in rows))
+    rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)), c.gap,
+             group.einsum.points() * c.count) for c, group in cost]
+    behind = list(accumulate(row[3] for row in rows))
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
     rest = rows[shown:]
-    note = f"{len(rest)} more einsums make the other {100 * sum(row[4] for row in rest):.0f} %; --einsum all lists them" if rest else ""
-    found.append(Table("einsums", ("einsum", "runs", "operations", "energy_pj", "share", "latency_cycles", "bound_by", "gap"), tuple(rows[:shown]), note))
+    note = f"{len(rest)} more einsums make the other {100 * sum(row[3] for row in rest):.0f} %; --einsum all lists them" if rest else ""
+    found.append(Table("einsums", ("einsum", "runs", "energy_pj", "share", "latency_cycles", "bound_by", "gap", "operations"), tuple(rows[:shown]), note))
     if any(c.host_copies is not None for c in solution.einsums):
         found.append(Table("tiles cut by the host, of one run", ("einsum", "host_copies", "host_copy_elems", "schedule"),
                            tuple((c.name, c.host_copies, c.host_copy_elems, c.certificate or "a nest") for c in solution.einsums)))

@@ -49,7 +49,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "",
         victim = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
         columns.remove(victim)
         dropped.append(victim.name)
-    lost = f"(no room for {', '.join(reversed(dropped))}: a wider terminal or --format csv shows {'it' if len(dropped) == 1 else 'them'})"
+    lost = f"(no room for {', '.join(reversed(dropped))}: a wider terminal or --format json shows {'it' if len(dropped) == 1 else 'them'})"
     return "\n".join([*([_wrapped(title, room)] if title else []), *_lines(columns, room, len(listed)), *([_wrapped(lost, room)] if dropped else []), ""])
 
 

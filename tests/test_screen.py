@@ -54,7 +54,7 @@ def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> No
         notes[columns] = re.findall(r"\w+", " ".join(said[said.index(next(line for line in said if line.startswith("(no room for"))):]))
     assert len(heads[80]) < len(heads[120]) < len(heads[200])
     for columns in WIDTHS:
-        assert heads[columns][:2] == ["machine", "schedule"] and "dram_kind" in notes[columns] and "csv" in notes[columns]
+        assert heads[columns][:2] == ["machine", "schedule"] and "dram_kind" in notes[columns] and "json" in notes[columns]
 
 
 @given(st.lists(st.floats(1e-3, 1e18), min_size=1, max_size=6), st.sampled_from(["energy_pj", "latency_ns", "capacity_bytes", "edp_pj_ns", "area_mm2", "x"]))
