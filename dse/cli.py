@@ -155,10 +155,7 @@ def _map(given: argparse.Namespace) -> int:
     from dse import door, progress
     from dse.study import read
 
-    faults = read.Faults([])
-    sets = dict(read.assignment(text, faults) for text in given.set)
-    if faults.lines:
-        raise ValueError("\n".join(faults.lines))
+    sets = read.assignments(given.set)
     name = f"{given.workload} on {given.machine}"
     found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", tell=steps.tell, **sets))
     return _print_mapped(found, given)

@@ -64,8 +64,8 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
     found = [energy(arch, solution)]
     cost = sorted(zip(solution.einsums, unique(workload), strict=True), key=lambda pair: -pair[0].count * pair[0].energy_pj)
-    rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)), c.gap,
-             group.einsum.points() * c.count) for c, group in cost]
+    rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
+             c.gap, group.einsum.points() * c.count) for c, group in cost]
     behind = list(accumulate(row[3] for row in rows))
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
     rest = rows[shown:]
