@@ -123,31 +123,50 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
     raise AssertionError("every attempt returns or raises")
 
 
-def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str = "", seconds: float = TIMEOUT_S) -> pa.Table:
+def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str = "", by: Sequence[str] = (), distinct: bool = False,
+          seconds: float = TIMEOUT_S) -> pa.Table:
     """The front of feasible points, best in the first objective first: machine, schedule, objectives, then all of points and machines.
 
     objectives: columns of points, 'x', '-x', 'x:max' or 'x:min' as in sql/macros.sql. where: SQL over points and machines.
+    by: a front for each value of these columns, which come first. distinct: of points with equal objectives the first, and in `alike` how many there are.
     """
     refresh(con)
-    points, machines = (_columns(con, table) for table in ("points", "machines"))
-    names = [re.sub(r"^-|:(min|max)$", "", objective) for objective in objectives]
+    points, designs = (_columns(con, table) for table in ("points", "designs"))
+    names = [column_of(objective) for objective in objectives]
     numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in ("machine", "schedule", "model_version", "solver_version")]
-    known = ", ".join(numeric)
+    known, every = ", ".join(numeric), ", ".join(designs)
     for name in names:
         if name not in points:
             near = get_close_matches(name, numeric, 1)
             raise QueryError(f'objective "{name}": no such column of points; {f"did you mean {near[0]}?" if near else f"there are {known}"}')
         if name not in numeric:
             raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known}')
-    own = [f"m.{_quoted(c)}" for c in machines if c not in points]
-    rows = f"(SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine) WHERE feasible)"
+    for name in by:
+        if name not in designs:
+            near = get_close_matches(name, designs, 1)
+            raise QueryError(f'--by "{name}": no such column; {f"did you mean {near[0]}?" if near else f"there are {every}"}')
+    rows = "(FROM designs WHERE feasible)"
     if where.strip():
         rows = f"(FROM {rows} WHERE ({where}\n))"
         _condition(con, where, rows)
-    order = ", ".join([f"{_quoted(n)}{' DESC' if o.startswith('-') != o.endswith(':max') else ''}" for n, o in zip(names, objectives, strict=True)])
-    listed = ", ".join(_literal(o) for o in objectives)
-    first = ", ".join(dict.fromkeys(["machine", "schedule", *(_quoted(n) for n in names)]))
-    return query(con, f"SELECT {first}, * EXCLUDE ({first}) FROM pareto({_literal(rows)}, [{listed}]) ORDER BY {order}, machine, schedule", seconds)
+    order = [f"{_quoted(n)}{' DESC' if maximised(o) else ''}" for n, o in zip(names, objectives, strict=True)]
+    groups = [_quoted(name) for name in by]
+    first = ", ".join(dict.fromkeys([*groups, "machine", "schedule", *map(_quoted, names)]))
+    equal = ", ".join([*groups, *map(_quoted, names)])
+    alike = f", count(*) OVER (PARTITION BY {equal}) AS alike" if distinct else ""
+    once = f" QUALIFY row_number() OVER (PARTITION BY {equal} ORDER BY machine, schedule) = 1" if distinct else ""
+    fronts = f"pareto({_literal(rows)}, [{', '.join(map(_literal, objectives))}], grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
+    return query(con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {fronts}{once} ORDER BY {', '.join([*groups, *order, 'machine', 'schedule'])}", seconds)
+
+
+def column_of(objective: str) -> str:
+    """The column of 'x', '-x', 'x:max' or 'x:min'."""
+    return re.sub(r"^-|:(min|max)$", "", objective)
+
+
+def maximised(objective: str) -> bool:
+    """Of '-x' and 'x:max', but not of '-x:max'."""
+    return objective.startswith("-") != objective.endswith(":max")
 
 
 def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
@@ -206,6 +225,10 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
         if sources:
             con.execute(f"CREATE OR REPLACE VIEW {_quoted(table)} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
+    if {"points", "machines"} <= {*known, *(t for t, listed in parts.items() if listed)}:
+        points = _columns(con, "points")
+        own = [f"m.{_quoted(name)}" for name in _columns(con, "machines") if name not in points]
+        con.execute(f"CREATE OR REPLACE VIEW designs AS SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine)")
     if {"einsums", "counts", "prices"} <= {*known, *(t for t, listed in parts.items() if listed)}:
         con.execute(_sql("traffic"))
 

@@ -39,7 +39,7 @@ from workloads.einsum import Einsum
 from workloads.graph import Unique, unique
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
-# ZigZag's TPU-like example (specs/field.md, 1.1) with one register file and one SRAM for all operands, so that both tools have the same machine.
+# ZigZag's TPU-like example with one register file and one SRAM for all operands, so that both tools have the same machine.
 TPU_LIKE = Arch("tpu_like", (
     Level("DRAM", None, 64, 700.0, 750.0, 1.0, bypass=False), Level("SRAM", 1 << 24, 64, 416.16 / 32, 378.4 / 32, 32.0), Level("RF", 1024, 8, 0.095, 0.095)),
     (Fanout("array", 2, (("x", 32), ("y", 32)), (True, True), (True, True)),), Compute(0.04, 0.04), 1.0, 8)

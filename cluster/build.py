@@ -25,8 +25,8 @@ import numpy as np
 from cluster.store import RunFault
 from cluster.worker import Job, calm
 from dse.dataflow.family import Family, NoFrontier, family
-from dse.dataflow.frontier import Frontier, frontier
-from dse.stack import prices
+from dse.dataflow.frontier import Frontier, frontier, place
+from dse.stack import effort, prices
 from dse.study.prune import static_violations
 from dse.study.sampler import permutation
 from dse.study.study import Study
@@ -37,7 +37,20 @@ from workloads.einsum import Einsum
 FEW = 64  # machines of a space that are solved one by one
 SAMPLE = 5000  # machines that a family is made of, and as many again per component of the machine
 WAIT_S = 0.2
-Tell = Callable[[int, int], bool]  # (done, of so many) -> whether to stop
+PROBE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How far the building is. share: of the effort of those that were not in the cache; now: einsums that are being solved."""
+
+    done: int
+    of: int
+    share: float
+    now: tuple[str, ...]
+
+
+Tell = Callable[[Stage], bool]  # -> whether to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +77,49 @@ def frontiers(job: Job, workers: int, tell: Tell) -> Built:
         shared = family(machines(job.study))
     except NoFrontier as why:
         return Built(job, 0, 0.0, (f"every machine is solved on its own: {why}",))
-    einsums = {_nameless(group.einsum): group.einsum for groups in job.uniques for group in groups}
-    largest = sorted(einsums.values(), key=Einsum.points, reverse=True)
+    largest = einsums(job)
+    efforts = {_nameless(e): effort(e) for e in missing(largest, shared)}
     found: dict[Einsum, Frontier | str] = {}
+
+    def stage() -> Stage:
+        open_now = [e for e in largest if _nameless(e) in efforts and _nameless(e) not in found]
+        left = sum(efforts[_nameless(e)] for e in open_now)
+        return Stage(len(found), len(largest), 1 - left / sum(efforts.values()) if efforts else 1.0, tuple(e.name for e in open_now[:max(1, workers)]))
+
+    if tell(stage()):
+        return Built(job, 0, 0.0, ())
     for one in _side_by_side(largest, shared, workers) if workers else ((e, _one(e, shared)) for e in largest):
         if one:
             found[_nameless(one[0])] = one[1]
-        if tell(len(found), len(einsums)):
+        if tell(stage()):
             return Built(job, 0, time.monotonic() - started, ())
     lines = tuple(dict.fromkeys(f"machines are searched: {one}" for one in found.values() if isinstance(one, str)))
     fronts = {e: one for e, one in found.items() if isinstance(one, Frontier)}
     own = tuple({g.key: _own(fronts[_nameless(g.einsum)], shared) for g in groups if _nameless(g.einsum) in fronts} for groups in job.uniques)
     return Built(replace(job, frontiers=own), len(fronts), time.monotonic() - started, lines)
+
+
+def einsums(job: Job) -> list[Einsum]:
+    """All different ones of a study, the longest search first: what is begun last is short."""
+    return sorted({_nameless(group.einsum): group.einsum for groups in job.uniques for group in groups}.values(), key=effort, reverse=True)
+
+
+def missing(wanted: Sequence[Einsum], shared: Family) -> list[Einsum]:
+    """Those whose frontier is not in the cache."""
+    return [e for e in wanted if not place(e, shared).exists()]
+
+
+def foreseen(wanted: Sequence[Einsum], shared: Family) -> tuple[float, int]:
+    """(core-seconds that frontiers take, how many were built to tell): the least ones, PROBE_S long, which the cache keeps; the others by their effort."""
+    begun, spent, known = time.monotonic(), 0.0, 0.0
+    rising = sorted(wanted, key=effort)
+    for built, e in enumerate(rising):
+        if built and time.monotonic() - begun > PROBE_S:
+            return spent / known * sum(map(effort, rising[built:])), built
+        started = time.process_time()
+        _one(e, shared)
+        spent, known = 0.5 * spent + time.process_time() - started, 0.5 * known + effort(e)  # the last ones count most: small ones take time for nothing
+    return 0.0, len(rising)
 
 
 def _one(e: Einsum, shared: Family) -> Frontier | str:

@@ -33,21 +33,25 @@ import pyarrow.compute as pc
 from cluster import build
 from cluster import store as stores
 from cluster.store import RunFault, Store
-from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, machine_key, pruned, shadowing, solve_lease, tables_of
+from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, machine_key, pruned, solve_lease, tables_of
 from dse import folder
+from dse.dataflow.family import NoFrontier, family
+from dse.installed import shadowing
 from dse.study import pareto, plan
 from dse.study import study as studies
 from dse.study.plan import Asks
 from dse.study.prune import static_violations
 from dse.study.sampler import permutation
 from dse.study.study import Study
+from dse.units import duration
 
-LEASE_S = 1.0  # work per lease: a call costs 1 ms (specs/substrate.md, 1)
+LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
 MOST_PER_LEASE = 1024
 COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
 REPORT_S = 1.0
 PROBES = 20
+START_S = 10.0  # of Ray and its actors
 PRICED_S = 1e-4  # of one einsum of a machine from its frontier, rows included; 2.6 ms per machine were measured for 27
 ROW_BYTES = 40  # of one row of any table in a merged part; measured 15 to 60
 MOST_TEXT = 1 << 18  # bytes of an input that env.json holds a copy of
@@ -131,6 +135,7 @@ class Run:
     clock: float = 0.0
     committed: float = 0.0
     reported: float = 0.0
+    said: Status | None = None  # the last report
 
     def seconds(self) -> float:
         return self.before_s + time.monotonic() - self.begun
@@ -151,14 +156,15 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
         run = _opened(study, store, [*mended, *lines])
         report = partial(_report, run, progress)
         _read_back(run)
-        report("running")
+        report("running", "starting")
         run.events.append(event("resume" if run.done or run.asks else "start", f"stop {json.dumps(asdict(study.stop))}, {len(run.done)} machines done"))
         _ask(run)
         workers = study.workers if workers is None else workers
         if run.todo or not run.end:
-            with _interruptible(run) as listen:
+            with _interruptible(run, progress) as listen:
                 _build(run, workers, report)
                 if not run.halt:
+                    report("running", "; ".join(filter(None, [run.built, "starting actors" if workers != 0 else ""])))
                     with _mapper(run, workers, address) as mapped:
                         listen()  # again: Ray takes SIGTERM when it starts
                         _loop(run, mapped, report)
@@ -174,27 +180,42 @@ def resume(out: Path, workers: int | None = None, address: str | None = None, pr
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
-    """What a run would take, from PROBES random machines of the space solved in-process. Where frontiers would be built first, a heuristic mapper stands in
-    for them: it finds the same machines feasible, with as many rows."""
-    priced = build.wanted(study)
-    job, size = job_of(replace(study, solver=replace(study.solver, mapper="cost_descending")) if priced else study), study.space.size
+    """What a run would take, from PROBES random machines of the space solved in-process and a few frontiers, which stay in the cache.
+
+    Where frontiers would be built first, a heuristic mapper stands in for them: it finds the same machines feasible, with as many rows.
+    """
+    whole, priced, size = job_of(study), build.wanted(study), study.space.size
+    job = job_of(replace(study, solver=replace(study.solver, mapper="cost_descending"))) if priced else whole
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
     asks = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
     solved = [solve_lease(job, Lease(0, (ask,))) for ask in asks]
     kept = len(asks) / len(chosen)
     points = study.stop.points
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    einsums = sum(len(groups) for groups in job.uniques)
-    each_s = PRICED_S * einsums if priced else sum(done.seconds for done in solved) / max(1, len(asks))
+    fronts = _fronts_to_build(whole) if priced else {}
+    searched = priced and not fronts
+    each_s = PRICED_S * sum(len(groups) for groups in job.uniques) if fronts else sum(done.seconds for done in solved) / max(1, len(asks))
     rows = sum(table.num_rows for done in solved for table in done.tables.values()) / max(1, len(asks))
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
-    return {"machines in the space": size, "machines to solve (about)": machines, "unique einsums": len({g.key for groups in job.uniques for g in groups}),
-            "frontiers to build": "one per unique einsum that is not in $DSE_CACHE; not counted below" if priced else "none",
-            "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(asks) - feasible} infeasible or failed",
-            "seconds per machine": _short(each_s), "core-hours": _short(machines * each_s / 3600),
-            f"hours with {slots} workers": _short(machines * each_s / 3600 / slots), "disk in MB (about)": _short(machines * rows * ROW_BYTES / 1e6),
-            "memory per process in MB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+    cores_s = machines * each_s + fronts.get("frontiers_core_s", 0.0)
+    return {"machines_in_space": size, "machines_to_solve": machines, "unique_einsums": len(build.einsums(whole)), **fronts,
+            "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(asks) - feasible} infeasible or failed"
+                      + ("; searched one by one, which takes longer than the probes did" if searched else ""),
+            "machine_s": each_s, "core_s": cores_s, "workers": slots, "whole_s": START_S * (workers != 0) + cores_s / slots,
+            "disk_mb": _short(machines * rows * ROW_BYTES / 1e6), "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+
+
+def _fronts_to_build(job: Job) -> dict[str, Any]:
+    """Of a study that is priced from frontiers: how many there are, and what the missing ones take; nothing where its machines share no family."""
+    try:
+        shared = family(build.machines(job.study))
+    except NoFrontier:
+        return {}
+    wanted = build.einsums(job)
+    missing = build.missing(wanted, shared)
+    seconds, built = build.foreseen(missing, shared)
+    return {"frontiers_in_cache": len(wanted) - len(missing) + built, "frontiers_to_build": len(missing) - built, "frontiers_core_s": seconds}
 
 
 def _short(value: float) -> float:
@@ -361,9 +382,14 @@ def _build(run: Run, workers: int | None, report: Callable[..., Status]) -> None
     if not build.wanted(run.job.study):
         return
 
-    def tell(done: int, of: int) -> bool:
+    begun = time.monotonic()
+
+    def tell(stage: build.Stage) -> bool:
         if time.monotonic() - run.reported >= REPORT_S:
-            report("running", f"{done} of {of} frontiers in {time.monotonic() - run.begun:.0f} s")
+            spent = time.monotonic() - begun
+            left = f", about {duration(spent / stage.share - spent)} left" if 0.02 < stage.share < 1 else ""
+            now = f", now {' and '.join(stage.now)}" if stage.now else ""
+            report("running", run.halt or f"{stage.done} of {stage.of} frontiers in {duration(spent)}{now}{left}")
         return bool(run.halt)
 
     cpus = os.cpu_count() or 1
@@ -507,7 +533,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
                     time.time(), f"{os.getpid()} on {socket.gethostname()}", run.store.generation, tuple(run.notes))
     with stores.plain(run.store.path):
         folder.write_bytes(run.store.path / folder.STATUS, folder.sealed("status", asdict(status)), durable=state != "running")
-    run.reported = time.monotonic()
+    run.reported, run.said = time.monotonic(), status
     if progress is not None:
         progress(status)
     return status
@@ -527,8 +553,8 @@ def _front(run: Run) -> tuple[int, float]:
 
 
 @contextmanager
-def _interruptible(run: Run) -> Iterator[Callable[[], None]]:
-    """Ctrl-C (or SIGTERM) once: finish the leases in flight and commit; twice: stop now. Gives what takes the signals again."""
+def _interruptible(run: Run, progress: Callable[[Status], None] | None) -> Iterator[Callable[[], None]]:
+    """Ctrl-C (or SIGTERM) once: say so at once, finish the leases in flight and commit; twice: stop now. Gives what takes the signals again."""
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in numbers}
 
@@ -536,6 +562,11 @@ def _interruptible(run: Run) -> Iterator[Callable[[], None]]:
         if run.halt and run.looping:
             raise KeyboardInterrupt
         run.halt = run.halt or "interrupted; `dse resume` goes on"
+        if progress and run.said:
+            flying = sum(run.missing) - len(run.todo)
+            what = f"finishing {flying} machine{'s' * (flying != 1)}; again to stop now" if run.looping else "stopping"
+            with suppress(RuntimeError):  # it may have come in the middle of another line
+                progress(replace(run.said, reason=f"interrupted; {what}"))
 
     def listen() -> None:
         for number in numbers:

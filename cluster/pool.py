@@ -3,7 +3,7 @@
 `over_ray` has the shape of the builtin `map`: leases in, results out, in the order in which they finish. Leases are pulled
 when an actor has room (at most DEPTH in flight each), so a slow reader slows the actors down. Executed at least once,
 yielded exactly once. Retries are ours (max_task_retries=0: Ray would rerun without a bound); Ray restarts the actors
-(max_restarts=-1). Measured in specs/substrate.md, 1: one actor call costs 1 ms of CPU, ActorPool twice that.
+(max_restarts=-1). Measured: one actor call costs 1 ms of CPU, ActorPool twice that.
 Longer than 400 lines: the loop over one state, and the cluster that it starts, joins and watches.
 """
 
@@ -84,8 +84,9 @@ class Solver:
         import ray as client
 
         from cluster import worker
+        from dse import installed
 
-        fault = worker.shadowing() or ("" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}")
+        fault = installed.shadowing() or ("" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}")
         if not fault:
             worker.calm()
             self.loaded = client.get(job[0])

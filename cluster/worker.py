@@ -6,7 +6,6 @@ Rows are a pure function of the study and the machine: no clock, no worker count
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import signal
 import threading
@@ -19,7 +18,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import product
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ import pyarrow as pa
 
 from dse import record
 from dse.dataflow.frontier import Frontier
+from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
@@ -40,7 +39,6 @@ from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
-PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
@@ -92,7 +90,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """One workload in one schedule of a machine: rows of `einsums`, made for a whole lease at once (their number is what laying out costs)."""
+    """One workload in one schedule of a machine, before it becomes rows of `einsums`: tables are made once per lease, since each costs as much as many rows."""
 
     machine: int
     schedule: int
@@ -139,7 +137,7 @@ def solve_machine(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
         rows = failed(job, ask, "memory: its process has none left; a resume tries again", "".join(traceback.format_exception(fault)))
     except Violated as fault:
         rows = failed(job, ask, f"{VIOLATED} machine {ask.machine}: {str(fault).splitlines()[0]}", str(fault))
-    except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's (DESIGN.md, 3)
+    except Exception as fault:  # any fault of a solver or plug-in is this machine's, not the run's
         last = traceback.format_exception_only(fault)[-1].strip().splitlines()
         rows = failed(job, ask, last[0] if last else type(fault).__name__, "".join(traceback.format_exception(fault)))
     return rows, []
@@ -317,23 +315,11 @@ def _prices(arch: Arch, machine: int) -> list[Row]:
                     "leak_mw": lane.leak_mw, "instances": arch.instances(len(arch.levels))}]
 
 
-def shadowing() -> str:
-    """One line if a package found here is not of this installation, e.g. a folder `hw` in the user's directory; else empty."""
-    root = Path(__file__).resolve().parent.parent
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
-        found = Path(spec.origin).resolve() if spec and spec.origin else Path(next(iter(spec.submodule_search_locations or ()), "?")) if spec else None
-        if found is None or root not in found.parents:
-            return f"{found or name}: shadows the package {name} of dse in {root}; rename it, or start from another folder"
-    return ""
-
-
 def sources() -> str:
     """Digest of this installation's code and tables: rows of one run come from one of them."""
-    root = Path(__file__).resolve().parent.parent
     found = hashlib.sha256()
-    for path in sorted(path for name in PACKAGES for path in (root / name).rglob("*") if path.suffix in (".py", ".csv")):
-        found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    for path in sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".csv")):
+        found.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes())
     return found.hexdigest()
 
 

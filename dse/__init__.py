@@ -1,0 +1,30 @@
+"""Design-space exploration of tensor accelerators. The door for Python:
+
+    import dse
+    dse.map("resnet18", "edge_array", objective="edp", **{"array.x": 12})    # one workload on one machine
+    run = dse.sweep("study.yaml", out="runs/x", progress=print)              # a study
+    run = dse.open("runs/x"); run.front(); run.sql("FROM designs"); run.show("best")
+
+What they need is imported when they are first called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dse.door import map, open, sweep
+
+__all__ = ["map", "open", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from dse.installed import shadowing
+
+        if line := shadowing():
+            raise ImportError(line)
+        from dse import door
+
+        return getattr(door, name)
+    raise AttributeError(f"dse has no {name}; the door for Python is {', '.join(__all__)}")

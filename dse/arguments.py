@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
-FORMATS = ("table", "csv", "json", "parquet")
+TABLES = ("table", "csv", "json", "parquet")
+TEXTS = ("text", "json")
 EXAMPLES = {
     "run": "dse run studies/edge_small.yaml --workers 2 --set stop.points=60",
     "resume": "dse resume runs/edge-small",
-    "status": "dse status runs/edge-small --json",
-    "pareto": "dse pareto runs/edge-small --objectives energy_pj,latency_ns --where 'area_mm2 < 2'",
-    "sql": 'dse sql runs/edge-small "SELECT status, count(*) FROM machines GROUP BY status"',
-    "show": "dse show runs/edge-small best --einsum res2_0_b",
+    "status": "dse status runs/edge-small --format json",
+    "pareto": "dse pareto runs/edge-small --objectives -throughput,power_mw --by dram_kind --where 'area_mm2 < 2'",
+    "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) AS energy_pj FROM designs GROUP BY ALL"',
+    "show": "dse show runs/edge-small best --einsum res2_0_b --neighbours",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
-    "list": "dse list workloads",
+    "list": "dse list keys",
+    "new": "dse new study my_study.yaml",
 }
 
 
@@ -52,15 +55,44 @@ def _memory(text: str) -> str:
     return text
 
 
-def parser() -> argparse.ArgumentParser:
-    """A parser whose result names the command in `command`."""
-    found = _Parser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.")
-    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command in `command`, and its arguments, in any order."""
+    whole, commands = parsers()
+    given = list(sys.argv[1:] if argv is None else argv)
+    if not given or given[0] not in commands:
+        return whole.parse_args(given)
+    found = commands[given[0]].parse_intermixed_args(_joined(given[1:]))
+    found.command = given[0]
+    return found
 
-    def add(name: str, text: str, *positional: str) -> argparse.ArgumentParser:
+
+def _joined(given: Sequence[str]) -> list[str]:
+    """--objectives -x,y -> --objectives=-x,y: argparse takes -x for an option."""
+    found: list[str] = []
+    for word in given:
+        if found and found[-1] == "--objectives" and word.startswith("-") and not word.startswith("--"):
+            found[-1] = f"--objectives={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the whole line, for --help and faults, and one per command."""
+    whole = _Parser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.",
+                    epilog="dse COMMAND --help shows the arguments and an example; begin with: dse map gemm:m=64,n=32,k=48 edge_array")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    found: dict[str, argparse.ArgumentParser] = {}
+
+    def add(name: str, text: str, *positional: str, forms: Sequence[str] = TEXTS) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, epilog=f"example: {EXAMPLES[name]}")
         for word in positional:
             sub.add_argument(word.lower(), metavar=word)
+        if forms:
+            sub.add_argument("--format", choices=forms, default=forms[0], help=f"default: {forms[0]}, for people; the others are in pJ, ns, mm2, in full")
+        if "csv" in forms:
+            sub.add_argument("--csv-safe", action="store_true", help="csv: text that a spreadsheet would take for a formula is quoted")
+        found[name] = sub
         return sub
 
     run = add("run", "start a study's run, or go on with it", "STUDY")
@@ -70,31 +102,34 @@ def parser() -> argparse.ArgumentParser:
     for sub in (run, resume):
         sub.add_argument("--workers", type=_count, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")
         sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
-    run.add_argument("--dry-run", action="store_true", help="what the run would cost, from 20 probes; starts nothing")
+    run.add_argument("--dry-run", action="store_true", help="what the run would take: machines, frontiers, hours, disk; starts nothing")
     status = add("status", "what a run has done; works while it runs", "DIR")
-    status.add_argument("--json", action="store_true")
-    front = add("pareto", "the front of a run", "DIR")
+    front = add("pareto", "the front of a run", "DIR", forms=TABLES)
     front.add_argument("--objectives", metavar="A,B,...", help="columns of points; -x or x:max maximises (default: the study's)")
     front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
-    sql = add("sql", "one read-only statement over the views; without a statement: a prompt", "DIR")
+    front.add_argument("--by", default="", metavar="A,B,...", help="a front for each value of these columns, e.g. dram_kind")
+    front.add_argument("--distinct", action="store_true", help="points of equal objectives in one row, with how many there are")
+    sql = add("sql", "one read-only statement over the views; without a statement: a prompt", "DIR", forms=TABLES)
     sql.add_argument("statement", nargs="?", metavar="SELECT...")
     for sub in (front, sql):
-        sub.add_argument("--format", choices=FORMATS, default="table")
         sub.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that the statement may take (default: 60)")
-    shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE or best", "DIR", "POINT")
+    shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN", "DIR", "POINT", forms=(*TEXTS, "yaml"))
+    shown.add_argument("--neighbours", action="store_true", help="what one step of each parameter changes, among the machines that the run has solved")
     for sub in (front, sql, shown):
         sub.add_argument("--memory", type=_memory, default="4GB", metavar="SIZE", help="what DuckDB may take, beyond it fails (default: 4GB)")
     for sub in (status, front, sql, shown):
         sub.add_argument("--skip-damaged", action="store_true", help="leave out what is not byte for byte what was committed (default: refuse to answer)")
-    mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE")
+    mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=(*TEXTS, "yaml"))
     mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
     mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
-    mapped.add_argument("--format", choices=("text", "json", "yaml"), default="text")
     simulated = add("simulate", "cost a given mapping", "WORKLOAD", "MACHINE", "MAPPING")
-    simulated.add_argument("--format", choices=("text", "json"), default="text")
     for sub in (shown, mapped, simulated):
         sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")
     checked = add("check", "validate files, all faults at once")
     checked.add_argument("files", nargs="+", metavar="FILE")
-    add("list", "what exists").add_argument("what", choices=("workloads", "machines", "solvers", "columns"))
-    return found
+    add("list", "what exists; keys: every key of machine, study and workload files", forms=TABLES).add_argument(
+        "what", choices=("workloads", "machines", "solvers", "columns", "keys"))
+    begun = add("new", "a commented file to start from", forms=())
+    begun.add_argument("what", choices=("machine", "study", "workload"))
+    begun.add_argument("file", nargs="?", metavar="FILE", help="where to write it (default: to the screen)")
+    return whole, found

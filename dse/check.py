@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from dse import folder, record, stack
+from dse import folder, keys, record, stack
 from dse.study import read
 from dse.study import study as studies
 from hw import machine
@@ -57,7 +57,9 @@ def _kind(path: Path) -> str:
 
 
 def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """(header, rows) of what exists: workloads, machines, solvers or columns."""
+    """(header, rows) of what exists: workloads, machines, solvers, columns or keys."""
+    if what == "keys":
+        return keys.Key._fields, list(keys.listing())
     if what == "workloads":
         return catalog.Entry._fields, list(catalog.entries())
     if what == "machines":

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a folder hw or cluster of the user must not be found first
 
 from dse import arguments, screen
-from hw.arch import Arch
+from dse.nest import Infeasible
 
 if TYPE_CHECKING:  # what a command needs, it imports: start-up stays short
     import pyarrow as pa
-    from duckdb import DuckDBPyConnection
 
     from dse.study.study import Study
     from workloads.graph import Workload
@@ -31,7 +30,7 @@ MOST_LINES = 40  # of faults that are shown at once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = arguments.parser().parse_args(argv)
+    given = arguments.parse(argv)
     if given.command not in ("run", "resume"):  # a run outlives its reader
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     code = _exit_code(given)
@@ -57,7 +56,7 @@ def _exit_code(given: argparse.Namespace) -> int:
 
 def _plain(line: str) -> str:
     """A line that may quote a file of somebody else: no control characters, and no more than can be read."""
-    shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+    shown = screen.safe(line)
     return shown if len(shown) <= 1000 else f"{shown[:1000]} ..."
 
 
@@ -68,8 +67,9 @@ def _run(given: argparse.Namespace) -> int:
     _warn(*study.loaded)
     if given.dry_run:
         from cluster import driver
+        from dse import progress
 
-        screen.print_facts(driver.dry_run(study, given.workers))
+        _print_facts(progress.waited(f"{study.name}: probing", lambda _: driver.dry_run(study, given.workers)), given.format)
         return 0
     return _drive(study, Path(given.out or f"runs/{study.name}"), given)
 
@@ -78,179 +78,142 @@ def _warn(*workloads: Workload) -> None:
     from workloads.graph import warning
 
     for line in filter(None, map(warning, workloads)):
-        print(f"warning: {line}", file=sys.stderr)
+        print(_plain(f"warning: {line}"), file=sys.stderr)
 
 
 def _resume(given: argparse.Namespace) -> int:
     from cluster import store
-    from dse.study import study as studies
+    from dse import door
 
-    out = Path(given.dir)
-    mended = store.mend(out)
-    return _drive(studies.load(out / "study.yaml", within=out), out, given, mended)
+    mended = store.mend(Path(given.dir))
+    return _drive(door.study_of(given.dir), Path(given.dir), given, mended)
 
 
 def _drive(study: Study, out: Path, given: argparse.Namespace, mended: Sequence[str] = ()) -> int:
     from cluster import driver
+    from dse import progress
 
-    with screen.Progress(study.name) as progress:
-        outcome = driver.run(study, out, given.workers, given.address, progress.show, mended)
+    with progress.RunProgress(study.name) as shown:
+        outcome = driver.run(study, out, given.workers, given.address, shown.show, mended)
     for note in outcome.status.notes:
-        print(note, file=sys.stderr)
+        print(_plain(note), file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    screen.print_end(str(out), outcome.status, outcome.solved, outcome.built)
+    if given.format == "json":
+        screen.print_json({"dir": str(out), "solved": outcome.solved, "built": outcome.built, **asdict(outcome.status)})
+    else:
+        screen.print_end(str(out), outcome.status, outcome.solved, outcome.built)
     return int(outcome.exit_code)
 
 
-def _study_of(text: str) -> Study:
-    """The study of a run, if it is the one that its rows are of. Raises ValueError."""
-    from dse import folder
-    from dse.study import study as studies
+def _open(given: argparse.Namespace) -> Any:
+    from dse import door
 
-    root = Path(text)
-    path = root / folder.STUDY
-    if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
-        raise ValueError(f"{text}: no run is there (study.yaml is missing); start one with dse run STUDY.yaml --out {text}")
-    manifest = folder.read(root)
-    if lines := folder.heads(root, manifest) or ([] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]):
-        raise folder.Damaged("\n".join(lines))
-    study = studies.load(path, within=root)
-    if lines := folder.same_study(root, manifest, studies.identity(study)):
-        raise folder.Damaged("\n".join(lines))
-    if manifest.groups and folder.env(root, manifest) is None:
-        print(f"{root / folder.ENV}: lost, damaged or of another run; {folder.way_on(root)}", file=sys.stderr)
-    return study
-
-
-def _connect(given: argparse.Namespace) -> tuple[Study, DuckDBPyConnection]:
-    from analysis import db
-    from dse import record
-    from dse.study import study as studies
-
-    study = _study_of(given.dir)
-    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
-    return study, db.connect(given.dir, schemas, skip_damaged=given.skip_damaged, memory=given.memory)
+    return door.open(given.dir, skip_damaged=given.skip_damaged, memory=given.memory, seconds=getattr(given, "timeout", 60.0))
 
 
 def _status(given: argparse.Namespace) -> int:
-    from dse import check
+    from dse import check, door
 
-    _study_of(given.dir)
-    facts = check.status(Path(given.dir), given.skip_damaged)
-    screen.print_json(facts) if given.json else screen.print_facts(facts)
+    door.study_of(given.dir)
+    _print_facts(check.status(Path(given.dir), given.skip_damaged), given.format)
     return 0
+
+
+def _print_facts(facts: dict[str, Any], form: str) -> None:
+    screen.print_json(facts) if form == "json" else print(screen.facts(facts, room=screen.width()))
 
 
 def _pareto(given: argparse.Namespace) -> int:
     from analysis import db
     from dse.study import study as studies
 
-    study, con = _connect(given)
-    objectives = given.objectives.split(",") if given.objectives else [f"{o.column}:{o.direction}" for o in study.objectives]
-    found = db.front(con, objectives, given.where, given.timeout)
-    if given.format == "table":
-        names = [o.removeprefix("-").rsplit(":", 1)[0] for o in objectives]
-        found = found.select(["machine", "schedule", *names, *studies.columns(study, "machines"), *(["gap_to_bound"] if "gap_to_bound" not in names else [])])
-    return _print_result(found, given.format)
-
-
-def _sql(given: argparse.Namespace) -> int:
-    from analysis import db
-
-    _, con = _connect(given)
-    if given.statement:
-        return _print_result(db.query(con, given.statement, given.timeout), given.format)
-    print(f"views: {', '.join(db.query(con, 'SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1')[0].to_pylist())}; an empty line ends")
-    while statement := screen.ask("dse> "):
-        try:
-            _print_result(db.query(con, statement, given.timeout), given.format)
-        except ValueError as fault:
-            print(fault)
+    run = _open(given)
+    objectives, by = given.objectives.split(",") if given.objectives else run.objectives(), list(filter(None, given.by.split(",")))
+    found = run.front(objectives, given.where, by, given.distinct).table
+    if given.format != "table":
+        return _print_result(found, given)
+    names = [*by, "machine", *map(db.column_of, objectives), *(["alike"] if given.distinct else [])]
+    rest = [*(["schedule"] if any(found["schedule"].to_pylist()) else []), *studies.columns(run.study, "machines"), "gap_to_bound"]
+    alike = {name: found[name][0].as_py() for name in rest if len(found) > 1 and name not in (*names, "gap_to_bound") and len(found[name].unique()) == 1}
+    _print_result(found.select(list(dict.fromkeys([*names, *(name for name in rest if name not in alike)]))), given, names)
+    said = [f"{'most' if db.maximised(o) else 'least'} {db.column_of(o)}" for o in objectives]
+    same = [f"{name} = {screen.fact(name, value)}" for name, value in alike.items()]
+    screen.say("; ".join([f"front: {', '.join(said)}", *([f"by {', '.join(by)}"] if by else []), *([f"in all of them {', '.join(same)}"] if same else [])]))
     return 0
 
 
-def _print_result(found: pa.Table, form: str) -> int:
-    if form == "parquet":
+def _sql(given: argparse.Namespace) -> int:
+    run = _open(given)
+    if given.statement:
+        return _print_result(run.sql(given.statement).table, given)
+    print(f"views: {', '.join(run.sql('SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1').table[0].to_pylist())}; an empty line ends")
+    while statement := screen.ask("dse> "):
+        try:
+            _print_result(run.sql(statement).table, given)
+        except ValueError as fault:
+            print(screen.safe(str(fault)))
+    return 0
+
+
+def _print_result(found: pa.Table, given: argparse.Namespace, keep: Sequence[str] = ()) -> int:
+    if given.format == "parquet":
         import pyarrow.parquet as pq
 
         pq.write_table(found, sys.stdout.buffer)
     else:
-        screen.print_rows(found.column_names, list(zip(*(column.to_pylist() for column in found.columns), strict=True)), form)
+        rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        screen.print_rows(found.column_names, rows, given.format, given.csv_safe, keep)
     return 0
 
 
 def _show(given: argparse.Namespace) -> int:
-    from analysis import db
-    from dse import nest, stack
-    from dse.study import study as studies
-    from hw.space import decode
+    from dse import door, explain
 
-    study, con = _connect(given)
-    machine, schedule = _point(study, con, given.point)
-    rows = db.query(con, f"FROM machines WHERE machine = {machine}").to_pylist()
-    if not rows:
-        why = "is not solved yet; see dse status" if machine < study.space.size else f"is none; the space has machines 0 to {study.space.size - 1}"
-        raise ValueError(f"{given.dir}: POINT = {given.point}: machine {machine} {why}")
-    screen.print_facts({key: value for key, value in rows[0].items() if value is not None})
-    arch = decode(study.space, machine)
-    if rows[0]["status"] != "ok" or not isinstance(arch, Arch):
-        return 0
-    for ref, workload in zip(study.workloads, studies.workloads_of(study), strict=True):
-        name = ref.name.replace("'", "''")
-        wanted = f"WHERE machine = {machine} AND schedule = {schedule} AND workload = '{name}'"
-        nests = db.query(con, f"SELECT einsum, nest, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}").to_pylist()
-        stored = db.query(con, f"SELECT energy_pj, latency_cycles FROM workload_costs {wanted}").to_pylist()
-        if not nests:
-            raise ValueError(f"{given.dir}: POINT = {given.point}: machine {machine} has no schedule {schedule}; try {machine}.0")
-        found = stack.again(arch, workload, study.solver, {row["einsum"]: row["nest"] for row in nests},
-                            {row["einsum"]: row["certificate"] or "" for row in nests})
-        if isinstance(found, nest.Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
-            print(f"{given.dir}: machine {machine}: the stored cost {stored} is not what its mappings cost now", file=sys.stderr)
-            return 1
-        screen.print_solution(arch, workload, found, given.einsum, "text")
+    run = _open(given)
+    point = run.show(given.point)
+    around = run.neighbours(point.machine) if given.neighbours else None
+    if given.format == "json":
+        own = {one.workload.name: explain.document(one.arch, one.workload, one.found) for one in point.solved if not isinstance(one.found, Infeasible)}
+        screen.print_json({**point.row, "schedule": point.schedule, "workloads": own} | ({"neighbours": list(around)} if around else {}))
+    elif given.format == "yaml":
+        print(yaml.safe_dump_all([explain.schedule(one.found) for one in point.solved if not isinstance(one.found, Infeasible)], sort_keys=False), end="")
+    else:
+        print(point.text(given.einsum, screen.width()))
+        if around:
+            said = around.table if set(around.table["status"].to_pylist()) != {"ok"} else around.table.drop_columns(["status"])
+            heads = [name.removesuffix("_change") for name in said.column_names]
+            screen.print_table(heads, door.Answer(said).rows(), "what one step of each parameter changes (machines of this run, first schedule)")
     return 0
 
 
-def _point(study: Study, con: DuckDBPyConnection, text: str) -> tuple[int, int]:
-    """(machine, schedule) of "12", "12.1" or "best": least first objective of the study."""
-    from analysis import db
-
-    if text == "best":
-        rows = db.front(con, [f"{o.column}:{o.direction}" for o in study.objectives]).select(["machine", "schedule"]).slice(0, 1).to_pylist()
-        if not rows:
-            raise ValueError("POINT = best: the front is empty; dse sql can tell why (SELECT status, reason FROM machines)")
-        return rows[0]["machine"], rows[0]["schedule"]
-    if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
-        return int(found[1]), int(found[2] or 0)
-    raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE or best")
-
-
 def _map(given: argparse.Namespace) -> int:
-    from dse import explain, stack
+    from dse import door, progress
     from dse.study import read
-    from hw import machine, space
-    from workloads import catalog
-    from workloads.graph import unique
 
-    faults = read.Faults([])
-    sets = dict(read.assignment(text, faults) for text in given.set)
-    block = {key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}
-    picks = read.solver(({"objective": given.objective} if given.objective else {}) | block, faults)
-    if faults.lines:
-        raise ValueError("\n".join(faults.lines))
-    spec = space.override(machine.load(given.machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
-    arch, workload = machine.arch(spec), catalog.load(given.workload, fuse_elementwise=picks.fuse_elementwise)
-    _warn(workload)
-    with screen.waiting(f"mapping {workload.name} on {arch.name} (unique einsums: {len(unique(workload))})"):
-        found = stack.kept(arch, workload, picks)
-    if isinstance(found, list) and given.format == "yaml":
-        print(yaml.safe_dump(explain.schedule(found[0]), sort_keys=False), end="")
-        return 0
-    return screen.print_solution(arch, workload, found[0] if isinstance(found, list) else found, given.einsum, given.format)
+    sets = read.assignments(given.set)
+    name = f"{given.workload} on {given.machine}"
+    found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", tell=steps.tell, **sets))
+    _warn(found.workload)
+    return _print_mapped(found, given)
+
+
+def _print_mapped(found: Any, given: argparse.Namespace) -> int:
+    from dse import explain
+
+    if isinstance(found.found, Infeasible):
+        screen.print_json(found.totals) if given.format == "json" else print(found.text(), end="")
+        return 1
+    if given.format == "yaml":
+        print(yaml.safe_dump(explain.schedule(found.found), sort_keys=False), end="")
+    elif given.format == "json":
+        screen.print_json(explain.document(found.arch, found.workload, found.found))
+    else:
+        print(found.text(given.einsum, screen.width()))
+    return 0
 
 
 def _simulate(given: argparse.Namespace) -> int:
-    from dse import nest
+    from dse import door, nest
     from dse.sim.evaluate import evaluate
     from hw import machine
     from workloads import catalog
@@ -262,36 +225,60 @@ def _simulate(given: argparse.Namespace) -> int:
         found = evaluate(arch, workload, schedule)
     except ValueError as fault:
         raise ValueError("\n".join(f"{given.mapping}: {line}" for line in str(fault).splitlines())) from None
-    return screen.print_solution(arch, workload, found, given.einsum, given.format)
+    return _print_mapped(door.Mapped(arch, workload, found), given)
 
 
 def _check(given: argparse.Namespace) -> int:
     from dse import check
 
-    faults = []
+    faults, good = [], []
     for text in given.files:
         try:
             line, layers = check.file(text)
-            print(f"{text}: {line}")
-            if layers:
-                screen.print_table(layers[0]._fields, layers)
+            good.append({"file": text, "is": line, "layers": [layer._asdict() for layer in layers]})
+            if given.format == "text":
+                screen.say(f"{text}: {line}")
+                if layers:
+                    screen.print_table(layers[0]._fields, layers)
         except ValueError as fault:
             faults.append(str(fault))
+    if given.format == "json":
+        screen.print_json({"files": good, "faults": [line for text in faults for line in text.splitlines()]})
     if faults:
         raise ValueError("\n".join(faults))
     return 0
 
 
 def _list(given: argparse.Namespace) -> int:
+    import pyarrow as pa
+
     from dse import check
 
-    screen.print_table(*check.listing(given.what))
+    header, rows = check.listing(given.what)
+    found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
+    return _print_result(found, given, (*header[:2], "given", "what", "meaning"))
+
+
+def _new(given: argparse.Namespace) -> int:
+    from dse import starts
+
+    text = starts.TEXTS[given.what]
+    if given.file is None:
+        print(text, end="")
+        return 0
+    path = Path(given.file)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as fault:
+        raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
+    screen.say(f"{path}: a {given.what} to start from; next: dse check {path}" + (f", dse run {path} --dry-run" if given.what == "study" else ""))
     return 0
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run, "resume": _resume, "status": _status, "pareto": _pareto, "sql": _sql, "show": _show,
-    "map": _map, "simulate": _simulate, "check": _check, "list": _list}
+    "map": _map, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
 
 
 if __name__ == "__main__":

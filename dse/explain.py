@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 from typing import Any
 
@@ -14,18 +15,22 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import Workload, unique
 
+MOST = 0.8  # of the energy: the einsums that make it are shown
+FEW = 8  # einsums that are all shown
+STATIC = 0.5  # share of static energy that is worth a sentence
+ALIKE = 0.99  # of the busiest component's cycles: binds as well
 SPACE = "single einsums in sequence, weights streamed"
-EINSUMS = ("einsum", "runs", "operations", "energy_pj", "latency_cycles", "bound_by", "lanes", "gap_in_space", "gap_to_bound", "certificate")
 FAR = 0.1  # gaps above say what may help
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows to print under a title; units stand in the header. Numbers are right-aligned by who prints them."""
+    """Rows to print under a title, in the units that the names of the columns end with. note: a sentence below."""
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
+    note: str = ""
 
 
 def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
@@ -79,25 +84,62 @@ def schedule(solution: Solution) -> dict[str, Any]:
     return {c.name: c.mapping.outside or to_data(c.mapping) for c in solution.einsums}
 
 
-def network(arch: Arch, workload: Workload, solution: Solution) -> list[Table]:
-    """Totals and the table of unique einsums."""
-    every = arch.instances(len(arch.levels))
-    rows = tuple((c.name, c.count, group.einsum.points() * c.count, c.count * c.energy_pj, c.count * c.latency_cycles, c.bound_by,
-                  f"{lanes_used(c, group.einsum) or '-'} of {every}", c.gap_in_space, c.gap_to_bound, c.certificate.partition(";")[0])
-                 for c, group in zip(solution.einsums, unique(workload), strict=True))
-    facts = list(totals(arch, solution).items())
+def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
+    """Totals, and what of the workload has no row of its own."""
+    found = totals(arch, solution)
     if hint := helps(arch, workload, solution):
-        facts.append(("what may help", hint))
+        found["what may help"] = hint
     if workload.folded:
-        facts.append(("rides on producers (fuse_elementwise)", f"{len(workload.folded)} operators"))
+        found["rides on producers"] = f"{len(workload.folded)} operators (solver.fuse_elementwise)"
     if workload.moved:
-        facts.append(("counted as data movement", ", ".join(workload.moved)))
-    found = [Table(f"{workload.name} on {arch.name}", ("metric", "value"), tuple(facts)),
-             Table("einsums", EINSUMS, rows)]
+        found["counted as data movement"] = ", ".join(workload.moved)
+    return found
+
+
+def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
+    """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
+    every = arch.instances(len(arch.levels))
+    found = [energy(arch, solution)]
+    cost = sorted(zip(solution.einsums, unique(workload), strict=True), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
+             f"{lanes_used(c, group.einsum) or '-'} of {every}", c.gap_to_bound, group.einsum.points() * c.count, c.certificate.partition(";")[0])
+            for c, group in cost]
+    behind = list(accumulate(row[3] for row in rows))
+    shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
+    rest = rows[shown:]
+    note = f"{len(rest)} more einsums make the other {100 * sum(row[3] for row in rest):.0f} %; --einsum all lists them" if rest else ""
+    heads = ("einsum", "runs", "energy_pj", "share", "latency_cycles", "bound_by", "lanes", "gap_to_bound", "operations", "certificate")
+    found.append(Table("einsums", heads, tuple(rows[:shown]), note))
     if any(c.host_copies is not None for c in solution.einsums):
         found.append(Table("tiles cut by the host, of one run", ("einsum", "host_copies", "host_copy_elems", "schedule"),
                            tuple((c.name, c.host_copies, c.host_copy_elems, c.mapping.outside.partition("\n")[0] or "a nest") for c in solution.einsums)))
     return found
+
+
+def energy(arch: Arch, solution: Solution) -> Table:
+    """Energy per component of the machine: what moving and computing takes, and what it takes to be switched on (leakage, background of a DRAM)."""
+    names = [*(level.name for level in arch.levels), "MAC"]
+    moved = dict.fromkeys(names, 0.0)
+    for cost in solution.einsums:
+        for part in cost.price.parts:
+            if part.level in moved:
+                moved[part.level] += cost.count * part.energy_pj
+    ns = solution.latency_cycles / arch.clock_ghz
+    lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
+    powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
+    rows = [(name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1)) for name, mw in zip(names, powers, strict=True)]
+    static = sum(mw * ns for mw in powers) / (solution.energy_pj or 1)
+    worst = max(range(len(names)), key=lambda i: powers[i])
+    note = (f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while they wait ({names[worst]}: {powers[worst]:.4g} mW). "
+            "Only a shorter run or other components lower it, no mapping of the same latency does.") if static >= STATIC else ""
+    return Table("where the energy goes", ("component", "dynamic_pj", "static_pj", "share"), tuple(rows), note)
+
+
+def binding(cost: EinsumCost) -> list[str]:
+    """Components that attain the latency, or come within a hundredth of who does."""
+    most = max(cycles for _, cycles in cost.price.busy_cycles)
+    alike = [name for name, cycles in cost.price.busy_cycles if cycles >= ALIKE * most]
+    return [cost.bound_by, *(name for name in alike if name != cost.bound_by)]
 
 
 def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
@@ -105,16 +147,19 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     ranks = ", ".join(f"{rank}={n}" for rank, n in e.extents)
     text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), str(cost.mapping)])
     return text, [
-        Table("traffic of one run", ("level", "tensor", "action", "actions", "energy_pj", "share"), tuple(_traffic(cost))),
-        Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "used"), tuple(_held(arch, e, cost))),
-        Table("busy cycles", ("component", "cycles", "of the latency"), tuple(_busy(cost))),
+        Table("traffic of one run", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
+              "An action moves width_bits: elements * bits / width_bits of them."),
+        Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_held(arch, e, cost))),
+        Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "binds"), tuple(_busy(cost))),
     ]
 
 
-def _traffic(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+def _traffic(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    width = {level.name: level.width_bits for level in arch.levels}
     for part in cost.price.parts:
-        yield part.level, part.tensor, part.action, part.actions, part.energy_pj, f"{100 * part.energy_pj / (cost.energy_pj or 1):.1f} %"
-    yield "total", "", "", "", cost.energy_pj, ""
+        yield (part.level, part.tensor, part.action, width.get(part.level), None if part.action == "leak" else part.actions, part.energy_pj,
+               part.energy_pj / (cost.energy_pj or 1))
+    yield "total", "", "", None, None, cost.energy_pj, None
 
 
 def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
@@ -125,12 +170,11 @@ def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
             if name == level.name:
                 held = elems * bits[tensor] / 8
                 whole += held
-                yield level.name, tensor, elems, held, "", ""
+                yield level.name, tensor, elems, held, None, None
         if level.capacity_bits is not None:
-            yield level.name, "all", "", whole, level.capacity_bits / 8, f"{800 * whole / level.capacity_bits:.1f} %"
+            yield level.name, "all", None, whole, level.capacity_bits / 8, 8 * whole / level.capacity_bits
 
 
 def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     for name, cycles in cost.price.busy_cycles:
-        binds = ", binds" if name == cost.bound_by else ""
-        yield name, cycles, f"{100 * cycles / (cost.latency_cycles or 1):.1f} %{binds}"
+        yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""

@@ -1,4 +1,4 @@
-"""Mappings: one loop nest with storage nodes per einsum (LoopTree notation, specs/model.md, 1).
+"""Mappings: one loop nest with storage nodes per einsum (LoopTree notation, docs/model.md).
 
     store DRAM A B C
     for m in tiles of 16

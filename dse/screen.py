@@ -1,62 +1,162 @@
-"""How values look on a terminal: tables, and the progress of a run. All that is printed as a table goes through here."""
+"""How values look on a terminal: tables that fit it, human units, text as it stands. All that is printed as a table goes through here."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bar
-from rich.table import Table as Grid
+from rich.cells import cell_len, chop_cells
 
-from dse import explain
-from dse.nest import Infeasible
+from dse import explain, units
 from dse.sim.evaluate import Solution
 from hw.arch import Arch
 from workloads.graph import Workload, unique
 
-LINE_S = 5.0
-WIDE = 10_000  # columns when the output is no terminal: nothing is folded
+WIDE = 10_000  # columns when the output is no terminal: nothing is folded, nothing left out
+GAP = 2  # blanks between columns
+NARROWEST = 24  # a column of text is wrapped down to this before a column is left out
+LONGEST = 32  # of a name that is not wrapped
+RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
+LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not wrapped
 
 
-def number(value: Any) -> str:
-    """Seven digits are enough to tell numbers apart on a screen; files and JSON hold all of them."""
-    if isinstance(value, float):
-        return f"{value:.7g}"
-    return "" if value is None else str(value)
+def width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
-    grid = Grid(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def safe(text: str) -> str:
+    """Text as it stands; what steers a terminal (also from right to left) is shown as an escape.
+
+    >>> safe("C[m] = '[/]'\\x1b[2J")
+    "C[m] = '[/]'\\\\x1b[2J"
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\u00a0" else c.encode("unicode_escape").decode() for c in text)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), room: int = WIDE) -> str:
+    """A table of at most `room` columns. Numbers never fold: what does not fit goes from the right (the columns of `keep` last), and a line says which."""
     listed = [list(row) for row in rows]
-    for i, name in enumerate(header):
-        numeric = bool(listed) and all(isinstance(row[i], int | float) or row[i] in (None, "") for row in listed)
-        grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in listed:
-        grid.add_row(*(number(value) for value in row))
-    console.print(grid)
+    columns, dropped = [_column(name, [row[i] for row in listed]) for i, name in enumerate(header)], []
+    while len(columns) > 1 and sum(c.least + GAP for c in columns) - GAP > room:
+        victim = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
+        columns.remove(victim)
+        dropped.append(victim.name)
+    lost = f"(no room for {', '.join(reversed(dropped))}: a wider terminal or --format json shows {'it' if len(dropped) == 1 else 'them'})"
+    return "\n".join([*([_wrapped(title, room)] if title else []), *_lines(columns, room, len(listed)), *([_wrapped(lost, room)] if dropped else []), ""])
 
 
-def print_facts(facts: Mapping[str, Any]) -> None:
-    print_table(("key", "value"), [(key, _fact(key, value)) for key, value in facts.items()])
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Cells as text. least: the width down to which it is wrapped, most: that of its longest line."""
+
+    name: str
+    cells: list[str]
+    right: bool
+    least: int
+    most: int
 
 
-def _fact(key: str, value: Any) -> Any:
+def cells(name: str, values: Sequence[Any]) -> list[str]:
+    """A column as text."""
+    return units.column(name, values) or [_text(name, value) for value in values]
+
+
+def _column(name: str, values: Sequence[Any]) -> _Column:
+    numbers = units.column(name, values)
+    cells = numbers or [_text(name, value) for value in values]
+    most = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))
+    fixed = numbers is not None or (most <= LONGEST and all(LABEL.fullmatch(cell) for cell in cells))
+    return _Column(safe(name), cells, numbers is not None, most if fixed else min(most, max(NARROWEST, cell_len(safe(name)))), most)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return units.quantity(name, value)
+    return "" if value is None else safe(str(value)).expandtabs()
+
+
+def _lines(columns: Sequence[_Column], room: int, count: int) -> Iterable[str]:
+    """Header, rule, rows; room that is left goes to the columns of text, from the left."""
+    widths = [c.least for c in columns]
+    spare = room - sum(w + GAP for w in widths) + GAP
+    for i, c in enumerate(columns):
+        more = max(0, min(c.most - widths[i], spare))
+        widths[i], spare = widths[i] + more, spare - more
+    yield _line([c.name for c in columns], columns, widths)
+    yield "  ".join("─" * w for w in widths)
+    for i in range(count):
+        folded = [_fold(c.cells[i], w) for c, w in zip(columns, widths, strict=True)]
+        for k in range(max(map(len, folded))):
+            yield _line([lines[k] if k < len(lines) else "" for lines in folded], columns, widths)
+
+
+def _fold(cell: str, wide: int) -> list[str]:
+    """Lines of at most `wide` columns, cut at blanks where there are some; characters may be two columns wide."""
+    wrapped = (part for line in cell.split("\n") for part in ([line] if cell_len(line) <= wide else textwrap.wrap(line, wide, break_on_hyphens=False)))
+    return [piece for part in wrapped for piece in chop_cells(part, wide) or [""]]
+
+
+def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int]) -> str:
+    padded = [" " * (w - cell_len(text)) + text if c.right else text + " " * (w - cell_len(text)) for text, c, w in zip(cells, columns, widths, strict=True)]
+    return (" " * GAP).join(padded).rstrip()
+
+
+def _wrapped(text: str, room: int) -> str:
+    """A line in as many as it takes, the further ones set in deeper."""
+    if room >= WIDE:
+        return safe(text)
+    deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
+    return "\n".join(textwrap.wrap(safe(text), room, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False))
+
+
+def say(text: str) -> None:
+    """A sentence, at the width of the terminal."""
+    print(_wrapped(text, width()))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = ()) -> None:
+    print(table(header, rows, title, keep, width()))
+
+
+def facts(given: Mapping[str, Any], title: str = "", room: int = WIDE) -> str:
+    """Keys and values, a line each."""
+    return table(("key", "value"), [(key, fact(key, value)) for key, value in given.items() if value not in (None, [], ())], title, room=room)
+
+
+def fact(key: str, value: Any) -> str:
     if key == "time" and isinstance(value, float):
         return time.ctime(value)
-    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    if (key == "seconds" or key.endswith("_s")) and isinstance(value, float):
+        return units.duration(value)
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    return units.quantity(key, value) if isinstance(value, float) else _whole(key, value)
 
 
-def print_json(facts: Mapping[str, Any]) -> None:
-    print(json.dumps({key: plain(value) for key, value in facts.items()}, indent=1))
+def _whole(key: str, value: Any) -> str:
+    return units.quantity(key, value) if isinstance(value, int) and not isinstance(value, bool) and units.steps_of(key) else str(value)
+
+
+def print_json(value: Any) -> None:
+    """NaN and infinities as null."""
+    print(json.dumps(plain(value), indent=1, default=str))
+
+
+def plain(value: Any) -> Any:
+    """JSON knows no infinities."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
 
 
 def ask(prompt: str) -> str:
@@ -67,93 +167,54 @@ def ask(prompt: str) -> str:
         return ""
 
 
-class Progress:
-    """Share done, rate and time left of a run: a live bar on a terminal, else one line per 5 s."""
-
-    def __init__(self, name: str) -> None:
-        self.bar = Bar(TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"), console=Console(stderr=True))
-        self.task = self.bar.add_task(name, total=None, facts="starting")
-        self.name = name
-        self.shown = 0.0
-
-    def __enter__(self) -> Progress:
-        if self.bar.console.is_terminal:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar.console.is_terminal:  # else it would print an empty line
-            self.bar.stop()
-
-    def show(self, status: Any) -> None:
-        left = "" if status.left_s is None or status.left_s != status.left_s else f", {status.left_s:.0f} s left"
-        now = status.reason if status.state == "running" else ""
-        facts = now or f"{status.rate:.3g} machines/s, front {status.front}{left}"
-        self.bar.update(self.task, completed=status.done, total=status.planned or None, facts=facts)
-        if not self.bar.console.is_terminal and (status.state != "running" or time.monotonic() - self.shown >= LINE_S):
-            self.shown = time.monotonic()
-            with suppress(BrokenPipeError):
-                print(f"{self.name}: {status.done} of {status.planned} machines, {facts}", file=sys.stderr, flush=True)
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], form: str, csv_safe: bool = False, keep: Sequence[str] = ()) -> None:
+    """Rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: no text begins as a formula of a spreadsheet does."""
+    if form == "table":
+        print_table(header, rows, keep=keep)
+        print(f"{len(rows)} row{'s' * (len(rows) != 1)}")
+    elif form == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([_field(name, csv_safe) for name in header])
+        writer.writerows([_field(value, csv_safe) for value in row] for row in rows)
+    else:
+        print_json([dict(zip(header, row, strict=True)) for row in rows])
 
 
-def waiting(what: str) -> AbstractContextManager[object]:
-    """A sign of life on a terminal while there is nothing to tell yet."""
-    console = Console(stderr=True)
-    return console.status(what) if console.is_terminal else nullcontext()
+def _field(value: Any, csv_safe: bool) -> Any:
+    """A file gets the text itself, a terminal nothing that steers it."""
+    if not isinstance(value, str):
+        return value
+    shown = safe(value) if sys.stdout.isatty() else value
+    return f"'{shown}" if csv_safe and value.startswith(RISKY) else shown
+
+
+def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, room: int = WIDE) -> str:
+    """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of the einsum that is named ("all": of each; None:
+    of the costliest)."""
+    at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
+    if name not in (None, "all", *at):
+        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}")
+    blocks = [facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)]
+    blocks += [_block(one, room) for one in explain.network(arch, workload, found, name == "all")]
+    costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
+    for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
+        nest, tables = explain.einsum(arch, unique(workload)[i].einsum, found.einsums[i])
+        blocks += ["\n".join(_wrapped(line, room) for line in nest.splitlines()) + "\n", *(_block(one, room) for one in tables)]
+    return "\n".join(blocks)
+
+
+def _block(one: explain.Table, room: int) -> str:
+    return table(one.header, one.rows, one.title, room=room) + (_wrapped(one.note, room) + "\n" if one.note else "")
 
 
 def print_end(out: str, status: Any, solved: int, built: str) -> None:
     """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
-    state = "nothing is left to do:" if status.state == "finished" and not solved else f"{status.state},"
     reason, _, empty = status.reason.partition("; the front is empty: ")
-    print(f"{out}: {state} {reason}; {solved} machines solved now, {status.done} in all"
-          f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}{built and f'; {built}'}")
-    if status.front:
-        print(f'next: dse pareto {out}   dse show {out} best   dse sql {out} "SELECT ..."')
-    else:
-        print(f'next: dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"')
+    state = "nothing is left to do: " if status.state == "finished" and not solved else "" if reason.startswith(status.state) else f"{status.state}, "
+    say(f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
+        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}{built and f'; {built}'}")
+    asked = [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"'] if status.front else [
+        f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
+    print("next:", "\n      ".join(map(safe, asked)))
     if empty:
-        print(f"the front is empty: {empty}")
-
-
-def print_rows(header: Sequence[str], rows: list[Sequence[Any]], form: str) -> None:
-    """Rows as a table, CSV, or a JSON list of objects (numbers in full; NaN and infinities as null)."""
-    if form == "table":
-        print_table(header, rows)
-        print(f"{len(rows)} row{'s' * (len(rows) != 1)}")
-    elif form == "csv":
-        writer = csv.writer(sys.stdout)
-        writer.writerow(header)
-        writer.writerows(rows)
-    else:
-        print(json.dumps([dict(zip(header, map(plain, row), strict=True)) for row in rows], indent=1, default=str))
-
-
-def plain(value: Any) -> Any:
-    """JSON knows no infinities."""
-    return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
-
-
-def print_solution(arch: Arch, workload: Workload, found: Solution | Infeasible, name: str | None, form: str) -> int:
-    """Totals, einsums, and the nest, traffic and footprints of the einsum that is named ("all"; default: the one of most energy).
-
-    Returns the exit code.
-    """
-    if isinstance(found, Infeasible):
-        print(json.dumps({"status": "infeasible", "reason": str(found)}) if form == "json" else f"infeasible: {found}")
-        return 1
-    at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
-    if name not in (None, "all", *at):
-        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}")
-    if form == "json":
-        print(json.dumps(explain.document(arch, workload, found), indent=1))
-        return 0
-    for table in explain.network(arch, workload, found):
-        print_table(table.header, table.rows, table.title)
-    costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
-    for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
-        nest, tables = explain.einsum(arch, unique(workload)[i].einsum, found.einsums[i])
-        print(f"{nest}\n")
-        for table in tables:
-            print_table(table.header, table.rows, table.title)
-    return 0
+        say(f"the front is empty: {empty}")

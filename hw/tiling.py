@@ -1,6 +1,6 @@
 """Smallest useful tiles of machines that name none, and the faults of those that a machine names.
 
-Source: SMAUG's SMV backend (Xi et al. 2020), restated in specs/tiling.md, 5, 8 and 9. Dimensions: [batch, rows, columns, channels], [batch, activations],
+Source: SMAUG's SMV backend (Xi et al. 2020). Dimensions: [batch, rows, columns, channels], [batch, activations],
 weights [kernels, rows, columns, channels]. `full`: the optimizer never cuts there; a number other than 1: what it needs whole.
 """
 

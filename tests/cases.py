@@ -64,7 +64,7 @@ def mapping_of(nodes: list[dict[str, Any]]) -> Mapping:
 
 
 def model_counts(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Counts, footprints, energy and latency of given mappings (specs/model.md, 2 and 3)."""
+    """Counts, footprints, energy and latency of given mappings (docs/model.md)."""
     for case in file["cases"]:
         yield str(case.get("id", "a case without id")), told(partial(_model_case, case))
 

@@ -39,7 +39,7 @@ def run_dataflow(e: Einsum, arch: Arch, mapping: Mapping) -> EinsumCost:
 
 
 def systolic_cycles(file: dict[str, Any]) -> Found:
-    """Compute cycles, folds, utilisation and traffic of systolic arrays (specs/model.md, 3), as SCALE-Sim counts them."""
+    """Compute cycles, folds, utilisation and traffic of systolic arrays, as SCALE-Sim counts them."""
     for case in file["cases"]:
         name = f"{case.get('case')} {case.get('array_rows')}x{case.get('array_cols')} {case.get('dataflow')}"
         try:
@@ -192,7 +192,7 @@ def _energy(layer: list[Einsum], arch: Arch) -> dict[str, float]:
 
 
 def _row_stationary_nest(e: Einsum, arch: Arch, levels: tuple[str, ...]) -> Mapping:
-    """One pass of specs/dataflow.md 2.2: a filter row per PE, along which an output row slides."""
+    """One pass of the row-stationary dataflow (Chen et al. 2016): a filter row per PE, along which an output row slides."""
     time, space = row_stationary_loops(e, arch.fanouts[0])
     image, weights = (p.tensor for p in e.inputs)
     nodes = (*(Store("DRAM", p.tensor) for p in e.tensors()), Loop("n", 1), *time,

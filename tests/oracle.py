@@ -1,6 +1,6 @@
 """The oracle: walks a nest element by element and counts what moves. Shares no code with dse/sim.
 
-It knows only what a nest means (specs/model.md, 1): entering a storage node brings its tile in, leaving it drains an
+It knows only what a nest means (docs/model.md): entering a storage node brings its tile in, leaving it drains an
 output tile, compute touches one element of every tensor. Which lane an access belongs to, and whether an output element
 was seen before, are kept as plain sets.
 """

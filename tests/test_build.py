@@ -21,6 +21,7 @@ from dse.study.study import Study
 from hw.arch import Arch
 from hw.space import decode
 from tests.test_driver import events, rows
+from workloads import catalog
 
 STUDY = """
 name: priced
@@ -58,7 +59,7 @@ def job(tmp_path: Path) -> Job:
     return worker.job_of(study(tmp_path))
 
 
-def never(done: int, of: int) -> bool:
+def never(_: build.Stage) -> bool:
     return False
 
 
@@ -104,14 +105,14 @@ def test_processes_side_by_side_build_the_same_and_are_gone_afterwards(job: Job,
 def test_told_to_stop_it_leaves_no_process_and_no_frontier(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     for workers in (0, 2):
-        found = build.frontiers(job, workers, lambda done, of: True)
+        found = build.frontiers(job, workers, lambda _: True)
         assert found.count == 0 and not any(found.job.frontiers) and active_children() == []
 
 
 def test_a_process_that_dies_is_one_line(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
 
-    def kill(done: int, of: int) -> bool:
+    def kill(_: build.Stage) -> bool:
         for child in active_children():
             os.kill(child.pid or 0, signal.SIGKILL)
         return False
@@ -148,15 +149,16 @@ def test_a_sweep_builds_once_and_its_rows_do_not_know_how(tmp_path: Path, cache:
 def test_ctrl_c_while_frontiers_are_built_ends_the_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(driver, "REPORT_S", 0.0)
-    pressed: list[str] = []
+    said: list[str] = []
 
     def press(status: driver.Status) -> None:
-        if "frontiers" in status.reason and not pressed:
-            pressed.append(status.reason)
+        said.append(status.reason)
+        if status.reason.startswith("1 of 2 frontiers") and "interrupted; stopping" not in said:
             os.kill(os.getpid(), signal.SIGINT)
 
     first = driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=press)
-    assert pressed[0].startswith("1 of 2 frontiers") and first.status.state == "interrupted" and first.solved == 0
+    assert any(", now gemm" in reason for reason in said) and "interrupted; stopping" in said
+    assert first.status.state == "interrupted" and first.solved == 0
     assert len(list((tmp_path / "cache").iterdir())) == 1
     assert driver.resume(tmp_path / "run", workers=0).exit_code == 0
 
@@ -172,6 +174,20 @@ def test_machines_of_two_topologies_are_solved_one_by_one(tmp_path: Path) -> Non
     assert out.solved == 4 and out.built == "" and out.status.notes == ("every machine is solved on its own: the machines have 2 different topologies",)
 
 
-def test_a_dry_run_builds_nothing(tmp_path: Path, cache: Path) -> None:
-    before = sorted(cache.iterdir())
-    assert "one per unique einsum" in driver.dry_run(study(tmp_path))["frontiers to build"] and sorted(cache.iterdir()) == before
+def test_a_dry_run_counts_frontiers_and_what_it_builds_stays(tmp_path: Path) -> None:
+    fresh = driver.dry_run(study(tmp_path))
+    assert fresh["frontiers_in_cache"] + fresh["frontiers_to_build"] == fresh["unique_einsums"] == 2
+    again = driver.dry_run(study(tmp_path))
+    assert again["frontiers_to_build"] == 0 and again["frontiers_core_s"] == 0.0 and again["core_s"] == again["machines_to_solve"] * again["machine_s"]
+    assert "frontiers_to_build" not in driver.dry_run(study(tmp_path, "solver.mapper=cost_descending"))
+
+
+def test_frontiers_that_are_not_built_are_foreseen_by_their_effort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is built to tell; the estimate of the rest is in proportion to their effort."""
+    monkeypatch.setattr(build, "PROBE_S", 0.0)
+    shared = family(build.machines(study(tmp_path)))
+    small, *large = (catalog.load(f"gemm:m={m},n=9,k=5").einsums[0] for m in (7, 16, 16))
+    assert build.missing([small, *large], shared) == [small, *large]
+    seconds, built = build.foreseen([small, *large], shared)
+    assert built == 1 and build.missing([small, *large], shared) == large and 0 < seconds < 60
+    assert build.foreseen([small], shared) == (0.0, 1)

@@ -25,9 +25,10 @@ from ray.exceptions import ActorDiedError
 
 from cluster import driver, pool
 from cluster.store import RunFault
-from cluster.worker import PACKAGES, Ask, Done, Job, Lease
+from cluster.worker import Ask, Done, Job, Lease
 from dse import stack
 from dse.dataflow.cost_descending import cost_descending
+from dse.installed import PACKAGES
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
 from dse.study.study import Study, WorkloadRef

@@ -1,4 +1,4 @@
-"""What every tiling must keep (specs/tiling.md, 12), walked element by element; and tiled operators run call by call in NumPy."""
+"""What every tiling must keep, walked element by element; and tiled operators run call by call in NumPy."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Projection:
     format: str = "dense"
 
     def full(self) -> frozenset[str]:
-        """Fully relevant ranks: alone in one dimension, coefficient 1 (specs/model.md, 1)."""
+        """Fully relevant ranks: alone in one dimension, coefficient 1."""
         return frozenset(d.terms[0][0] for d in self.dims if len(d.terms) == 1 and d.terms[0][1] == 1)
 
     def ranks(self) -> frozenset[str]:
@@ -243,7 +243,7 @@ def canonical_key(e: Einsum) -> str:
 def compulsory_elems(p: Projection, extents: Mapping[str, int]) -> int:
     """Elements of one tensor that an einsum must touch: the hull of its indices over the whole einsum, clipped to what is stored.
 
-    Source: specs/model.md, 2. extents: rank -> size. Returns elements; 0 where every index falls into the padding.
+    docs/model.md, counts. extents: rank -> size. Returns elements; 0 where every index falls into the padding.
     >>> e = einsum("O[p] += I[p+r-1] * W[r]", {"p": 8, "r": 3}, sizes={"I": (8,)})
     >>> compulsory_elems(e.inputs[0], e.sizes())
     8

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import product
 from math import inf, isclose
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ class Frontier:
 
 def frontier(e: Einsum, f: Family) -> Frontier:
     """The members for one einsum, from $DSE_CACHE if they are there. Raises NoFrontier."""
-    path = cache.place("frontier", question(e, f), ".npz")
+    path = place(e, f)
     if (data := cache.read(path)) is not None:
         try:
             return _stored_before(e, f, data)
@@ -77,6 +78,11 @@ def question(e: Einsum, f: Family) -> tuple[object, ...]:
     """All that the members depend on: the einsum, what its machines share (levels, fan-outs, bits of a word), and the ranges of what they do not."""
     bare, word_bits = topology(f.arch)
     return replace(e, name=""), replace(f, arch=bare), word_bits
+
+
+def place(e: Einsum, f: Family) -> Path:
+    """Where the frontier of an einsum is kept."""
+    return cache.place("frontier", question(e, f), ".npz")
 
 
 def _stored_before(e: Einsum, f: Family, data: bytes) -> Frontier:

@@ -1,4 +1,4 @@
-"""Arithmetic of sliding windows over a cut dimension, for overlapping tiles and for unfold (specs/layout.md, 1.3)."""
+"""Arithmetic of sliding windows over a cut dimension, for overlapping tiles and for unfold (ALT, Xu et al. 2023)."""
 
 from __future__ import annotations
 

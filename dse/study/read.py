@@ -242,6 +242,15 @@ def assignment(text: str, faults: Faults) -> tuple[str, Any]:
     return dotted.strip(), parsed
 
 
+def assignments(texts: Sequence[str]) -> dict[str, Any]:
+    """All --set of a command line. Raises ValueError, all faults at once."""
+    faults = Faults([])
+    found = dict(assignment(text, faults) for text in texts)
+    if faults.lines:
+        raise ValueError("\n".join(faults.lines))
+    return found
+
+
 def _set(raw: dict[str, Any], text: str, faults: Faults) -> None:
     """Put "key=value" over the document; a key of space keeps its dots."""
     dotted, parsed = assignment(text, faults)

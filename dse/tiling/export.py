@@ -118,7 +118,7 @@ def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
 
 
 def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator[Loop | Store]:
-    """The order inside a tile: blocks of output channels, window, blocks of input channels, rows, columns (specs/tiling.md, 10). left: its size."""
+    """The order inside a tile: blocks of output channels, window, blocks of input channels, rows, columns (SMAUG's kernels). left: its size."""
     left, ranks = dict(left), s.reading.ranks
     mac, order = e.kind == "mac", [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks]
     order = order or list(left)

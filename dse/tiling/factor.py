@@ -1,6 +1,6 @@
 """Tile sizes: what an accelerator offers (Unit), which dimensions to cut (strategy), which extents to try (enumerate_tiles).
 
-Source: SMAUG's SMV backend (Xi et al. 2020), restated in specs/tiling.md, 1 to 4. Shapes are in elements, outermost first,
+Source: SMAUG's SMV backend (Xi et al. 2020). Shapes are in elements, outermost first,
 [batch, rows, columns, channels] or [batch, activations]; "stored" elements count the padding of the innermost dimension.
 """
 
@@ -50,9 +50,12 @@ class Unit:
 
 
 def unit(arch: Arch, elem_bits: int) -> Unit | None:
-    """What a machine offers; None: inputs, weights and outputs have no levels side by side between the outermost and the array.
+    """What a machine offers to SMAUG, or None where a role has no scratchpad between the outermost level and the innermost array.
 
-    Each lives at the largest level there that may hold it, in equal shares with the others that live there.
+    Inputs, weights and outputs each live in the largest scratchpad that may hold them (`holds`); roles that share one get equal parts of it:
+
+        DRAM > ISPAD [input], WSPAD [weight], OSPAD [output] > array      as smv: one scratchpad each
+        DRAM > GBUF [input, weight, output] > array                      a third of GBUF each
     """
     homes = [_home(arch, role) for role in ROLES]
     held = [level for level in homes if level]
@@ -73,7 +76,10 @@ def _home(arch: Arch, role: str) -> Level | None:
 
 
 def lanes(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Dimensions inside of level `outer` for output channels and for input channels: those that add up; the first is no such one if all do."""
+    """(dimensions that lay output channels side by side, dimensions over which input channels are added up), of the arrays inside level `outer`.
+
+    A dimension adds up if its fan-out reduces. Where all of several do, the first still lays out output channels: SMAUG needs both.
+    """
     dims = [(name, size, adds) for f in arch.fanouts if f.outside > outer for (name, size), adds in zip(f.dims, f.reduce, strict=True)]
     if len(dims) > 1 and all(adds for _, _, adds in dims):
         dims[0] = (*dims[0][:2], False)
@@ -81,7 +87,7 @@ def lanes(arch: Arch, outer: int) -> tuple[list[tuple[str, int]], list[tuple[str
 
 
 def stored(shape: Sequence[int], u: Unit, slack: int | None = None) -> int:
-    """Elements that a tensor or a tile takes. slack: padding of the innermost dimension; None: as its own extent needs."""
+    """Elements that a tensor or a tile takes in a scratchpad: its innermost dimension is padded by `slack` (None: up to the next multiple of align)."""
     return prod(shape[:-1]) * (shape[-1] + (u.slack(shape[-1]) if slack is None else slack))
 
 
@@ -109,7 +115,7 @@ def smallest(u: Unit, key: str, shape: Shape, kernel: Sequence[int] = ()) -> Sha
 
 
 def least(shape: Shape, label: str, minimum: Shape, u: Unit, layout: str) -> tuple[int, int]:
-    """Stored elements of the smallest tile of a label, as a fraction (specs/tiling.md, 3)."""
+    """(a, b): the smallest tile that a label allows takes a / b stored elements: a part of the padded whole, which need not be a whole number."""
     total = stored(shape, u)
     if label == "None":
         return total, 1
@@ -160,5 +166,5 @@ def stored_each(shapes: Ints, u: Unit, slack: int | None = None) -> Ints:
 
 @lru_cache
 def multiples(first: int, last: int, step: int) -> Ints:
-    """min(first, last), then steps up to last."""
+    """first, first + step, ... up to last; last alone where first is above it."""
     return np.arange(min(first, last), last + 1, step)

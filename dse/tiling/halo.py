@@ -1,7 +1,7 @@
 """Tiles of a tensor: plain cuts, cuts under sliding windows (stride, padding, overlap), and what cutting costs the host.
 
 A tiled tensor is a grid: every dimension is cut on its own, tiles are numbered row-major, the last dimension fastest.
-Padding is never stored in a tile. Source: SMAUG's tile generators, as restated in specs/tiling.md, 7.
+Padding is never stored in a tile. Source: SMAUG's tile generators (Xi et al. 2020).
 """
 
 from __future__ import annotations
@@ -87,10 +87,13 @@ def cut(extent: int, tile: int) -> tuple[Cut, ...]:
 
 
 def cut_windows(extent: int, tile: int, w: Window, aligned: bool = True) -> tuple[Cut, ...]:
-    """Pieces that overlap by size - step, or leave out elements where that is negative.
+    """Pieces of an input dimension under a sliding window: neighbours share size - step elements (a negative number of them is left out between two).
 
-    The first of several pieces is shortened so that with the leading padding it holds whole steps. Upstream does so only where
-    at least one step is left (aligned False); else later pieces start at the wrong element (specs/tiling.md, 12, 1).
+        size 3, step 1, tiles of 5:   |0 1 2 3 4|
+                                            |3 4 5 6 7|        outputs 0 1 2, then 3 4 5
+
+    The first of several pieces is shortened so that, with the leading padding, it ends where a step ends; otherwise the second piece would begin inside a
+    step. SMAUG shortens it only if more than one window is left in it (aligned False), and reads wrong elements where one is.
     Raises ValueError for a tile below one window.
     >>> [piece for _, piece in cut_windows(225, 9, Window(7, 2, 3, 3))][::55]
     [8, 6]
@@ -112,7 +115,7 @@ def cut_windows(extent: int, tile: int, w: Window, aligned: bool = True) -> tupl
 
 
 def cut_outputs(pieces: Sequence[Cut], w: Window) -> tuple[Cut, ...]:
-    """Output pieces of overlapping input pieces; a last input piece without a whole window makes none.
+    """The outputs that each input piece makes. A last input piece shorter than a window makes none and is dropped.
 
     >>> cut_outputs(((0, 8), (6, 8), (12, 4)), Window(5, 3))
     ((0, 2), (2, 2))
@@ -135,12 +138,12 @@ def needed(piece: Cut, w: Window, extent: int) -> Cut:
 
 
 def uniform(cuts: Sequence[Cut]) -> bool:
-    """Equal pieces up to the last, which is no larger: what one loop of a nest can cut."""
+    """Whether one loop can make these pieces: `for p in tiles of n` leaves tiles of n and, last, what remains."""
     return all(n == cuts[0][1] for _, n in cuts[:-1]) and cuts[-1][1] <= cuts[0][1]
 
 
 def unfolds(tile: int, w: Window) -> bool:
-    """The tiles of a windowed dimension are those of `unfold` (specs/layout.md, 1.3): whole windows, none twice, no gap."""
+    """The tiles of a windowed dimension are those of `unfold` (dse/layout/primitive.py): whole windows, none twice, no gap."""
     return tile == reach(windows(tile, w.size, w.step), w.size, w.step) and pitch(tile, w.size, w.step) <= tile
 
 

@@ -33,7 +33,7 @@ class Plan:
 
 
 def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """SMAUG's tiling and schedule (specs/tiling.md), one solution, for machines whose scratchpads stand outside of the array.
+    """SMAUG's tiling and schedule, one solution, for machines whose scratchpads stand outside of the array.
 
     rng is not used. A schedule that is no nest has its text for a mapping, whose first line says why.
     """

@@ -42,7 +42,7 @@ def read(e: Einsum) -> Reading | Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class _Slide:
-    """One windowed dimension: stored size, window, output rank and window rank ("" where there is none)."""
+    """A dimension under a window, as in I[2*p+r]: stored size, window, the rank p that moves it and the rank r inside it ("" where there is none)."""
 
     size: int
     window: Window
@@ -54,7 +54,7 @@ FLAT = _Slide(1, Window(1, 1), "", "")
 
 
 def _slides(p: Projection) -> tuple[list[Dim], list[Dim]]:
-    """Dimensions that a window slides over, and those of one rank."""
+    """(dimensions under a window: several ranks, a stride or an offset; dimensions of one rank as it is)."""
     found = [d for d in p.dims if len(d.terms) > 1 or d.offset or any(c > 1 for _, c in d.terms)]
     return found, [d for d in p.dims if d not in found and d.terms]
 
@@ -100,7 +100,8 @@ def _product(e: Einsum) -> Reading | Infeasible:
     images = [d for d in alone if d.ranks()[0] in out - kept]
     deep = [d for d in alone if d.ranks()[0] in summed]
     matrix = not slides and len(images) < 2 and len(deep) < 2
-    if not matrix:  # one rank of channels: other sums are windows of one output, the innermost images are rows and columns
+    if not matrix:  # an operator on images has one rank of channels; a further summed rank is a window that makes one output, and the last two ranks of the
+        # output that stand alone in the input are its rows and columns
         flat = [*images, *deep[1:]]
         slides = sorted([*slides, *flat[max(len(flat) - 2 + len(slides), 0):]], key=x.dims.index)
     at = _spatial(e, slides)

@@ -22,7 +22,8 @@ from workloads.einsum import Einsum
 
 
 def replayed_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
-    """Actions of a schedule: each kind of kernel call as a nest over the scratchpads, loads and sends by replay."""
+    """Actions of a schedule. Inside the scratchpads: each different kernel call is a nest, counted once and multiplied by how often it comes. Between memory
+    and scratchpads: the calls are walked in order, and every load and send is added up."""
     t, u, repeats = found.tiling, found.unit, found.reading.repeats()
     c = calls(t.nest, t.tensors, u.accelerators)
     total: dict[tuple[str, str, str], float] = {}
@@ -47,7 +48,7 @@ def replayed_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]
 
 
 def _own_traffic(t: Tiling, c: Calls, a: int) -> dict[str, float]:
-    """Elements that one accelerator loads and sends; of an output tile that several share, its share of the calls."""
+    """Elements that one accelerator loads and sends. An output tile to which several accelerators add is sent by each in proportion to its calls."""
     mine = c.accelerator == a
     if mine.all():
         return {name: float(n) for name, n in traffic(c, t.tensors).items()}
@@ -92,7 +93,7 @@ def _piece(tiled: Tiled, number: Ints, dim: int) -> tuple[Ints, Ints]:
 
 
 def _measures(t: Tiling) -> Iterator[tuple[str, str, int]]:
-    """(dimension, tensor, its dimension) that say how large a call is."""
+    """Where the size of a kernel call stands: (letter of the dimension, tensor, index of the tensor's dimension whose tile has that size)."""
     tensors = t.tensors
     yield "N", "outputs", 0
     if len(tensors["outputs"].shape) == 4:
@@ -104,7 +105,8 @@ def _measures(t: Tiling) -> Iterator[tuple[str, str, int]]:
 
 
 def _call_counts(e: Einsum, arch: Arch, found: Schedule, call: Call) -> tuple[Count, ...]:
-    """Actions inside one kernel call; one that adds to earlier sums reads them. Its windows slide over the tile that is held."""
+    """Actions inside one kernel call, as a nest over its tiles. One that adds to earlier sums reads all of them, also the first time (no first read is
+    skipped); windows see as padding what lies outside the input tile that is held."""
     _, accumulates, sizes, places = call
     ranks = found.reading.ranks
     if accumulates:

@@ -1,7 +1,7 @@
 """Loop nests over tiles: which kernel call comes when, on which accelerator, what it loads and what it sends back.
 
 A nest is data; `calls` replays it. The only reuse is SMAUG's: an operand tile is loaded unless the accelerator loaded the same
-one last (specs/tiling.md, 10). Accelerators are taken in turn.
+one last. Accelerators are taken in turn.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """loops: (name, trips), outermost first. index: per tensor and dimension the loops whose counters add up to the tile's index.
+    """Loops over tiles; the body is one kernel call on one tile of each tensor:
 
-    serial: loops that stay on one accelerator. always: tensors that are loaded at every call. reduces: the loop that adds to an
-    output tile. last_only: results are sent at the very last call only.
+        for n, for h, for m, for c:  outputs[n,h,m] += kernel(inputs[n,h,c], weights[m,c])
+
+    loops: (name, trips), outermost first. index: per tensor and dimension the loops whose counters, added up, number its tile. serial: loops whose trips all
+    run on the same accelerator. always: tensors that are loaded before every call, whether or not their tile changed. reduces: the loop that adds to an output
+    tile (c above). last_only: results are sent back after the last call of all only.
     """
 
     loops: tuple[tuple[str, int], ...]
@@ -51,7 +54,10 @@ class Calls:
 
 def nest(loops: dict[str, int], tensors: dict[str, Tiled], index: dict[str, str], serial: str = "", always: Names = (), reduces: str = "",
          last_only: bool = False) -> Nest:
-    """A nest in short: per tensor the loops of its dimensions, one word each, added with +, 0 for none. Dimensions of one piece need none."""
+    """A nest from texts: index = {"inputs": "n h 0 c", "outputs": "n h 0 m+o"} names per dimension the loops that number its tile, 0 none.
+
+    A dimension in one piece is numbered by no loop, whatever its word says.
+    """
     found = {name: tuple(tuple(word.split("+")) if word != "0" and n > 1 else () for word, n in zip(words.split(), tensors[name].grid(), strict=True))
              for name, words in index.items()}
     return Nest(tuple(loops.items()), found, tuple(serial.split()), always, reduces, last_only)

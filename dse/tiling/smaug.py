@@ -1,7 +1,7 @@
 """SMAUG's tiling optimizers: per operator one function, Operator -> Tiling | Infeasible, and the table OPTIMIZERS of them.
 
 Each labels its tensors by the strategy search, enumerates tile shapes, takes the first that fills the scratchpads most, cuts the
-tensors and gives the loop nest over the tiles. Source: Xi et al. 2020, as restated in specs/tiling.md, 5 to 10.
+tensors and gives the loop nest over the tiles. Source: Xi et al. 2020 and the code of its SMV backend.
 faithful: as published, with its latent defects; otherwise (corrected) the fixes of section 12 and the innermost padding of every
 candidate as its own extent needs. Extensions to both: any padding given by side, depthwise convolution, attention.
 """
@@ -92,7 +92,7 @@ def _labels(op: Operator, u: Unit, shapes: dict[str, Shape], kind: str = "") -> 
 
 
 def _inputs(op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: str = "") -> Ints | Infeasible:
-    """Tiles of the input that fit, in the order that decides ties. Those under a window hold whole steps of it, or all."""
+    """Input tiles that fit, in the order in which SMAUG prefers equal ones. The smallest one under a window is whole windows (size + i * step), or all."""
     minimum = smallest(u, f"{kind or op.kind}.inputs", shape, op.kernel)
     if op.kind in WINDOWED:
         whole = (m if m == n else w.size + (m - w.size) // w.step * w.step for m, n, w in zip(minimum[1:3], shape[1:3], op.windows(), strict=True))
@@ -105,7 +105,10 @@ def _inputs(op: Operator, u: Unit, shape: Shape, label: str, step: Shape, kind: 
 
 
 def _out(extents: Ints, full: int, w: Window, faithful: bool) -> Ints:
-    """Output extents of input tiles: the largest of first, middle and last tile. Upstream looks at the leading padding only."""
+    """Output extents of input tiles: the largest of the first tile (leading padding), a middle one and the last (trailing padding).
+
+    faithful: as SMAUG, which counts the leading padding only.
+    """
     padding = w.lead if faithful else max(w.lead, w.trail)
     found = (extents + padding - w.size) // w.step + 1
     return found if faithful else np.where(extents == full, w.outputs(full), np.minimum(found, w.outputs(full)))
@@ -131,7 +134,7 @@ class _Choice:
 
 def _choose(op: Operator, u: Unit, xs: Ints, area: Ints, weights: Shape, labels: dict[str, str], kept: tuple[int | None, int | None, int | None],
             own: bool) -> _Choice | Infeasible:
-    """The first of the fullest combinations (specs/tiling.md, 5.3 to 6).
+    """The first of the fullest combinations, as in SMAUG's SMV backend.
 
     xs: input candidates; area: output elements per output channel of each; own: the output has its own channel count.
     kept: innermost padding that inputs, weights and outputs keep from the full tensor, None for their own.

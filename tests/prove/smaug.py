@@ -1,4 +1,4 @@
-"""20,000 random operators on random accelerators keep every invariant and compute what the untiled operator does (specs/tiling.md, 12).
+"""20,000 random operators on random accelerators keep every invariant and compute what the untiled operator does.
 
     python -m tests.prove.smaug [--operators 20000] [--seed 1]
 """

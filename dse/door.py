@@ -1,0 +1,317 @@
+"""What Python users call as dse.map, dse.sweep and dse.open; the command line prints the same values."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dse import check, explain, folder, record, screen, stack
+from dse.nest import Infeasible
+from dse.sim.evaluate import Solution
+from dse.study import read
+from dse.study import study as studies
+from dse.study.study import Study
+from hw import machine as machines
+from hw import space as spaces
+from hw.arch import Arch
+from workloads import catalog
+from workloads.graph import Workload
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+FRAMES = ("pandas", "polars")
+SHOWN = 1000  # rows of an answer that a notebook shows
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows, as an Arrow table. It prints, iterates over dicts, and becomes a frame."""
+
+    table: pa.Table
+
+    def frame(self) -> Any:
+        """As a pandas or Polars frame, whichever is installed; else the Arrow table."""
+        if importlib.util.find_spec("pandas"):
+            return self.table.to_pandas()
+        if importlib.util.find_spec("polars"):
+            return importlib.import_module("polars").from_arrow(self.table)
+        return self.table
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.table.to_pylist())
+
+    def __repr__(self) -> str:
+        return screen.table(self.table.column_names, self.rows())
+
+    def _repr_html_(self) -> str:
+        rest = f"<p>{len(self) - SHOWN} more rows</p>" if len(self) > SHOWN else ""
+        return _html(self.table.column_names, self.rows()[:SHOWN]) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """One workload on one machine, solved. found: its schedule, or why there is none."""
+
+    arch: Arch
+    workload: Workload
+    found: Solution | Infeasible
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """Metrics by name, as in `dse map --format json`; status and reason where nothing fits."""
+        if isinstance(self.found, Infeasible):
+            return {"status": "infeasible", "reason": str(self.found)}
+        return explain.totals(self.arch, self.found)
+
+    @property
+    def einsums(self) -> Answer:
+        """A row per different einsum, its nest in `mapping`."""
+        return Answer(pa.Table.from_pylist([] if isinstance(self.found, Infeasible) else explain.document(self.arch, self.workload, self.found)["einsums"]))
+
+    def __getattr__(self, name: str) -> Any:
+        """energy_pj, latency_ns, ...: any of the totals."""
+        if not name.startswith("_") and name in self.totals:
+            return self.totals[name]
+        raise AttributeError(f"{name} is no result here; there are {', '.join(self.totals)}")
+
+    def frame(self) -> Any:
+        return self.einsums.frame()
+
+    def text(self, einsum: str | None = None, room: int = screen.WIDE) -> str:
+        """What `dse map` prints. einsum: whose nest and traffic; "all": of each; None: of the costliest."""
+        if isinstance(self.found, Infeasible):
+            return screen.safe(f"infeasible: {self.found}\n")
+        return screen.solution(self.arch, self.workload, self.found, einsum, room)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        heads = [(key, screen.fact(key, value)) for key, value in self.totals.items()]
+        return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
+
+
+def map(workload: str, machine: str, *, objective: str = "", tell: stack.Tell = stack.silent, **sets: Any) -> Mapped:
+    """Solve one workload on one machine; kept in $DSE_CACHE, so that the next question to it is quick.
+
+    workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
+    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "divisor"}.
+    Raises ValueError in one line per fault.
+    """
+    block = {key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}
+    faults = read.Faults([])
+    picks = read.solver(({"objective": objective} if objective else {}) | block, faults)
+    if faults.lines:
+        raise ValueError("\n".join(faults.lines))
+    spec = spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    found = stack.kept(arch, loaded, picks, tell)
+    return Mapped(arch, loaded, found[0] if isinstance(found, list) else found)
+
+
+def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | None = None, address: str | None = None,
+          progress: Callable[[Any], None] | None = None, **sets: Any) -> Run:
+    """Run a study, or go on with it, and open its folder.
+
+    out: the folder (default: runs/<name>). workers: actors (0: in this process, without Ray; None: one per core). progress: called about every second with
+    done, planned, rate, left_s and the rest of `dse status`. sets: keys of the study, **{"stop.points": 60}.
+    Raises ValueError in one line per fault of the study; a run that cannot go on says why in the same way.
+    """
+    from cluster import driver
+
+    read_in = studies.load(study, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
+    path = Path(out or f"runs/{read_in.name}")
+    driver.run(read_in, path, workers, address, progress)
+    return open(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One schedule of one machine of a run. row: its row of the table machines; chosen: why it was taken; solved: per workload, costed anew."""
+
+    machine: int
+    schedule: int
+    chosen: str
+    row: Mapping[str, Any]
+    solved: tuple[Mapped, ...]
+
+    def text(self, einsum: str | None = None, room: int = screen.WIDE) -> str:
+        """What `dse show` prints."""
+        head = screen.facts({key: value for key, value in self.row.items() if key not in QUIET}, self.chosen, room)
+        return "\n".join([head, *(one.text(einsum, room) for one in self.solved)])
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return _html(("key", "value"), [(k, screen.fact(k, v)) for k, v in self.row.items() if v is not None]) + "".join(m._repr_html_() for m in self.solved)
+
+
+QUIET = ("key", "generation", "source", "model_version", "solver_version")  # of a machine's row: of use to who looks into the files
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The folder of a run, also while the run goes on: each question sees what is there by then."""
+
+    path: Path
+    study: Study
+    con: DuckDBPyConnection
+    skip_damaged: bool = False
+    seconds: float = 60.0
+
+    def sql(self, statement: str) -> Answer:
+        """One read-only statement over the views: `FROM designs`, ... Raises ValueError in one line."""
+        from analysis import db
+
+        return Answer(db.query(self.con, statement, self.seconds))
+
+    def status(self) -> dict[str, Any]:
+        return check.status(self.path, self.skip_damaged)
+
+    def objectives(self) -> list[str]:
+        return [f"{o.column}:{o.direction}" for o in self.study.objectives]
+
+    def front(self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False) -> Answer:
+        """Feasible points that no other one beats, best in the first objective first: their row of `designs`.
+
+        objectives: columns of points, "-x" or "x:max" maximises (default: the study's). by: a front for each value of these columns.
+        distinct: of points with equal objectives the first, and in `alike` how many there are.
+        """
+        from analysis import db
+
+        return Answer(db.front(self.con, objectives or self.objectives(), where, by, distinct, self.seconds))
+
+    def show(self, point: str | int = "best") -> Point:
+        """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed anew; a stored cost that differs is a ValueError."""
+        number, schedule, chosen = self._point(str(point))
+        rows = self.sql(f"FROM machines WHERE machine = {number}").table.to_pylist()
+        if not rows:
+            size = self.study.space.size
+            why = "is not solved yet; see dse status" if number < size else f"is none; the space has machines 0 to {size - 1}"
+            raise ValueError(f"{self.path}: POINT = {point}: machine {number} {why}")
+        arch = spaces.decode(self.study.space, number)
+        solved = self._again(arch, number, schedule, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ()
+        return Point(number, schedule, chosen, rows[0], tuple(solved))
+
+    def _again(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
+        for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
+            name = ref.name.replace("'", "''")
+            wanted = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
+            nests = self.sql(f"SELECT einsum, nest, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}")
+            stored = self.sql(f"SELECT energy_pj, latency_cycles FROM workload_costs {wanted}").table.to_pylist()
+            if not nests:
+                raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
+            found = stack.again(arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
+                                {row["einsum"]: row["certificate"] or "" for row in nests})
+            if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
+                raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
+            yield Mapped(arch, workload, found)
+
+    def _point(self, text: str) -> tuple[int, int, str]:
+        """(machine, schedule, why that one)."""
+        from analysis import db
+
+        word, colon, column = text.partition(":")
+        if word == "best":
+            names = [column] if colon else self.objectives()
+            front = self.front(names)
+            if not len(front):
+                raise ValueError(f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, reason FROM machines)")
+            row, first = next(iter(front)), db.column_of(names[0])
+            most = "most" if db.maximised(names[0]) else "least"
+            why = f"{most} {first} of all feasible machines ({screen.fact(first, row[first])})"
+            return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
+        if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
+            return int(found[1]), int(found[2] or 0), f"machine {int(found[1])}"
+        raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
+
+    def neighbours(self, number: int) -> Answer:
+        """What one step of each parameter changes, among the machines that the run has solved; of a parameter without an order, all its other values."""
+        columns = [o.column for o in self.study.objectives]
+        at = spaces.values(self.study.space, number)
+        steps = [(axis.key, value, spaces.index_of(self.study.space, at | {axis.key: value})) for axis in self.study.space.axes
+                 for value in _steps(axis.values, at[axis.key])]
+        asked = ", ".join(str(index) for index in (number, *(index for _, _, index in steps)))
+        points = {row["machine"]: row for row in self.sql(f"FROM points WHERE machine IN ({asked}) AND schedule = 0")}
+        states = {row["machine"]: row["status"] for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({asked})")}
+        own = points.get(number)
+        found = []
+        for key, value, index in steps:
+            other = points.get(index)
+            status = states.get(index, "not solved") if other is None or other["feasible"] else "breaks a constraint"
+            changes = {f"{name}_change": _change(own[name], other[name]) if own and other else None for name in columns}
+            found.append({"parameter": key, "from": screen.fact(key, at[key]), "to": screen.fact(key, value), "machine": index, **changes, "status": status})
+        return Answer(pa.Table.from_pylist(found))
+
+
+class Differs(ValueError):
+    """A stored cost that the evaluator no longer confirms."""
+
+    exit_code = 1
+
+
+def _steps(values: Sequence[Any], own: Any) -> list[Any]:
+    """The values beside one's own in an axis of numbers; all others of a choice."""
+    if any(isinstance(value, str | bool) for value in values):
+        return [value for value in values if value != own]
+    i = values.index(own)
+    return [values[k] for k in (i - 1, i + 1) if 0 <= k < len(values)]
+
+
+def _change(own: float, other: float) -> str:
+    return f"{100 * (other / own - 1):+.1f} %" if own else ""
+
+
+def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
+    """The run in a folder, for .sql(), .front(), .show(), .neighbours() and .status(). Raises ValueError if there is none, or if one of its files is damaged.
+
+    skip_damaged: parts that are not byte for byte what was committed are left out. memory, seconds: what DuckDB and a statement may take.
+    """
+    from analysis import db
+
+    study = study_of(path)
+    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
+    return Run(Path(path), study, db.connect(path, schemas, skip_damaged=skip_damaged, memory=memory), skip_damaged, seconds)
+
+
+def study_of(text: str | Path) -> Study:
+    """The study of a run, if it is the one that its rows are of. Raises ValueError."""
+    root = Path(text)
+    path = root / folder.STUDY
+    if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
+        raise ValueError(f"{text}: no run is there (study.yaml is missing); start one with dse run STUDY.yaml --out {text}")
+    manifest = folder.read(root)
+    if lines := folder.heads(root, manifest) or ([] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]):
+        raise folder.Damaged("\n".join(lines))
+    study = studies.load(path, within=root)
+    if lines := folder.same_study(root, manifest, studies.identity(study)):
+        raise folder.Damaged("\n".join(lines))
+    if manifest.groups and folder.env(root, manifest) is None:
+        logging.getLogger("dse").warning("%s: lost, damaged or of another run; %s", root / folder.ENV, folder.way_on(root))
+    return study
+
+
+def _html(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table of cells that are text and nothing else."""
+    columns = [screen.cells(name, [row[i] for row in rows]) for i, name in enumerate(header)]
+    heads = "".join(f"<th>{html.escape(screen.safe(name))}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td><pre>{html.escape(cell)}</pre></td>" if "\n" in cell else f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
+                   for line in zip(*columns, strict=True))
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"

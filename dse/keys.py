@@ -1,0 +1,203 @@
+"""Every key of machine, study and workload files: values and defaults from the schemas that check the files, units and meanings from here (`dse list keys`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+
+from dse.stack import Picks
+from dse.study.plan import Limits, Stop
+from dse.study.sampler import Search
+from hw import machine
+from hw.arch import Array, Lane, Machine, Memory, Tiling
+from workloads.text import Entry, File
+
+
+class Key(NamedTuple):
+    """values: what is allowed; default: empty where the key is needed, none where leaving it out has a meaning of its own."""
+
+    file: str
+    key: str
+    default: str
+    meaning: str
+    unit: str
+    values: str
+
+
+Meanings = Mapping[str, tuple[str, str]]  # key -> (unit, meaning)
+
+# What is read by hand and has no schema: values and default beside unit and meaning.
+STUDY: dict[str, tuple[str, str, str, str]] = {
+    "name": ("letters, digits, - and _", "the file's name", "", "name of the run folder under runs/"),
+    "workloads": ("list", "", "", "names as in dse list workloads, paths, or mappings with the keys below; quote names with commas"),
+    "workloads[].workload": ("text", "none", "", "a name or path, as in dse map"),
+    "workloads[].file": ("path", "none", "", "a .onnx, .pt2, .yaml or .mtx file, relative to the study; instead of workload"),
+    "workloads[].bind": ("{symbol: number}", "{}", "", "sizes of the symbols of an ONNX file, e.g. {N: 1}"),
+    "workloads[].weight": ("number > 0", "1", "", "of the workload in sums over the workloads"),
+    "workloads[].name": ("text", "the workload's", "", "its name in objectives, constraints and tables"),
+    "machine": ("name or path", "", "", "the template: a name as in dse list machines, or a .yaml file"),
+    "space": ("{field: values}", "", "", "what varies: any field of the machine as a list, "
+              "{from, to, step}, {linear: [from, to, count]} or {log: [from, to, count]}"),
+    "constraints": ("list of comparisons", "[]", "", "fields, area_mm2, leak_mw, metrics (latency_ns[net] of one workload), + - * /, < <= > >= =="),
+    "objectives": ("list", "", "", "metric, {metric: sum, max, geomean or a workload}, {metric: ..., direction: max}; metrics: energy_pj, latency_ns, "
+                   "edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2"),
+    "workers": ("whole number >= 0", "one per core", "", "actors; 0: in this process, without Ray; may change between resumes"),
+    "sink": ("driver", "driver", "", "who writes the parts; may change between resumes"),
+}
+SEARCH: Meanings = {
+    "method": ("", "how machines are chosen; nsga2, nsga3 and tpe learn from earlier ones"),
+    "seed": ("", "the same seed asks for the same machines"),
+    "generation": ("machines", "asked at a time; 0: 256, or 16 where the method learns"),
+    "population": ("machines", "of nsga2 and nsga3"),
+    "startup": ("machines", "asked by a Sobol sequence before tpe begins"),
+}
+STOP: Meanings = {
+    "points": ("machines", "stop after so many; none: all of the space"),
+    "hours": ("h", "stop at the end of a generation after so long, all sessions together"),
+    "hypervolume_gain": ("share", "stop when the front's hypervolume grew by less over the last 4 generations"),
+}
+SOLVER: Meanings = {
+    "objective": ("", "what each mapping is best in"),
+    "tiling": ("", "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule"),
+    "mapper": ("", "who finds mappings: dse list solvers"),
+    "tiles": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
+    "fuse_elementwise": ("", "one-to-one functions ride on their producer's output and cost nothing"),
+    "seed": ("", "of mappers that draw at random"),
+}
+LIMITS: Meanings = {
+    "errors": ("machines", "a run stops after so many errors"),
+    "share": ("share", "or after errors of this share of the machines"),
+    "seconds": ("s", "deadline of one machine; a resume tries it again"),
+}
+MACHINE: Meanings = {
+    "name": ("", "default: the file's name"),
+    "clock_mhz": ("MHz", "the one clock of the machine"),
+    "nodes": ("", "memories and arrays from the outermost in, the compute last; the keys below"),
+    "node_nm": ("nm", "technology node, for the tables of SRAM and logic"),
+    "cell": ("", "SRAM cells: low operating power or high performance"),
+    "word_bits": ("bit", "size of an element that names none of its own; default: the bits of the compute kind"),
+    "tiling": ("", "for solver.tiling: smaug; the keys of tiling below"),
+}
+MEMORY: Meanings = {
+    "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
+    "width_bits": ("bit", "moved by one action (a read or a write)"),
+    "kind": ("", "picks the component table; custom: energies, bandwidth and area are all given here"),
+    "capacity": ("B", "of one instance; none: unbounded"),
+    "banks": ("", "sram: arrays that split the capacity and work side by side"),
+    "channels": ("", "DRAM: bandwidths and background powers add up"),
+    "bandwidth": ("GB/s", "of one instance; none: the table's"),
+    "actions_per_cycle": ("1/cycle", "bandwidth in actions of width_bits; instead of bandwidth"),
+    "read_pj": ("pJ", "energy of one read of width_bits; none: the table's"),
+    "write_pj": ("pJ", "energy of one write of width_bits; none: the table's"),
+    "leak_mw": ("mW", "leakage of one instance, all banks; of a DRAM its background power"),
+    "area_mm2": ("mm2", "of one instance, all banks"),
+    "cycle_ns": ("ns", "sram: least time between two accesses of an array"),
+    "ports": ("", "shared: reads and writes share the bandwidth; separate: each has it"),
+    "double_buffer": ("", "tiles that change take twice their room"),
+    "bypass": ("", "tensors may skip this level; default: true but for the outermost"),
+    "skip_first_read": ("", "the first read of an output element costs nothing: there is nothing to add to yet"),
+    "slow": ("", "an array slower than the clock takes whole cycles (divide), or makes the machine infeasible"),
+    "transfer": ("", "next: fills overlap the work inside; same: a tile is filled before it is used"),
+    "holds": ("", "which parts of an einsum may stand there: the first input, its other inputs (weight), the output"),
+}
+ARRAY: Meanings = {
+    "array": ("", "makes the node an array: copies of all that follows"),
+    "dims": ("", "size per dimension, e.g. {x: 16, y: 16}"),
+    "multicast": ("", "one read serves all lanes that want the same element; or the dimensions in which it does"),
+    "reduce": ("", "lanes add their partial outputs on the way out; or the dimensions in which they do"),
+    "ramp": ("", "a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights, inputs"),
+}
+LANE: Meanings = {
+    "compute": ("", "makes the node the compute, the last one"),
+    "kind": ("", "picks the component table; custom: all numbers are given here"),
+    "ops_per_cycle": ("1/cycle", "operations of one lane"),
+    "mac_pj": ("pJ", "one multiply-accumulate; none: the table's"),
+    "alu_pj": ("pJ", "one other operation; none: the table's"),
+    "leak_mw": ("mW", "leakage of one lane"),
+    "area_mm2": ("mm2", "of one lane"),
+    "vector_lanes": ("", "lanes of the machine's one vector unit, which does all that is no multiply-accumulate; 0: the array's lanes do it"),
+    "vector_kind": ("", "number format of the vector unit; default: kind"),
+}
+TILING: Meanings = {
+    "preference": ("", "which dimensions to cut; the first that fits is taken"),
+    "minimum": ("", "smallest useful tile per operator and tensor, e.g. {convolution.inputs: [1, kernel, full, macs]}"),
+    "align": ("elements", "the innermost dimension is stored in multiples of it"),
+    "pes": ("", "output channels side by side; none: the array's"),
+    "macs": ("", "input channels that each reduces per step; none: the array's"),
+    "vector": ("", "channels at a time of what is no product; none: the vector unit's lanes, or 8"),
+}
+FILE: Meanings = {
+    "name": ("", "default: the file's name"),
+    "extents": ("", "size of every rank"),
+    "einsums": ("", "texts, or mappings with the keys below"),
+    "weights": ("", "tensors that are there before the run"),
+}
+ENTRY: Meanings = {
+    "text": ("", 'e.g. "H[b,m,f] += X[b,m,d] * W[d,f]"; a convolution reads I[n,c,2*p+r,2*q+s]'),
+    "name": ("", "default: the name of its output"),
+    "repeat": ("", "how often it runs in a row"),
+    "extents": ("", "sizes of ranks for this einsum alone"),
+    "sizes": ("elements", "stored shape of a tensor where padding or cropping makes it differ"),
+    "bits": ("bit", "of an element, per tensor; default: the machine's word"),
+    "density": ("share", "of nonzeros, per tensor"),
+    "format": ("", "dense or csr, per tensor"),
+}
+SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
+    ("study", "search.", Search, SEARCH), ("study", "stop.", Stop, STOP), ("study", "solver.", Picks, SOLVER), ("study", "limits.", Limits, LIMITS),
+    ("machine", "", Machine, MACHINE), ("machine", "memory.", Memory, MEMORY), ("machine", "array.", Array, ARRAY),
+    ("machine", "compute.", Lane, LANE), ("machine", "tiling.", Tiling, TILING),
+    ("workload", "", File, FILE), ("workload", "einsums[].", Entry, ENTRY))
+
+
+def listing() -> Iterator[Key]:
+    for key, (values, default, unit, meaning) in STUDY.items():
+        yield Key("study", key, default, meaning, unit, values)
+    for file, prefix, kind, meanings in SCHEMAS:
+        schema = machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True)
+        for name, one in _properties(schema).items():
+            unit, meaning = meanings.get(name, ("", ""))
+            yield Key(file, prefix + name, "" if name in schema.get("required", ()) else _default(one), meaning, unit, _values(one))
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    own = schema if "properties" in schema else schema["$defs"][schema["$ref"].rpartition("/")[2]]
+    return dict(own["properties"])
+
+
+def _default(one: Mapping[str, Any]) -> str:
+    given = one.get("default", {"object": {}, "array": []}.get(one.get("type", "")))
+    choices = one.get("items", {}).get("enum")
+    return "all" if choices and list(given) == choices else "{}" if isinstance(given, dict) else _shown(given)
+
+
+def _shown(value: Any) -> str:
+    """As YAML has it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _values(one: Mapping[str, Any]) -> str:
+    """A JSON schema in few words."""
+    if "enum" in one:
+        return ", ".join(map(str, one["enum"]))
+    if "anyOf" in one:
+        return " or ".join(text for part in one["anyOf"] if (text := _values(part)))
+    if "pattern" in one:
+        return "size, e.g. 128 KiB" if "KiB" in one["pattern"] else "rate, e.g. 12.8 GB/s" if "GB/s" in one["pattern"] else "name"
+    kind = one.get("type")
+    if kind in ("integer", "number"):
+        least = f" > {one['exclusiveMinimum']:g}" if "exclusiveMinimum" in one else f" > {one['gt']:g}" if "gt" in one else (
+            f" >= {one['minimum']:g}" if "minimum" in one else "")
+        return f"{'whole number' if kind == 'integer' else 'number'}{least}"
+    if kind == "array":
+        return f"list of {_values(one.get('items', {})) or 'entries'}"
+    return {"boolean": "true, false", "string": "text", "object": "mapping", "null": ""}.get(str(kind), "mapping")
+
+
+def markdown(key: Key) -> str:
+    """A row of docs/files.md."""
+    default = f"`{key.default}`" if key.default else ""
+    return f"| `{key.key}` | {default} | {key.unit} | {key.meaning} |"

@@ -1,0 +1,106 @@
+"""Numbers for people: four digits and a unit near the number. Files and JSON keep the names' own units (`energy_pj`) in full precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+Steps = tuple[tuple[float, str], ...]
+DIGITS = 4
+NEAR = 1e3  # a column whose numbers lie within this factor shares one unit
+
+ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
+TIME: Steps = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
+POWER: Steps = ((1e-3, "uW"), (1.0, "mW"), (1e3, "W"))
+BYTES: Steps = ((1.0, "B"), (2.0**10, "KiB"), (2.0**20, "MiB"), (2.0**30, "GiB"), (2.0**40, "TiB"))
+EDP: Steps = ((1.0, "pJ ns"), (1e3, "nJ ns"), (1e6, "nJ us"), (1e9, "uJ us"), (1e12, "uJ ms"), (1e15, "mJ ms"), (1e18, "mJ s"), (1e21, "J s"))
+COUNT: Steps = ((1.0, ""), (1e6, "M"), (1e9, "G"), (1e12, "T"))
+CYCLES: Steps = ((1.0, "cycles"), (1e6, "Mcycles"), (1e9, "Gcycles"))
+RATE: Steps = ((1.0, "/s"),)
+AREA: Steps = ((1.0, "mm2"),)
+SHARE: Steps = ((0.01, "%"),)
+
+ENDS: tuple[tuple[str, Steps], ...] = (  # the first that a name ends with, after an underscore or as a whole
+    ("edp_pj_ns", EDP), ("pj", ENERGY), ("ns", TIME), ("mw", POWER), ("mm2", AREA), ("cycles", CYCLES), ("bytes", BYTES), ("capacity", BYTES),
+    ("throughput", RATE), ("elems", COUNT), ("elements", COUNT), ("macs", COUNT), ("operations", COUNT), ("actions", COUNT), ("weights", COUNT),
+    ("inputs", COUNT), ("outputs", COUNT), ("parameters", COUNT), ("activations", COUNT))
+AGGREGATES = ("_sum", "_max", "_geomean")  # of objectives over workloads
+
+
+def steps_of(name: str) -> Steps:
+    """Units of a column, by the end of its name as record.py writes them; none for other names."""
+    if name.partition("_")[0] in ("gap", "share"):
+        return SHARE
+    plain = name.replace(".", "_")
+    for end in AGGREGATES:
+        plain = plain.removesuffix(end)
+    return next((steps for end, steps in ENDS if plain == end or plain.endswith(f"_{end}")), ())
+
+
+def number(value: float) -> str:
+    """Four digits, without an exponent from 0.0001 to ten million; whole numbers below a million in full.
+
+    >>> [number(v) for v in (0.0, 12345.6, 0.00123456, 1.285105e+08, 99999.0)]
+    ['0', '12350', '0.001235', '1.285e+08', '99999']
+    """
+    if isfinite(value) and value == round(value) and abs(value) < 1e6:
+        return str(round(value))
+    short = float(f"{value:.{DIGITS}g}")
+    if isfinite(short) and (short == 0 or 1e-4 <= abs(short) < 1e7):
+        return f"{short:.10f}".rstrip("0").rstrip(".")
+    return f"{value:.{DIGITS}g}"
+
+
+def quantity(name: str, value: float) -> str:
+    """A number with the unit that makes it readable.
+
+    >>> [quantity("energy_pj", 1.184966e10), quantity("gbuf_capacity", 32768), quantity("latency_ns", 768.0), quantity("runs", 1.5)]
+    ['11.85 mJ', '32 KiB', '768 ns', '1.5']
+    """
+    steps = steps_of(name)
+    return _in(value, _step(value, steps)) if steps else number(value)
+
+
+def column(name: str, values: Sequence[Any]) -> list[str] | None:
+    """The cells of a column of numbers, or None where it holds something else. Numbers that lie near each other share one unit.
+
+    >>> column("energy_pj", [1.5e9, 9e8, None])
+    ['1.5 mJ', '0.9 mJ', '']
+    >>> column("machine", [8, 9])
+    ['8', '9']
+    """
+    known = [v for v in values if v is not None and v != ""]
+    if not known or not all(isinstance(v, Real) and not isinstance(v, bool) for v in known):
+        return None
+    steps = steps_of(name)
+    if not steps:
+        return ["" if v is None or v == "" else str(v) if isinstance(v, int) else number(float(v)) for v in values]
+    sizes = [abs(float(v)) for v in known if v and isfinite(v)]
+    shared = _step(max(sizes), steps) if steps is not COUNT and sizes and max(sizes) <= NEAR * min(sizes) else None
+    return ["" if v is None or v == "" else _in(float(v), shared or _step(float(v), steps)) for v in values]
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> [duration(s) for s in (0.4, 42.3, 200.0, 9000.0)]
+    ['0.4 s', '42 s', '3 min', '2.5 h']
+    """
+    if seconds < 1:
+        return f"{seconds:.1g} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _step(value: float, steps: Steps) -> tuple[float, str]:
+    """The largest unit that the rounded number reaches; the unit of the name for 0."""
+    if not value or not isfinite(value):
+        return next((step for step in steps if step[0] == 1.0), steps[0])
+    size = abs(float(f"{value:.{DIGITS}g}"))
+    return next((step for step in reversed(steps) if size >= step[0]), steps[0])
+
+
+def _in(value: float, step: tuple[float, str]) -> str:
+    if step in SHARE:
+        return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
+    return f"{number(value / step[0])} {step[1]}".rstrip()

@@ -1,0 +1,126 @@
+"""`import dse`: map, sweep, open; what they return; wrong words; files to start from and the keys of files."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+
+import dse
+from dse import check, door, keys, nest, starts
+from dse.sim.evaluate import Solution, evaluate
+from hw import machine
+from tests.test_cli import SIZE, STUDY
+from workloads import catalog
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> door.Run:
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "small.yaml").write_text(STUDY)
+    told: list[Any] = []
+    found = dse.sweep(folder / "small.yaml", out=folder / "run", workers=0, progress=told.append)
+    assert told[-1].state == "finished" and told[-1].done == SIZE
+    return found
+
+
+def test_map_is_what_the_command_prints_and_is_kept() -> None:
+    found = dse.map("gemm:m=64,n=32,k=48", "edge_array", objective="edp", **{"array.x": 12})
+    told: list[str] = []
+    again = dse.map("gemm:m=64,n=32,k=48", "edge_array", objective="edp", tell=lambda number, efforts, name: told.append(name), **{"array.x": 12})
+    assert told == [] and again.totals == found.totals and found.edp_pj_ns == found.totals["edp_pj_ns"]
+    assert "store DRAM" in repr(found) and "<table>" in found._repr_html_() and found.einsums.table["mapping"][0].as_py().startswith("store DRAM")
+    with pytest.raises(AttributeError, match="there are energy_pj"):
+        _ = found.energy
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    ({"objective": "power"}, "energy, latency or edp|energy.*latency.*edp"), ({"solver.mapper": "optimol"}, "did you mean optimal"),
+    ({"array.z": 3}, "array"), ({"machine": "edge_aray"}, "did you mean edge_array"), ({"workload": "resnet51"}, "resnet")])
+def test_a_wrong_word_is_a_value_error_with_the_choices(words: dict[str, Any], why: str) -> None:
+    given = {"workload": "gemm:m=4,n=4,k=4", "machine": "edge_array"} | words
+    with pytest.raises(ValueError, match=why):
+        dse.map(given.pop("workload"), given.pop("machine"), **given)
+
+
+def test_a_folder_of_the_user_that_bears_our_name_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "hw").mkdir()
+    (tmp_path / "hw/__init__.py").write_text("")
+    said = subprocess.run([sys.executable, "-c", "import dse; dse.map('gemm:m=4,n=4,k=4', 'edge_array')"], cwd=tmp_path, capture_output=True, text=True)
+    assert f"ImportError: {tmp_path / 'hw/__init__.py'}: shadows the package hw" in said.stderr
+
+
+def test_what_does_not_fit_is_a_result() -> None:
+    found = dse.map("gemm:m=64,n=32,k=48", "a3nb", **{"rf.capacity": "2 B"})
+    assert found.status == "infeasible" and "RF needs 3 bytes, has 2" in found.reason and len(found.einsums) == 0 and found._repr_html_()
+
+
+def test_a_run_answers_in_python(run: door.Run) -> None:
+    front = run.front()
+    assert 0 < len(front) < SIZE and isinstance(front.table, pa.Table) and "<table>" in front._repr_html_()
+    assert len(run.sql("FROM designs")) == SIZE and run.status()["state"] == "finished"
+    best = run.show()
+    assert best.machine == next(iter(front))["machine"] and best.solved[0].energy_pj == next(iter(front))["energy_pj"] and "store DRAM" in repr(best)
+    assert run.show(best.machine).row == best.row and run.show("best:latency_ns").solved
+    for point, why in ((SIZE, "machines 0 to"), ("worst", "best:COLUMN"), ("best:energy", "did you mean energy_pj")):
+        with pytest.raises(ValueError, match=why):
+            run.show(point)
+    with pytest.raises(ValueError, match="no run is there"):
+        dse.open(run.path / "nowhere")
+
+
+def test_a_frame_is_what_is_installed(run: door.Run) -> None:
+    frame = run.front().frame()
+    if importlib.util.find_spec("pandas") or importlib.util.find_spec("polars"):
+        assert list(frame["machine"]) == [row["machine"] for row in run.front()]
+    else:
+        assert frame is not None and frame.num_rows == len(run.front())
+
+
+@pytest.mark.parametrize("what", starts.TEXTS)
+def test_a_starting_file_is_valid_as_it_stands(what: str, tmp_path: Path) -> None:
+    (tmp_path / f"mine_{what}.yaml").write_text(starts.TEXTS[what])
+    line, _ = check.file(str(tmp_path / f"mine_{what}.yaml"))
+    assert line.startswith(what)
+
+
+def test_every_key_has_a_meaning_and_every_meaning_a_key() -> None:
+    """The keys come from what checks the files; a new one without a meaning, or a meaning without a key, fails here."""
+    listed = list(keys.listing())
+    assert [key.key for key in listed if not key.meaning] == []
+    for file, prefix, _, meanings in keys.SCHEMAS:
+        own = {key.key.removeprefix(prefix) for key in listed if key.file == file and key.key.startswith(prefix)}
+        assert set(meanings) <= own, (file, prefix)
+    top = {key.key.partition(".")[0].removesuffix("[]") for key in listed if key.file == "study"}
+    assert top == set(check.KINDS["study"])
+
+
+def test_docs_have_a_row_for_every_key_and_the_starting_files() -> None:
+    text = (DOCS / "files.md").read_text()
+    assert [row for key in keys.listing() if (row := keys.markdown(key)) not in text] == []
+    assert [what for what, start in starts.TEXTS.items() if start not in text] == []
+
+
+def test_the_mapping_of_the_docs_is_read_in_both_forms_and_costs_what_is_counted_by_hand() -> None:
+    nests = {page: re.findall(r"```(?:text|yaml)\n((?:store|gemm:).*?)```", (DOCS / page).read_text(), re.S) for page in ("files.md", "model.md")}
+    [text, data], [same] = nests["files.md"], nests["model.md"]
+    mapping = nest.parse(text)
+    assert text == same and mapping == nest.from_data(yaml.safe_load(data)["gemm"])
+    found = evaluate(machine.arch(machine.load("a2")), catalog.load("gemm:m=4,n=2,k=6"), {"gemm": mapping})
+    assert isinstance(found, Solution) and found.energy_pj == 12400 == (48 + 8) * 200 + (96 + 96) * 6 + 48 and found.latency_cycles == 12
+    counted = {(c.level, c.tensor, c.action): c.elems for c in found.einsums[0].counts}
+    page = (DOCS / "model.md").read_text()
+    for level, tensor in (("GLB", "A"), ("GLB", "B"), ("GLB", "C")):
+        [row] = re.findall(rf"\| {level} \| {tensor} \|.*\| (\d+) read, (\d+) write \|", page)
+        assert (counted[level, tensor, "read"], counted[level, tensor, "write"]) == tuple(map(float, row))
+    assert counted["DRAM", "A", "read"] + counted["DRAM", "B", "read"] == 48 and counted["DRAM", "C", "write"] == 8
+    assert dict(found.einsums[0].price.busy_cycles) == {"DRAM": 7, "GLB": 3, "MAC": 12}

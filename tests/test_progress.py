@@ -1,0 +1,60 @@
+"""Waits speak: what is being done, how much of the cost is behind, how long it may take; a line each LINE_S where nobody watches."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dse import progress
+
+
+def test_a_wait_says_what_is_solved_and_what_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tenth of the cost took half a second: the rest takes about nine times as long, though it is one of two steps."""
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    monkeypatch.setattr(progress, "BEFORE_S", 0.0)
+    threads: list[bool] = []
+
+    def work(steps: progress.Steps) -> str:
+        threads.append(threading.current_thread() is threading.main_thread())
+        steps.tell(0, [1.0, 9.0], "first")
+        time.sleep(0.5)
+        steps.tell(1, [1.0, 9.0], "last[x]")
+        time.sleep(0.5)
+        return "done"
+
+    assert progress.waited("net", work) == "done" and threads == [False]
+    said = capsys.readouterr().err.splitlines()
+    assert any(re.fullmatch(r"net: 0 of 2 einsums, .*, now first \(.*\)", line) for line in said)
+    left = [float(m[1]) for line in said if (m := re.fullmatch(r"net: 1 of 2 einsums, .*, now last\[x\] \(.*\), about (\d+) s left", line))]
+    assert left and 3 <= left[0] <= 9
+
+
+def test_what_goes_wrong_in_a_wait_comes_out() -> None:
+    def work(_: progress.Steps) -> None:
+        raise ValueError("no such net")
+
+    with pytest.raises(ValueError, match="no such net"):
+        progress.waited("net", work)
+
+
+def status(**given: Any) -> Any:
+    return SimpleNamespace(**{"state": "running", "reason": "", "done": 3, "planned": 12, "rate": 0.5, "front": 2, "left_s": 18.0} | given)
+
+
+def test_a_run_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    with progress.RunProgress("s") as shown:
+        shown.show(status())
+        monkeypatch.setattr(progress, "LINE_S", 1e9)
+        shown.show(status())  # too early for another line
+        shown.show(status(reason="interrupted; finishing 1 machine; again to stop now"))
+        shown.show(status(reason="interrupted; finishing 1 machine; again to stop now"))  # once is enough
+        shown.show(status(state="interrupted"))
+    assert capsys.readouterr().err.splitlines() == [
+        "s: starting", "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left",
+        "s: interrupted; finishing 1 machine; again to stop now", "s: 3 of 12 machines (25 %), 0.5/s, front 2, about 18 s left"]

@@ -1,0 +1,199 @@
+"""What a terminal of 80, 120 and 200 columns shows: nothing folds, numbers have units, what is left out is named, text stays text."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from cluster import driver
+from dse import door, explain, screen, units
+from dse.arguments import EXAMPLES
+from dse.study import study as studies
+from hw import machine
+from tests.terminal import lines
+from tests.test_cli import DSE, STUDY
+from workloads import catalog
+
+WIDTHS = (80, 120, 200)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "small.yaml").write_text(STUDY.replace("array.x: [2, 4, 8]", "array.x: [2, 4, 8]\n  array.y: [2, 4]"))
+    driver.run(studies.load(folder / "small.yaml"), folder / "run", workers=0)
+    return folder
+
+
+COMMANDS = [
+    ("pareto", "run"), ("pareto", "--by", "dram_kind,array_x", "--objectives", "-throughput,power_mw,energy_pj,edp_pj_ns,latency_ns", "run"), ("status", "run"),
+    ("show", "run", "best", "--neighbours"), ("sql", "run", "FROM designs"), ("sql", "run", "FROM einsums"), ("list", "keys"), ("list", "columns"),
+    ("list", "workloads"), ("list", "machines"), ("list", "solvers"), ("check", "small.yaml", "resnet18"), ("map", "gemm:m=64,n=32,k=48", "edge_array")]
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_no_line_is_folded_by_the_terminal(home: Path, columns: int) -> None:
+    for command in COMMANDS if columns == 80 else COMMANDS[:3]:
+        said = lines(home, columns, DSE, *command)
+        assert len(said) > 3 and [line for line in said if cell_len(line) > columns] == [], command
+
+
+def test_a_wide_table_loses_columns_from_the_right_and_says_so(home: Path) -> None:
+    heads, notes = {}, {}
+    for columns in WIDTHS:
+        said = lines(home, columns, DSE, "sql", "run", "FROM designs ORDER BY machine")
+        heads[columns] = said[0].split()
+        notes[columns] = re.findall(r"\w+", " ".join(said[said.index(next(line for line in said if line.startswith("(no room for"))):]))
+    assert len(heads[80]) < len(heads[120]) < len(heads[200])
+    for columns in WIDTHS:
+        assert heads[columns][:2] == ["machine", "schedule"] and "dram_kind" in notes[columns] and "json" in notes[columns]
+
+
+@given(st.lists(st.floats(1e-3, 1e18), min_size=1, max_size=6), st.sampled_from(["energy_pj", "latency_ns", "capacity_bytes", "edp_pj_ns", "area_mm2", "x"]))
+def test_a_cell_is_the_number_to_four_digits(values: list[float], name: str) -> None:
+    """Read back with its unit it is the value, whatever unit its column shares; and it is short."""
+    cells = units.column(name, values)
+    assert cells is not None
+    scales = {unit: scale for scale, unit in units.steps_of(name)} or {"": 1.0}
+    for cell, value in zip(cells, values, strict=True):
+        text, _, unit = cell.partition(" ")
+        assert float(text) * scales[unit] == pytest.approx(value, rel=6e-4) and len(cell) <= 16
+
+
+@given(st.lists(st.tuples(st.text(max_size=60), st.floats(1e-3, 1e18), st.text(max_size=200)), min_size=1, max_size=5), st.integers(30, 200))
+def test_no_row_is_wider_than_its_room(rows: list[tuple[str, float, str]], room: int) -> None:
+    said = screen.table(("name", "energy_pj", "meaning"), rows, room=room)
+    assert max(map(cell_len, said.splitlines())) <= max(room, 24)
+    assert all(units.column("energy_pj", [r[1] for r in rows])[i] in said for i in range(len(rows))) or "no room for" in said  # type: ignore[index]
+
+
+def test_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are no markup, what steers a terminal is an escape, in tables, facts, faults and HTML."""
+    evil = "[/] C[m,n] += A[m,k] \x1b[2J\x07\u202e<b>"
+    said = screen.table(("text",), [(evil,)]) + screen.facts({"a": evil})
+    assert said.count("[/] C[m,n] += A[m,k] \\x1b[2J\\x07\\u202e<b>") == 2
+    assert "\x1b" not in said and "\u202e" not in said
+    page = door.Answer(door.pa.table({"x<y": [evil], "n": [1]}))._repr_html_()
+    assert "<b>" not in page and "&lt;b&gt;" in page and "x&lt;y" in page and "\x1b" not in page
+
+
+def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
+    rows = [("=1+1", -2.5, "x"), ("+x", 3, "@y"), ("-z", None, "\tq")]
+    plain, tame = io.StringIO(), io.StringIO()
+    with redirect_stdout(plain):
+        screen.print_rows(("a", "b", "c"), rows, "csv")
+    with redirect_stdout(tame):
+        screen.print_rows(("a", "b", "c"), rows, "csv", csv_safe=True)
+    assert plain.getvalue().splitlines()[1] == "=1+1,-2.5,x"
+    assert tame.getvalue().splitlines() == ["a,b,c", "'=1+1,-2.5,x", "'+x,3,'@y", "'-z,,'\tq"]
+
+
+def test_columns_that_say_nothing_are_left_out(home: Path) -> None:
+    said = lines(home, 200, DSE, "pareto", "run", "--where", "dram_kind = 'lpddr5'")
+    assert "schedule" not in said[0] and "dram_kind" not in said[0] and any(re.search("in all of them .*dram_kind = lpddr5", line) for line in said)
+
+
+def test_where_the_energy_goes(home: Path) -> None:
+    """Dynamic and static parts of the components make the energy, and a DRAM that mostly waits is named."""
+    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2})
+    table = explain.energy(found.arch, found.found)  # type: ignore[arg-type]
+    assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj) and sum(row[3] for row in table.rows) == pytest.approx(1)
+    assert re.match(r"[6-9]\d\.\d % of the energy is static: what DRAM", table.note)
+    plain = door.map("gemm:m=64,n=32,k=48", "edge_array")
+    assert explain.energy(plain.arch, plain.found).note == ""  # type: ignore[arg-type]
+
+
+def test_components_that_bind_alike_are_both_named() -> None:
+    found = door.map("gemm:m=64,n=32,k=48", "edge_array").found
+    [cost] = found.einsums  # type: ignore[union-attr]
+    busy = dict(cost.price.busy_cycles)
+    assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.binding(cost)) == {"GBUF", "MAC"}
+    table = explain.network(machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48"), found, False)[1]  # type: ignore[arg-type]
+    assert set(table.rows[0][table.header.index("bound_by")].split(", ")) == {"GBUF", "MAC"}
+
+
+def test_einsums_that_make_most_of_the_cost_come_first() -> None:
+    found = door.map("resnet18", "edge_array", **{"solver.mapper": "cost_descending"})
+    short, whole = (explain.network(found.arch, found.workload, found.found, every)[1] for every in (False, True))  # type: ignore[arg-type]
+    at = short.header.index("share")
+    shares = [row[at] for row in whole.rows]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
+    assert short.rows == whole.rows[:len(short.rows)] and sum(shares[:len(short.rows)]) >= 0.8 > sum(shares[:len(short.rows) - 1])
+    assert f"{len(whole.rows) - len(short.rows)} more einsums" in short.note
+
+
+def test_traffic_names_the_width_of_an_action() -> None:
+    found = door.map("gemm:m=64,n=32,k=48", "edge_array")
+    _, [traffic, *_] = explain.einsum(found.arch, found.workload.einsums[0], found.found.einsums[0])  # type: ignore[union-attr]
+    width = {level.name: level.width_bits for level in found.arch.levels}
+    at = traffic.header.index("width_bits")
+    assert {row[0]: row[at] for row in traffic.rows if row[at]} == width
+
+
+def test_neighbours_are_one_step_away(home: Path) -> None:
+    run = door.open(home / "run")
+    best = run.show("best").machine
+    around = list(run.neighbours(best))
+    assert {row["parameter"] for row in around} == {"array.x", "array.y", "gbuf.capacity", "dram.kind"}
+    own = {row["machine"]: row for row in run.sql("FROM designs")}
+    for row in around:
+        changed = [c for c in ("array_x", "array_y", "gbuf_capacity", "dram_kind") if own[best][c] != own[row["machine"]][c]]
+        assert changed == [row["parameter"].replace(".", "_")]
+        assert row["energy_pj_change"] == f"{100 * (own[row['machine']]['energy_pj'] / own[best]['energy_pj'] - 1):+.1f} %"
+
+
+def test_points_of_equal_objectives_are_one_row(home: Path) -> None:
+    """2x4 and 4x2 lanes: the same area, latency and, but for the last digits, energy."""
+    run = door.open(home / "run")
+    every, once = run.front(["area_mm2", "throughput:max"]), run.front(["area_mm2", "throughput:max"], distinct=True)
+    assert len(every) > len(once) and sum(row["alike"] for row in once) == len(every)
+    values = [(row["area_mm2"], row["throughput"]) for row in once]
+    assert len(values) == len(set(values)) and set(values) == {(row["area_mm2"], row["throughput"]) for row in every}
+
+
+def test_a_front_for_each_value(home: Path) -> None:
+    run = door.open(home / "run")
+    every = run.front(["energy_pj", "area_mm2"], by=["dram_kind"])
+    kinds = [row["dram_kind"] for row in every]
+    assert kinds == sorted(kinds) and set(kinds) == {"gddr6", "lpddr4", "lpddr5"}
+    for kind in set(kinds):
+        alone = run.front(["energy_pj", "area_mm2"], where=f"dram_kind = '{kind}'")
+        assert [row["machine"] for row in alone] == [row["machine"] for row in every if row["dram_kind"] == kind]
+    with pytest.raises(ValueError, match="did you mean dram_kind"):
+        run.front(by=["dram_knd"])
+
+
+def test_designs_have_no_ambiguous_column(home: Path) -> None:
+    run = door.open(home / "run")
+    names = run.sql("FROM designs").table.column_names
+    assert len(names) == len(set(names)) and {"machine", "area_mm2", "array_x", "energy_pj", "status", "model_version"} <= set(names)
+    joined = run.sql("SELECT area_mm2, array_x, min(energy_pj) FROM designs GROUP BY ALL").table
+    assert joined.num_rows > 0
+
+
+def test_grammar(home: Path) -> None:
+    """--format json everywhere, options before and after arguments, -x,y as objectives."""
+    said = json.loads("".join(lines(home, 80, DSE, "show", "--format", "json", "run", "best")))
+    assert said["status"] == "ok" and said["workloads"]
+    for command in (("status", "run"), ("list", "solvers"), ("check", "small.yaml"), ("pareto", "run"), ("sql", "run", "SELECT 1 AS x")):
+        for typed in ((*command, "--format", "json"), (command[0], "--format", "json", *command[1:])):
+            assert json.loads("".join(lines(home, 80, DSE, *typed)))
+    one, other = (lines(home, 120, DSE, *typed) for typed in (("pareto", "run", "--objectives", "-throughput,power_mw"),
+                                                              ("pareto", "--objectives=-throughput,power_mw", "run")))
+    assert one == other and any("most throughput, least power_mw" in line for line in one)
+
+
+def test_the_questions_of_readme_and_help_are_answered(home: Path) -> None:
+    run, text = door.open(home / "run"), (Path(__file__).parents[1] / "README.md").read_text() + "\n".join(EXAMPLES.values())
+    asked = [*re.findall(r'dse sql \S+ "(SELECT[^"]*)"', text), *re.findall(r'run\.sql\("([^"]*)"\)', text)]
+    assert len(asked) >= 3
+    for statement in asked:
+        assert run.sql(statement).table.num_columns > 1, statement
