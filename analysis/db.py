@@ -108,6 +108,7 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
     Raises QueryError in one line for anything else, for a statement that DuckDB refuses, and for one that takes too long; Damaged for the folder.
     """
     try:
+        text.encode()  # what the command line could not decode stands for no character
         refresh(con)
         _gate(con, text)
         for attempt in range(TRIES):
@@ -172,10 +173,11 @@ def maximised(objective: str) -> bool:
 def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
     """Raises QueryError unless `where` is one expression over the rows: alone (no bracket of it closes ours), and inside of them."""
     try:
+        where.encode()
         con.extract_statements(f"SELECT 1 WHERE {where}")
         _harmless(con, rows[1:-1])
         con.execute(f"EXPLAIN {rows[1:-1]}")
-    except (duckdb.Error, QueryError) as error:
+    except (duckdb.Error, QueryError, UnicodeError) as error:
         raise QueryError(f"--where {' '.join(where.split())}: {_line(error)}; give a condition over points and machines, e.g. area_mm2 < 2") from None
 
 

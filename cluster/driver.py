@@ -155,7 +155,11 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
     try:
         run = _opened(study, store, [*mended, *lines])
         report = partial(_report, run, progress)
-        _read_back(run)
+        try:
+            _read_back(run)
+        except (KeyError, TypeError, AttributeError, pa.ArrowException) as fault:
+            why = " ".join(str(fault).split())[:200]
+            raise stores.StoreFault(f"{out}: its rows are not those of this study's tables ({why}); give another --out") from fault
         report("running", "starting")
         run.events.append(event("resume" if run.done or run.asks else "start", f"stop {json.dumps(asdict(study.stop))}, {len(run.done)} machines done"))
         _ask(run)

@@ -89,6 +89,8 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
         raise folder.Damaged(f"{root / folder.STATUS}: lost or damaged; {folder.way_on(root)}")
     facts = facts or {"state": "not started", "done": 0}
+    if not (isinstance(then := facts.get("time", 0.0), int | float) and 0 <= then < 1e11):
+        raise folder.Damaged(f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.way_on(root)}")
     process, _, host = str(facts.get("process", "")).partition(" on ")
     if facts.get("state") == "running" and host == socket.gethostname() and os.path.exists("/proc/self") and not os.path.exists(f"/proc/{process}"):
         return facts | {"state": "killed", "reason": "its process is gone; dse resume goes on", "left_s": None}

@@ -161,9 +161,17 @@ def _print_result(found: pa.Table, given: argparse.Namespace, keep: Sequence[str
 
         pq.write_table(found, sys.stdout.buffer)
     else:
-        rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
         screen.print_rows(found.column_names, rows, given.format, given.csv_safe, keep)
     return 0
+
+
+def _values(found: pa.Table, at: int) -> list[object]:
+    """Of a column; Python has no dates beyond the year 9999, nor structs with one name twice."""
+    try:
+        return list(found.column(at).to_pylist())
+    except (ValueError, OverflowError, TypeError, ArithmeticError) as fault:
+        raise ValueError(f"column {found.column_names[at]} holds what cannot be shown ({' '.join(str(fault).split())[:200]}); cast it: ::VARCHAR") from None
 
 
 def _show(given: argparse.Namespace) -> int:

@@ -166,17 +166,19 @@ def strange(root: Path) -> Iterator[str]:
         if (line := _strange(root / name, stat.S_ISDIR)):
             yield line
         elif name != "quarantine":
-            yield from _below(root / name)
+            yield from _below(root / name, name == "log")
 
 
-def _below(folder: Path) -> Iterator[str]:
+def _below(folder: Path, in_place: bool) -> Iterator[str]:
+    """in_place: its files are appended to, so that they must not be another file too."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
-            inner = entry.is_dir(follow_symlinks=False)
-            if (line := "" if inner else _strange(Path(entry.path), stat.S_ISREG)):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(Path(entry.path), in_place)
+            elif line := _strange(Path(entry.path), stat.S_ISREG):
                 yield line
-            elif inner:
-                yield from _below(Path(entry.path))
+            elif in_place and os.lstat(entry.path).st_nlink > 1:
+                yield f"{entry.path}: is another file too, by a hard link; remove it"
 
 
 def _strange(path: Path, kind: Callable[[int], bool]) -> str:
@@ -242,8 +244,10 @@ def _foreign(m: Manifest) -> str:
         return f"identity = {m.identity}"
     names = [group.name for group in m.groups]
     for name in names:
-        if not NAME.fullmatch(name) or names.count(name) > 1:
+        if not NAME.fullmatch(name):
             return f"group {name!r}"
+    if len(set(names)) < len(names):
+        return "a group that stands twice"
     for group in m.groups:
         tables = [part.table for part in group.parts]
         if not tables or not set(tables) <= set(TABLES) or len(set(tables)) < len(tables):

@@ -27,6 +27,7 @@ from workloads.einsum import Einsum
 LOOP = re.compile(r"^for\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
 SPATIAL = re.compile(r"^spatial\s+(\w+)\s+over\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
+MOST_NODES = 1000
 OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
 FORMS = '"store LEVEL TENSOR...", "for RANK in tiles of N", "spatial RANK over DIM in tiles of N", "mac"'
 
@@ -186,6 +187,8 @@ def holdable(e: Einsum, level: Level) -> list[str]:
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
     """What makes a mapping no mapping of this einsum on this machine, one line each; capacities are checked by the evaluator."""
+    if len(mapping.nodes) > MOST_NODES:
+        return [f"mapping of {e.name}: {len(mapping.nodes)} loops and storage nodes, more than the {MOST_NODES} that any einsum needs"]
     return [f"mapping of {e.name}: {line}" for line in (*_loop_faults(mapping, e, arch), *_store_faults(mapping, e, arch), *_spatial_faults(mapping, e, arch))]
 
 

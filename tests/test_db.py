@@ -241,6 +241,7 @@ from duckdb_secrets()
 from json_execute_serialized_sql('{}')
 from sniff_csv('/etc/passwd')
 pivot machines on status
+select '\udcff'
 select nope from machines
 selec 1""".splitlines()
 
