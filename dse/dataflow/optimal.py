@@ -32,7 +32,7 @@ from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
 from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.counts import count, footprints, hull, nonzero
-from dse.sim.evaluate import EinsumCost, Problem, figure, lower_bound, optimum, priced
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, figure, lower_bound, optimum, priced
 from hw.arch import ROLES, Arch, Compute
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -69,7 +69,7 @@ def best_known(problem: Problem, found: list[EinsumCost] | Infeasible, tiles: Ti
 def _improved(problem: Problem, found: EinsumCost, start: Mapping, tiles: Tiles, constraints: Constraints) -> EinsumCost:
     mapping = improved(problem, start, tiles, constraints)
     one = priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum))
-    return replace(one, visited=found.visited)
+    return optimum(one, "every space", found.visited) if one.gap_to_bound <= PRECISE else replace(one, visited=found.visited)
 
 
 def _rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
