@@ -114,7 +114,7 @@ def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, frontiers: Map
 
 def _in_turn(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
-    by = (picks.tiling if TILING[picks.tiling] else picks.mapper) + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
+    by = (picks.tiling if TILING[picks.tiling] else f"mapper {picks.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
     total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
     return total if isinstance(total, Infeasible) else [total]
 
@@ -168,4 +168,4 @@ def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]
     if isinstance(priced_anew, Infeasible) or not any(map(proven, certificates.values())):
         return priced_anew
     told = [replace(one, proven=proven(certificates.get(one.name, ""))) for one in priced_anew.einsums]
-    return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), picks.mapper)
+    return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), f"mapper {picks.mapper}")

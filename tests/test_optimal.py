@@ -24,6 +24,9 @@ from dse.nest import Infeasible, faults
 from dse.sim.counts import dim_sum, tile_sizes, tile_spans
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from hw import component, machine
+from hw.arch import Arch, Compute, Fanout, Level
+from tests.enumeration import enumerated as enumerated_anew
+from tests.prove.mappers import told
 from tests.small import small_problem
 from workloads import catalog
 from workloads.einsum import einsum
@@ -147,3 +150,26 @@ def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() 
     assert isinstance(solved(problem, budget=20), list)
     (one,) = solved(problem, constraints=rules)
     assert one.proven and broken(rules, one.mapping) == []
+
+
+def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
+    """The label or the heuristic alone had 11.5 M cycles; what reaches the bound is proven after all."""
+    arch, e = machine.arch(machine.load("nvdla")), catalog.load("gemm:m=256,n=1024,k=1024").einsums[0]
+    (one,) = solved(Problem(arch, e, "latency"), "perfect", budget=300)
+    assert one.latency_cycles <= 2_097_152 and faults(one.mapping, e, arch) == []
+    assert (one.gap_in_space == 0) == bool(one.proven) == (one.latency_cycles <= lower_bound(Problem(arch, e, "latency")))
+
+
+@pytest.mark.parametrize("tiles", ["perfect", "divisor"])
+def test_bounds_of_room_and_lanes_leave_no_optimum_out(tiles: Tiles) -> None:
+    """What serves compute directly has no room to pay for: 63,256 pJ was certified."""
+    outer, inner = (Level(name, bits, 8, pj, pj, bypass=bits is not None) for name, bits, pj in (("DRAM", None, 200.0), ("REGF", 24, 1.0)))
+    arch = Arch("four lanes", (outer, inner), (Fanout("array", 1, (("X", 4),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8)
+    problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 11, "n": 4, "k": 6}), "energy")
+    (one,) = solved(problem, tiles)
+    assert one.energy_pj == enumerated_anew(problem, tiles).cost[0] == {"perfect": 58548.0, "divisor": 50788.0}[tiles]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_equals_an_enumeration_that_shares_the_evaluator_only(seed: int) -> None:
+    assert [line for row in told(seed, 6_000) for line in row.wrong] == []

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow import optimal_kernels as kernels
-from dse.dataflow.cost_descending import cost_descending
+from dse.dataflow.cost_descending import cost_descending, least_held
 from dse.dataflow.formula import Formulas, fanout_dims, formulas, link_number, ranges, weights
 from dse.dataflow.improve import improved
 from dse.dataflow.optimal_kernels import OBJECTIVES
@@ -32,8 +32,8 @@ from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
 from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.counts import count, footprints, hull, nonzero
-from dse.sim.evaluate import EinsumCost, Problem, figure, lower_bound, optimum, priced
-from hw.arch import Arch, Compute
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, figure, lower_bound, optimum, priced
+from hw.arch import ROLES, Arch, Compute
 from workloads.einsum import Dim, Einsum, Projection
 
 Ints = NDArray[np.int64]
@@ -69,7 +69,7 @@ def best_known(problem: Problem, found: list[EinsumCost] | Infeasible, tiles: Ti
 def _improved(problem: Problem, found: EinsumCost, start: Mapping, tiles: Tiles, constraints: Constraints) -> EinsumCost:
     mapping = improved(problem, start, tiles, constraints)
     one = priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum))
-    return replace(one, visited=found.visited)
+    return optimum(one, "every space", found.visited) if one.gap_to_bound <= PRECISE else replace(one, visited=found.visited)
 
 
 def _rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
@@ -88,6 +88,9 @@ def searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: i
     Infeasible too if the budget ended before any mapping was found that keeps to constraints.
     """
     e, arch = problem.einsum, problem.arch
+    first_level = arch.levels[0]  # where it holds everything, what the other levels must hold at least is known without a search
+    if constraints == FREE and first_level.capacity_bits is None and first_level.holds == ROLES and isinstance(none := least_held(e, arch), Infeasible):
+        return none
     whole = not arch.fanouts or min(f.outside for f in arch.fanouts) == 0 or arch.levels[0].bypass or tiles == "ragged"
     first = searched(problem, "perfect", constraints, budget // 2) if tiles == "divisor" and not whole else None
     s = Search(problem, formulas(e, arch, tiles, constraints), tiles, constraints, first[0] if isinstance(first, list) else None)

@@ -191,14 +191,16 @@ Tiles = Literal["divisor", "perfect", "ragged"]
 
 
 def named(tiles: Tiles, arch: Arch, c: Constraints = FREE, shared: bool = False) -> str:
-    """A searched space in words. Levels in order: all nodes of an outer level stand above those of an inner one, though only those of the same tensor must.
+    """A searched space in words.
 
+    Even lanes: n elements over f lanes leave tiles of n / f, rounded up, and no larger ones. Levels in order: all nodes of an outer level stand above those
+    of an inner one, though only those of the same tensor must.
     That leaves mappings out wherever two levels hold nodes, also on both sides of an array that stands idle; not where the outer one is the first and
     unbounded, for its nodes may as well stand above all loops. shared: nor where the levels hold no tensor in common, in whose order was searched.
     """
     held = [set(level.holds) for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
     order = any(holds & other or not shared for holds, other in combinations(held, 2))
-    return f"{tiles} tiles{', levels in order' if order else ''}{'' if c == FREE else ', under constraints'}"
+    return f"{tiles} tiles{', even lanes' if tiles != 'perfect' else ''}{', levels in order' if order else ''}{'' if c == FREE else ', under constraints'}"
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
