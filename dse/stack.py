@@ -31,7 +31,8 @@ Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
 DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing, "optimal": optimal}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
-TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers", "divisor": "optimal: lanes may be ragged, loops in time divide; no frontiers"}
+TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers",
+         "divisor": "optimal: lanes as even as can be, the last may have less, loops in time divide; no frontiers"}
 PROOF = ("gap_in_space", "proven", "visited")  # of an EinsumCost, besides its mapping
 NONE: Mapping[str, Frontier] = MappingProxyType({})
 NOTHING: Mapping[str, str] = MappingProxyType({})

@@ -453,6 +453,9 @@ def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors,
             for j in range(at):
                 for r in range(ranks):
                     moving = moving or (kinds[j] == 0 and tile[r, choice[r], j] != tile[r, choice[r], j + 1])
+            moving = moving or need < _words(hulls[first:last], words[i, 1], full[x], part[x], -1, tile, choice, at, after)
+            for r in range(ranks):
+                moving = moving or (full[x, r] and tile[r, choice[r], at] != tile[r, choice[r], after])
             held[v] += need * words[i, 0] * (2 if double and moving else 1)
         for v in range(rooms.shape[0]):
             fits = fits and held[v] <= rooms[v]

@@ -39,7 +39,7 @@ CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 
 
 def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the optimum over dividing temporal tiles and ragged lanes. Deterministic: rng is not used.
+    """Best first: one solution, the optimum over temporal tiles that divide and lanes as even as can be (n / f, rounded up). Deterministic: rng is not used.
 
     Raises ValueError in one line if the mapspace has more than LIMIT mappings.
     """

@@ -125,7 +125,7 @@ def listed(c: int, v: int, p: Programs, grid: Grid, t: Tables, ch: Chains) -> bo
     for e in range(1, nodes):
         for i in wanted[e, :number[e]]:
             for j in after[:following(i, p.allowed[k, e + 1], grid, after)]:
-                bits = rest_bits(p.steps[k, e], p.steps[k, e + 1, 0], grid.states[i], grid.states[j], False, t)
+                bits = rest_bits(p.steps[k, e], p.steps[k, e + 1, 0], grid.states[i], grid.states[j], False, True, t)
                 if ch.first[c, e + 1, j] == -1 and bits <= t.room[p.steps[k, e, 1]]:
                     ch.first[c, e + 1, j] = -2
                     wanted[e + 1, number[e + 1]] = j
@@ -135,7 +135,7 @@ def listed(c: int, v: int, p: Programs, grid: Grid, t: Tables, ch: Chains) -> bo
         for i in wanted[e, :number[e]]:
             first, after[0] = filled, places - 1  # before compute, tiles of 1
             for j in after[:following(i, p.allowed[k, e + 1], grid, after) if e < nodes else 1]:
-                bits = rest_bits(p.steps[k, e], p.steps[k, e + 1, 0], grid.states[i], grid.states[j], False, t)
+                bits = rest_bits(p.steps[k, e], p.steps[k, e + 1, 0], grid.states[i], grid.states[j], False, True, t)
                 if bits > t.room[level]:
                     continue
                 for inner in range(0 if e == nodes else ch.first[c, e + 1, j], 1 if e == nodes else ch.last[c, e + 1, j]):

@@ -234,12 +234,22 @@ def sunk(x: int, s: Ints, s2: Ints, t: Tables) -> float:
 
 
 @njit(cache=True, nogil=True, forceinline=True)
-def rest_bits(step: Ints, next_kind: int, s: Ints, s2: Ints, moved: bool, t: Tables) -> float:
-    """Bits of the node of a step once the next one is known: where it comes to rest, twice if doubled; 0 at an unbounded level."""
+def rest_bits(step: Ints, next_kind: int, s: Ints, s2: Ints, moved: bool, settled: bool, t: Tables) -> float:
+    """Bits of the node of a step once the next one is known: where it comes to rest, twice if doubled and filled more than once; 0 at an unbounded level.
+
+    settled: s2 are the states that follow; else at least that for any that may: a node that sinks no further is not filled again.
+    """
     x, v = step[2], step[1]
     if t.room[v] == np.inf:
         return 0.0
-    words = hull_of(x, s, s, -1, t) if next_kind == LANES or step[3] < 0 else sunk(x, s, s2, t)
+    if next_kind == LANES or step[3] < 0:
+        words = hull_of(x, s, s, -1, t)
+    else:
+        words = sunk(x, s, s2, t)
+        if settled and not moved:
+            moved = words < hull_of(x, s, s2, -1, t)
+            for r in range(s.shape[0]):
+                moved = moved or (t.full[x, r] and s[r] != s2[r])
     bits: float = words * t.bits[x]
     return 2.0 * bits if t.doubled[v] and moved else bits
 
@@ -347,7 +357,7 @@ def account(e: int, p: Programs, k: int, used: int, t: Tables, w: Walk) -> bool:
             w.moved[e + 1] = w.moved[e + 1] or s[r] != s2[r]
     if e > 0 and steps[e - 1, 0] == NODE:  # the node above comes to rest
         v = steps[e - 1, 1]
-        w.need[e + 1, v] += rest_bits(steps[e - 1], steps[e, 0], s, s2, w.moved[e], t)
+        w.need[e + 1, v] += rest_bits(steps[e - 1], steps[e, 0], s, s2, w.moved[e], True, t)
         if w.need[e + 1, v] > t.room[v]:
             return False
     if steps[e, 0] == NODE and steps[e, 3] >= 0:
@@ -355,7 +365,7 @@ def account(e: int, p: Programs, k: int, used: int, t: Tables, w: Walk) -> bool:
             for r in range(s.shape[0]):
                 w.lowest[r] = t.succ[t.succ_start[1, r, s2[r]]] if p.allowed[k, e + 1, r] else s2[r]
             v = steps[e, 1]
-            if w.need[e + 1, v] + rest_bits(steps[e], steps[e + 1, 0], s2, w.lowest, w.moved[e + 1], t) > t.room[v]:
+            if w.need[e + 1, v] + rest_bits(steps[e], steps[e + 1, 0], s2, w.lowest, w.moved[e + 1], False, t) > t.room[v]:
                 return False
         add_link(steps[e, 3], s2, t, w.parts[e + 1])
     elif steps[e, 0] == MAC:
@@ -613,7 +623,7 @@ def outward(p: Programs, signature: Ints, grid: Grid, tails: Floats, t: Tables, 
                     copied(h.need[label], h.need[filled])
                     if e > 0 and steps[e - 1, 0] == NODE:
                         v = steps[e - 1, 1]
-                        h.need[filled, v] += rest_bits(steps[e - 1], steps[e, 0], grid.states[origin], grid.states[i], origin > 0, t)
+                        h.need[filled, v] += rest_bits(steps[e - 1], steps[e, 0], grid.states[origin], grid.states[i], origin > 0, True, t)
                         if h.need[filled, v] > t.room[v]:
                             continue
                     if steps[e, 0] == NODE and steps[e, 3] >= 0:

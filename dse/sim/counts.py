@@ -41,7 +41,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Elements of one tensor that one instance of a level holds; moving: refilled by a temporal loop, so doubled by double buffering."""
+    """Elements of one tensor that one instance of a level holds; moving: filled more than once (by a loop in time above the
+    place that the node sinks to), so doubled by double buffering."""
 
     level: str
     tensor: str
@@ -359,7 +360,8 @@ def footprints(mapping: Mapping, e: Einsum) -> tuple[Footprint, ...]:
         sunk = mapping.nodes[i : sink(p, mapping.nodes, i)] if node.tensor in seen else ()
         seen.add(node.tensor)
         held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
-        found.append(Footprint(node.level, node.tensor, held_elems(p, held), moving))
+        refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)
+        found.append(Footprint(node.level, node.tensor, held_elems(p, held), refilled))
     return tuple(found)
 
 

@@ -182,7 +182,7 @@ def _footprints(nest: Mapping, e: Einsum, factors: list[Factor]) -> tuple[tuple[
             rest = sink(p, nest.nodes, i) if node.tensor in seen else i
             seen.add(node.tensor)
             names.append((node.level, node.tensor))
-            terms += [_held_terms(p, e, nest, rest, factors), (Term(1, _refills(e, nest, i, factors)),)]
+            terms += [_held_terms(p, e, nest, rest, factors), (Term(1, _refills(e, nest, rest, factors)),)]
     return tuple(names), terms
 
 
@@ -200,7 +200,7 @@ def _held_terms(p: Projection, e: Einsum, nest: Mapping, rest: int, factors: lis
 
 
 def _refills(e: Einsum, nest: Mapping, at: int, factors: list[Factor]) -> tuple[int, ...]:
-    """Iterations in time of the loops above a node."""
+    """Iterations in time of the loops above the place that a node sinks to."""
     loops = [node for node in nest.nodes[:at] if isinstance(node, Loop)]
     numbers = []
     for rank, n in e.extents:

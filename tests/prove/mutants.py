@@ -227,12 +227,13 @@ def main() -> int:
         with ThreadPoolExecutor(2) as threads:
             run: Callable[[tuple[str, Mutant | None]], tuple[str, float]] = lambda one: told(one[0], one[1], path)  # noqa: E731
             plain = dict(zip(proofs, threads.map(run, [(proof, None) for proof in proofs]), strict=True))
-            ends = list(threads.map(run, [(m.proof, m) for m in chosen]))
-    false = [f"  the sources as they are fail {proof}: {said}" for proof, (said, _) in plain.items() if said]
-    print("\n".join(false) if false else f"  the sources as they are pass all {len(proofs)} proofs")
-    for m, (said, seconds) in zip(chosen, ends, strict=True):
-        print(f"  {'LIVES' if not said or said.startswith('NO MUTANT') else 'killed'} {m.rule}: {m.proof}, {seconds:.0f} s{f'; {said[:140]}' if said else ''}")
-    alive = sum(not said or said.startswith("NO MUTANT") for said, _ in ends)
+            false = [f"  the sources as they are fail {proof}: {said}" for proof, (said, _) in plain.items() if said]
+            print("\n".join(false) if false else f"  the sources as they are pass all {len(proofs)} proofs", flush=True)
+            alive = 0
+            for m, (said, seconds) in zip(chosen, threads.map(run, [(m.proof, m) for m in chosen]), strict=True):
+                lives = not said or said.startswith("NO MUTANT")
+                alive += lives
+                print(f"  {'LIVES' if lives else 'killed'} {m.rule}: {m.proof}, {seconds:.0f} s{f'; {said[:140]}' if said else ''}", flush=True)
     print(f"  {len(chosen)} mutants, {len(chosen) - alive} killed")
     return int(alive > 0 or bool(false))
 
