@@ -5,6 +5,7 @@ from __future__ import annotations
 from dse.dataflow import frontier, ragged
 from dse.dataflow.family import family
 from dse.dataflow.optimal import solved
+from dse.dataflow.search import search
 from dse.sim.evaluate import Problem
 from hw import machine
 from workloads import catalog
@@ -15,6 +16,7 @@ def main() -> None:
     problem = Problem(machine.arch(machine.load("edge_array")), e, "energy")
     for tiles in ("perfect", "divisor", "ragged"):
         solved(problem, tiles)
+    search(problem, "perfect")
     frontier.priced(frontier.solved(e, family([problem.arch])), problem)
     ragged.solved(Problem(machine.arch(machine.load("smv")), e, "energy"))
 

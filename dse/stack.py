@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from dse.dataflow.family import NoFrontier, covers, family
 from dse.dataflow.frontier import Frontier, asked, frontier, priced
 from dse.dataflow.optimal import BUDGET, best_known, optimal, searched
 from dse.dataflow.random import random
+from dse.dataflow.search import lanes_first
 from dse.dataflow.space import FREE
 from dse.nest import OUTSIDE, Infeasible, faults, parse
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, in_turn, proven
@@ -29,7 +31,8 @@ from workloads.graph import Unique, Workload, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
-DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing, "optimal": optimal}
+DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing, "optimal": optimal,
+                               "lanes_first": lanes_first}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers",
          "divisor": "optimal: lanes as even as can be, the last may have less, loops in time divide; no frontiers"}
@@ -97,7 +100,8 @@ def solve(arch: Arch, workload: Workload, picks: Picks, frontiers: Mapping[str, 
 def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, frontiers: Mapping[str, Frontier], tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, of the different einsums of a workload."""
     tiler, own = TILING[picks.tiling], prices(picks)
-    mapper = tiler or (_perfect if own else DATAFLOW[picks.mapper])
+    chosen = partial(lanes_first, tiles=picks.tiles) if DATAFLOW[picks.mapper] is lanes_first else DATAFLOW[picks.mapper]
+    mapper = tiler or (_perfect if own else chosen)
     families = {id(front.family): front.family for front in frontiers.values()} if own else {}  # as a rule one
     known = frontiers if families and all(covers(f, arch) for f in families.values()) else NONE
     machines = {number: asked(f, arch) for number, f in families.items()} if known else {}
