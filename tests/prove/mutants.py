@@ -203,8 +203,8 @@ def told(proof: str, mutant: Mutant | None, answers: Path) -> tuple[str, float]:
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
         except subprocess.TimeoutExpired:
             return f"no answer in {SECONDS} s", SECONDS
-    said = (done.stdout + done.stderr).strip().splitlines()
-    return "" if done.returncode == 0 else (said[-1] if said else "exit") if "::" not in proof else "the test fails", time.monotonic() - started
+    said = (done.stdout.strip() or done.stderr.strip()[-200:] or "exit").splitlines()
+    return "" if done.returncode == 0 else said[0] if "::" not in proof else "the test fails", time.monotonic() - started
 
 
 def checked(proof: str, answers: Path) -> int:
