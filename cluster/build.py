@@ -135,7 +135,7 @@ def _nameless(e: Einsum) -> Einsum:
 
 def _own(f: Frontier, shared: Family) -> Frontier:
     """For one workload: answers told once hold the name of its einsum."""
-    return replace(f, family=shared, cells={}, told={}, seen=set())
+    return replace(f, family=shared, cells={}, told={}, fits=set())
 
 
 def machines(study: Study) -> list[Arch]:

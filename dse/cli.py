@@ -83,10 +83,11 @@ def _warn(*workloads: Workload) -> None:
 
 def _resume(given: argparse.Namespace) -> int:
     from cluster import store
-    from dse import door
+    from dse.study import study as studies
 
-    mended = store.mend(Path(given.dir))
-    return _drive(door.study_of(given.dir), Path(given.dir), given, mended)
+    out = Path(given.dir)
+    mended = store.mend(out)
+    return _drive(studies.load(out / "study.yaml", within=out), out, given, mended)
 
 
 def _drive(study: Study, out: Path, given: argparse.Namespace, mended: Sequence[str] = ()) -> int:
@@ -208,6 +209,7 @@ def _map(given: argparse.Namespace) -> int:
 def _print_mapped(found: Any, given: argparse.Namespace) -> int:
     from dse import explain
 
+    screen.numbered(found.workload, given.einsum)
     if isinstance(found.found, Infeasible):
         screen.print_json(found.totals) if given.format == "json" else print(found.text(), end="")
         return 1

@@ -35,6 +35,7 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
     "workloads[].workload": ("text", "none", "", "a name or path, as in dse map"),
     "workloads[].file": ("path", "none", "", "a .onnx, .pt2, .yaml or .mtx file, relative to the study; instead of workload"),
     "workloads[].bind": ("{symbol: number}", "{}", "", "sizes of the symbols of an ONNX file, e.g. {N: 1}"),
+    "workloads[].bits": ("{weights: number, activations: number}", "{}", "bits", "of words, instead of the machine's or the file's, e.g. {weights: 8}"),
     "workloads[].weight": ("number > 0", "1", "", "of the workload in sums over the workloads"),
     "workloads[].name": ("text", "the workload's", "", "its name in objectives, constraints and tables"),
     "machine": ("name or path", "", "", "the template: a name as in dse list machines, or a .yaml file"),
@@ -43,13 +44,14 @@ STUDY: dict[str, tuple[str, str, str, str]] = {
     "constraints": ("list of comparisons", "[]", "", "fields, area_mm2, leak_mw, metrics (latency_ns[net] of one workload), + - * /, < <= > >= =="),
     "objectives": ("list", "", "", "metric, {metric: sum, max, geomean or a workload}, {metric: ..., direction: max}; metrics: energy_pj, latency_ns, "
                    "edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2"),
+    "unknown": ("error, movement", "error", "", "operators that nobody knows and that could be products: refused, or counted as data movement"),
     "workers": ("whole number >= 0", "one per core", "", "actors; 0: in this process, without Ray; may change between resumes"),
     "sink": ("driver", "driver", "", "who writes the parts; may change between resumes"),
 }
 SEARCH: Meanings = {
     "method": ("", "how machines are chosen; nsga2, nsga3 and tpe learn from earlier ones"),
     "seed": ("", "the same seed asks for the same machines"),
-    "generation": ("machines", "asked at a time; 0: 256, or 16 where the method learns"),
+    "generation": ("machines", "asked at a time; 0: 256, 4 of tpe, 16 of nsga2 and nsga3"),
     "population": ("machines", "of nsga2 and nsga3"),
     "startup": ("machines", "asked by a Sobol sequence before tpe begins"),
 }

@@ -188,12 +188,18 @@ def _field(value: Any, csv_safe: bool) -> Any:
     return f"'{shown}" if csv_safe and value.startswith(RISKY) else shown
 
 
-def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, room: int = WIDE) -> str:
-    """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of the einsum that is named ("all": of each; None:
-    of the costliest)."""
+def numbered(workload: Workload, name: str | None) -> dict[str, int]:
+    """Einsums by name, with the number of the different one that they are. Raises ValueError for a name that is none of them, nor "all"."""
     at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
     if name not in (None, "all", *at):
         raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}")
+    return at
+
+
+def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, room: int = WIDE) -> str:
+    """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of the einsum that is named ("all": of each; None:
+    of the costliest)."""
+    at = numbered(workload, name)
     blocks = [facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)]
     blocks += [_block(one, room) for one in explain.network(arch, workload, found, name == "all")]
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)

@@ -110,7 +110,7 @@ def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reas
 
 
 def test_what_is_printed(solved: Solution) -> None:
-    *_, copies = explain.network(SMV, NET, solved)
+    *_, copies = explain.network(SMV, NET, solved, True)
     assert copies.header == ("einsum", "host_copies", "host_copy_elems", "schedule") and len(copies.rows) == len(solved.einsums)
     assert {row[3] for row in copies.rows} >= {"a nest", WHY}
     for cost, group in zip(solved.einsums, unique(NET), strict=True):
@@ -119,7 +119,7 @@ def test_what_is_printed(solved: Solution) -> None:
     plain = explain.document(SMV, NET, solved)["einsums"][0]
     assert plain["host_copies"] == solved.einsums[0].host_copies and json.dumps(plain)
     no_copies = solve(SMV, catalog.load("gemm:m=4,n=8,k=8"), Picks())
-    assert isinstance(no_copies, list) and len(explain.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0])) == 2
+    assert isinstance(no_copies, list) and len(explain.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0], True)) == 2
 
 
 def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
