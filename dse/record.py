@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 1
+MODEL_VERSION = 2
 SOLVER_VERSION = 3
 
 STATUS = ("ok", "infeasible", "pruned", "error")

@@ -350,10 +350,10 @@ def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set
 
 
 def _is_table(node: NodeProto, tensor: str, limits: set[str], facts: Facts) -> bool:
-    """Masks, that stand before a Softmax, and angles of positions: tables of two dimensions that scale every element of a tensor."""
+    """Masks, tables of two dimensions that stand before a Softmax, and angles of positions, such tables that scale every element of a tensor."""
     wide = sum(size > 1 for size in facts.shape(tensor) or ()) > 1
     whole = all(facts.shape(i) == facts.shape(node.output[0]) for i in node.input if i not in facts.constants)
-    return (node.op_type in ("Add", "Sub", "Where", "Mul") and node.output[0] in limits) or (node.op_type == "Mul" and wide and whole)
+    return wide and ((node.op_type in ("Add", "Sub", "Where", "Mul") and node.output[0] in limits) or (node.op_type == "Mul" and whole))
 
 
 def _parameters(nodes: Sequence[NodeProto], facts: Facts) -> int:
