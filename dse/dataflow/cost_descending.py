@@ -2,7 +2,7 @@
 
 Per level, from the innermost outwards: stack (spread ranks over the fan-out above the level), then cache (grow the
 level's tile), each step lowering the traffic of the tensors that the level's block of loops does not keep stationary.
-Source: KAPLA (arXiv 2306.15676, Sec. V) and its code as read in specs/dataflow.md, 1.4. Departures: traffic is our
+Source: KAPLA (arXiv 2306.15676, Sec. V) and its published code. Departures: traffic is our
 evaluator's (halos included), lanes may stay idle, tiles need not divide, every candidate is ranked by the one evaluator.
 """
 

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-ENERGY, LATENCY, EDP, ALL = 0, 1, 2, 3  # ALL: nothing is above another unless in every part
+ENERGY, LATENCY, EDP, ALL = 0, 1, 2, 3  # ALL: costs are compared part by part, no figure is made of them
 OBJECTIVES = {"energy": ENERGY, "latency": LATENCY, "edp": EDP}
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 WAYS, SETS = 256, 1 << 12  # lanes in use: ways to have them, and how many such sets are remembered
@@ -189,8 +189,11 @@ def add_link(link: int, states: Ints, t: Tables, parts: Floats) -> None:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def add_bound(link: int, states: Ints, floors: bool, t: Tables, extra: Floats, parts: Floats) -> None:
-    """Add at most what a link costs in any descendant of the states to parts, floors: also where lanes limit it. Reads that are skipped are part of
-    those that are made. extra: room."""
+    """Add to parts a lower bound of what a link costs at every state that may still follow.
+
+    floors: also no product below its floor, which lanes set; not on links with skipped reads, which are subtracted. A link never costs less than 0: the reads
+    that are skipped are some of those that are counted. extra: scratch.
+    """
     n, first, last = parts.shape[0], t.links[link, 0], t.links[link, 1]
     minus = False
     for i in range(n):
@@ -237,7 +240,8 @@ def sunk(x: int, s: Ints, s2: Ints, t: Tables) -> float:
 def rest_bits(step: Ints, next_kind: int, s: Ints, s2: Ints, moved: bool, settled: bool, t: Tables) -> float:
     """Bits of the node of a step once the next one is known: where it comes to rest, twice if doubled and filled more than once; 0 at an unbounded level.
 
-    settled: s2 are the states that follow; else at least that for any that may: a node that sinks no further is not filled again.
+    settled: s2 are the states that follow. Else the result is a lower bound for all states that may follow: a tile is doubled only if `moved`, since a node
+    that sinks into no loop is not filled again.
     """
     x, v = step[2], step[1]
     if t.room[v] == np.inf:
@@ -496,7 +500,7 @@ class Heads(NamedTuple):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def roomy(need: Floats, t: Tables, out: Floats) -> None:
-    """Number of the first room of every level that has so many bits."""
+    """Per level the number of the smallest capacity that holds so many bits."""
     for v in range(t.rooms.shape[0]):
         n = 0
         while n < t.rooms.shape[1] - 1 and t.rooms[v, n] < need[v]:
@@ -506,7 +510,7 @@ def roomy(need: Floats, t: Tables, out: Floats) -> None:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def listed(label: int, head: Ints, at: int, h: Heads) -> bool:
-    """Enter a label into the list of its place, unless another there is not above it in any part or need; drop those that it beats."""
+    """Enter a label into the list of its place, unless another one there dominates it (at most it in every part and need); drop those that it dominates."""
     before, own = -1, head[at]
     while own >= 0:
         covered, covers = True, True

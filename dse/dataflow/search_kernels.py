@@ -93,7 +93,7 @@ class Machine(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What links of tensors move, as sums of coef * quantity (sim/terms.py writes them).
+    """What links of tensors move, as sums of coef * quantity (search.py, `_terms`, writes them).
 
     quantity [Q, 5]: kind, tensor, position, masks of the groups of which only the first lane counts, for ranks that the tensor does not see and for others.
     link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [T, P]. keeps [X + 1] from, to in the sets of levels that may hold a tensor: keep [N] masks,
