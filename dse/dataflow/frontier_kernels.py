@@ -26,7 +26,8 @@ class Chains(NamedTuple):
     """Inner parts, listed when a tile V is first asked for: firsts [C] a program of every kind; those of kind c from its step e at place i of the grid are
     [first[c, e, i], last[c, e, i]), first -1: not listed yet. place [N, steps]: of the tile after a step; need [N, V] bits; size [1]. Chain 0 is empty.
 
-    moved [K, ., G]: products of every link at a tile; rigid [K, R]: ranks whose tiles must be the same for two chains to be compared, since padding cuts them.
+    moved [K, ., G]: products of every link at a tile; rigid [K, R]: ranks whose tiles must be equal in two chains that are compared, since padding clips them
+    and the busiest lane moves no fixed share of the whole.
     """
 
     firsts: Ints
@@ -40,9 +41,11 @@ class Chains(NamedTuple):
 
 
 class Front(NamedTuple):
-    """rows [N, P + V + 1]: parts, then the number of the room that it fits per level, then its energy at middle prices, by which they stand; shapes [N], a bit
-    each, that it fits; number [N] of what it is made of: outer label, program, chain, lanes [., R] states after them. size [1]; last [pairs, .]: who beat the
-    last candidates of a pair, as they likely will the next.
+    """The members, in the order of their energy at middle prices.
+
+    rows [N, P + V + 1]: parts, then per level the number of the smallest capacity that holds it, then that energy; shapes [N]: the array sizes that it fits, a
+    bit each; number [N]: where outer label, program, chain and lanes [., R] (states after them) of a member stand. size [1]; last [pairs, .]: the members that
+    beat the latest candidates of a pair, tried first on the next.
     """
 
     rows: Floats

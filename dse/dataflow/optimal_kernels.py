@@ -36,7 +36,8 @@ class Tables(NamedTuple):
     terms of a dimension, dim_coef [., 2] (rank, coefficient); csr [X] 2 * density if compressed, else 0. links [K, 2] products from, to; weights [T, P + 1]
     (last the sign); products [T, 2] factors from, to; factor_start [., 3] table offset, ranks from, to; factor_rank, factor_stride; table, low, high;
     floor [T]. start [P]; folds cycles per array; port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle, least
-    compute cycles]; rules: see `keeps`; rooms [V, .] capacities between which needs do not differ, ascending, the last one `room`.
+    compute cycles]; rules: see `keeps`; rooms [V, .] ascending capacities of a family, the last
+    one `room`: needs with the same smallest capacity that holds them are equal.
     """
 
     room: Floats
@@ -701,7 +702,14 @@ def least_sum(a: float, b: float, whole1: float, whole2: float, k: float) -> flo
 
 @njit(cache=True, nogil=True)
 def crowded(x: int, u: Ints, lanes_left: float, t: Tables, c: Crowd, pays: Bools, crossing: Floats, low: Floats, out: Floats) -> None:
-    """At least what links cost if x stands first inside: out [P] += what the room of x adds to crossing [X, P], the bounds of the links of every tensor.
+    """A lower bound of the links over the border if x stands first inside: out [P] += what the room of x adds to crossing [X, P], the bounds of each tensor.
+
+        tile U                  at the border
+        spatial ...             lanes_left
+        for r                   U_r / R_r trips at least, R_r = s_r * lanes over r: the tile s of x must fit
+          store L x             room: words
+          for ...
+            store L' y          y does not see r, and stands inside the loop over r: it is filled again in every trip
 
     u: states of the tile U; low [X, P]: the same bounds at U; pays [X]: tensors that have a node inside, which stands below that of x. Argument: where x
     rests a lane holds a tile s of x, whose hull, and so the product over the dimensions of x of the longest s in each, is at most `words`. The node of y

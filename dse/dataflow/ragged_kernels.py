@@ -432,7 +432,7 @@ def least(s: Sets, t: Prices, rows: Ints, products: Floats, held: Floats, lanes:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def fits(s: Sets, t: Prices, i: int, held: Floats, lanes: Floats, need: Floats) -> bool:
-    """Whether row i fits with at least `held` and `lanes` of the other groups."""
+    """Whether row i fits with lower bounds `held` and `lanes` of what the other groups hold and use."""
     for d in range(lanes.shape[0]):
         if s.lanes[i, d] * lanes[d] > t.lanes[d]:
             return False
@@ -450,7 +450,8 @@ def fits(s: Sets, t: Prices, i: int, held: Floats, lanes: Floats, need: Floats) 
 def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: Floats, budget: int) -> tuple[int, int]:
     """One row per group, the cheapest that fits, if below best, which it lowers; chosen [G] its rows.
 
-    At every node each group keeps the rows that may still lead below best; the group that has fewest branches. If there is room in found [., G], all choices
+    At every node of the tree each group keeps the rows that by a bound may still lead below best, then the group with fewest rows is fixed to each of them in
+    turn. If there is room in found [., G], all choices
     below best go there, with their cost in bounds [., 3], and best stays. Returns rows visited, above budget if it stopped early, and how many were found.
     """
     groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
