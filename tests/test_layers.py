@@ -75,12 +75,11 @@ def test_importing_dse_loads_no_heavy_library() -> None:
 
 
 CITED = re.compile(r"\b(?:specs|docs|papers|data|studies|bench|tests|hw|dse|cluster|analysis|workloads)/[\w./-]*\.(?:md|txt|json|csv|py|sql|yaml)\b|DESIGN\.md")
-LATER = ("dse/dataflow/", "dse/sim/")  # their sources are to be cited anew
 
 
 def test_sources_cite_files_that_a_reader_has() -> None:
     """The whole repository is what a reader has."""
-    files = [p for top in (*PACKAGES, "tests", "bench") for p in (ROOT / top).rglob("*.py") if not p.relative_to(ROOT).as_posix().startswith(LATER)]
+    files = [p for top in (*PACKAGES, "tests", "bench") for p in (ROOT / top).rglob("*.py")]
     missing = [f"{path.relative_to(ROOT)}: {name}" for path in files if path != Path(__file__) for name in CITED.findall(path.read_text())
                if not any((base / name).exists() for base in (ROOT, ROOT / "hw", ROOT / "tests"))]
     assert missing == []

@@ -1,6 +1,6 @@
 """A small nest unrolled: every tile and block of compute steps in order, and how long each keeps which port. Shares no code with dse/sim.
 
-What tiles, windows, shared reads and first reads are is docs/model.md, 1 and 2; how lanes go together is tests/timed.py.
+What tiles, windows, shared reads and first reads are is docs/model.md; how lanes go together is tests/timed.py.
 """
 
 from __future__ import annotations

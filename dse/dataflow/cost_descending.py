@@ -2,7 +2,7 @@
 
 Per level, from the innermost outwards: stack (spread ranks over the fan-out above the level), then cache (grow the
 level's tile), each step lowering the traffic of the tensors that the level's block of loops does not keep stationary.
-Source: KAPLA (arXiv 2306.15676, Sec. V) and its code as read in specs/dataflow.md, 1.4. Departures: traffic is our
+Source: KAPLA (arXiv 2306.15676, Sec. V) and its published code. Departures: traffic is our
 evaluator's (halos included), lanes may stay idle, tiles need not divide, every candidate is ranked by the one evaluator.
 """
 
@@ -44,7 +44,8 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """Tensors whose nodes at a level stand above all temporal loops. The last of these nodes sinks: past the tensor's own ranks, into one window."""
+    """Tensors whose nodes at a level stand above all temporal loops. The last of these nodes sinks through the loops over its fully relevant ranks and
+    over one rank of a window (`past`), so that it holds one element of these."""
 
     e: Einsum
     arch: Arch
@@ -148,7 +149,8 @@ def _ways(still: Still, own: Sequence[Sequence[Store]]) -> Ways:
 
 
 def _cut(still: Still, ways: Ways, ranks: frozenset[str], dim: str, size: int, left: int) -> Ways:
-    """The ways over one more fan-out dimension, but for those whose tiles are all no smaller than another's, or too large for the lanes left after it."""
+    """The ways over one more fan-out dimension, without those whose tiles another way equals or undercuts in every rank, and without those that do not fit
+    even if the lanes of the dimensions still to come cut them further (`_least_bits`)."""
     room = _capacity(still.arch, still.level)
     found: Ways = {}
     for start, above in ways.items():
@@ -164,7 +166,8 @@ def _cut(still: Still, ways: Ways, ranks: frozenset[str], dim: str, size: int, l
 
 
 def _least_bits(still: Still, tile: Sequence[int], lanes: int) -> int:
-    """A bound on what still.level needs: moving tensors twice, of the others as much as if the lanes that are left cut each of them alone."""
+    """A lower bound on what still.level needs: one element of each moving tensor, twice; of every other one what is left if it had all remaining lanes
+    to itself."""
     sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), cost.bits_of(still.e, still.arch)
     sunk = {rank: 1 if rank in still.past else n for rank, n in sizes.items()}
     total = 0
@@ -185,7 +188,7 @@ def _usable(e: Einsum, arch: Arch) -> Arch:
 
 
 def tiers(e: Einsum, arch: Arch) -> list[Tier]:
-    """The levels, but neighbours that hold different tensors, with no fan-out between them, are one: their nodes stand in one block of loops."""
+    """The levels from outside in. Neighbours that hold no tensor in common, with no fan-out between them, are one tier: their nodes stand in one block."""
     found: list[Tier] = [(0,)]
     for v in range(1, len(arch.levels)):
         together = len(found) > 1 and all(f.outside != v for f in arch.fanouts)

@@ -16,7 +16,7 @@ from dse.dataflow.optimal import bare_arch
 from hw.arch import Arch, Level
 
 SHAPES, CELLS = 62, 1024  # array sizes (a bit each), these and capacities: more are slower than machine by machine
-MUCH = 1e30  # times as much: whatever it is times
+MUCH = 1e30  # a ratio that stands for infinity, without its arithmetic (0 * inf)
 
 
 class NoFrontier(ValueError):
@@ -29,7 +29,8 @@ class Family:
 
     rooms: capacities in bits per level, ascending, none if unbounded; shapes: sizes of all fan-out dimensions; per level from, to: shares of a write in the
     energy of a read and a write, ratios of that energy per bit to the level outside; separate: ports per level; limited: whether bandwidth may be finite;
-    hides [V + 1][V + 1]: bits of level k that surely take as long as one of level v, 0 if none do; last: operations of a lane.
+    hides [a][b]: so many bits of level a take no longer than one bit of level b on any of the machines, 0 if that says nothing; a, b up to V, where V is
+    compute and its bits are operations of a lane. With 0.5 and 10 bits of b, up to 5 bits of a never set the latency.
     """
 
     arch: Arch
@@ -68,7 +69,8 @@ def family(archs: Sequence[Arch]) -> Family:
 
 
 def _hides(archs: Sequence[Arch]) -> tuple[tuple[float, ...], ...]:
-    """Only where the slowest component decides, alone: not if fills wait, nor for reads and writes that share a port on some machines only."""
+    """Family.hides: the least ratio of cycles per bit, b over a, of any machine. It holds where the latency is the largest busy time; so all are 0 if a level
+    adds its time instead (transfer same), and row a is 0 if its reads and writes share a port on some of the machines only."""
     depth, per = len(archs[0].levels) + 1, np.array([_cycles(arch) for arch in archs])
     found = np.zeros((depth, depth))
     for v in range(depth):

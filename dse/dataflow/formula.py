@@ -45,7 +45,10 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Factors by number, what their product counts, its sign, and a bound that holds for every mapping, 0 if there is none; inner: ends at a node."""
+    """A product of factors (by number): what it counts, its sign, and floor, a bound that holds for every mapping (0: none is known).
+
+    inner: its link ends at a node, not at compute.
+    """
 
     factors: tuple[int, ...]
     uses: tuple[Use, ...]
@@ -56,7 +59,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """exact: of every state of its ranks; low, high: over all states that may follow and end a link there."""
+    """Tables over the states of its ranks. exact: the value at a state; low, high: the least and the largest one of all states that may follow it, itself
+    included, and at which a link may end (at compute only tiles of 1)."""
 
     ranks: tuple[int, ...]
     exact: Floats
@@ -69,7 +73,7 @@ class Formulas:
     """ranks: those of more than one value. links: products from, to, numbered as `link_number` says, the last one compute's.
 
     access: products that count what compute reads or writes through the outermost border, with the ranks that they do not see.
-    even [R]: ranks whose uneven lanes (tiles that a smaller number of lanes leaves as well) never cost less.
+    even [R]: ranks of which more lanes than leave the same largest tile never cost less (see `_even`).
     moves: successors for the kernels (succ_start, succ, succ_ways, fewest, way_list, ways, tile); flat: factors for the kernels (products to
     high); grid: what may enter the outermost fan-out.
     """
@@ -89,8 +93,8 @@ class Formulas:
 @dataclass(frozen=True, slots=True)
 class Units:
     """Tiles of all ranks before any lane, and what products are there: states [G, R]; digit [G, R] their numbers within a rank; stride [R]; after_start,
-    after: numbers that may follow a number in time. rows [N, G], and by number exact, bound [T]: of every product, and at most (high for those subtracted)
-    in any descendant."""
+    after: numbers that may follow a number in time. exact [T]: number of the row in rows [N, G] with the values of a product there; bound [T]: of the row with
+    its least value (largest, of a product that is subtracted) in all states that may follow."""
 
     states: Ints
     digit: Ints
@@ -150,8 +154,11 @@ def _formulas(e: Einsum, depth: int, fanouts: tuple[Fanout, ...], skips: tuple[b
 
 
 def _even(e: Einsum, rank: str, skips: Sequence[bool]) -> bool:
-    """Of a rank that stands alone in its dimensions, more lanes for the same tile only mean more tiles; but every lane over a reduced rank starts its own
-    sums, which saves reads."""
+    """Whether more lanes of a rank that leave the same largest tile never cost less (9 over 2 x 2 lanes: 3 2 2 2, over 3 lanes: 3 3 3).
+
+    They do not if the rank stands alone in its dimensions: there they are only more tiles. But each lane of a reduced rank starts sums of its own, so that
+    where first reads are skipped more lanes read less.
+    """
     dims = [dim for p in e.tensors() for dim in p.dims if rank in dim.ranks()]
     plain = all(len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and dim.size >= e.sizes()[rank] for dim in dims)
     return plain and (rank in e.output.full() or not any(skips))
@@ -378,7 +385,7 @@ def _reached(tiles: Ints, start: Ints, after: Ints, table: Floats, inner: bool, 
             own = group if group >= LANES else TIME
             for m in range(start[own, s], start[own, s + 1]):
                 _better(found, s, after[m], least)
-    for s in range(tiles.shape[0] if borders else 0):  # the first of states that are alike stands for all of them
+    for s in range(tiles.shape[0] if borders else 0):  # searches cross border 0 with one state per tile of a lane, the first: it needs the bounds of all
         first = start[LANES, s]
         for m in range(first + 1, start[LANES, s + 1]):
             first = first if tiles[after[m]] == tiles[after[first]] else m
@@ -475,7 +482,7 @@ def _flat(factors: Sequence[Factor], products: Sequence[Product]) -> tuple[NDArr
 
 
 def _units(own: Sequence[Walks], factors: Sequence[Factor], products: Sequence[Product], tiles: Tiles) -> Units:
-    """Of tiles that do not divide only the whole ranks: these are never looked up."""
+    """Units of an einsum; for ragged tiles, where no search looks them up, of the whole ranks only."""
     states = [np.flatnonzero(w.timed)[: None if tiles != "ragged" else 1] for w in own]
     shape = tuple(len(s) for s in states)
     digit = np.stack([axis.ravel() for axis in np.indices(shape)], axis=1).astype(np.int64)

@@ -2,7 +2,7 @@
 
 A family is machines with the same levels and fan-outs; their prices, bandwidths, capacities and array sizes differ. Over perfect factors (every loop divides)
 the search of optimal.py runs once for all of them: costs are compared part by part (bits moved at a level, cycles of a port and of compute), so a mapping
-goes only if another one is cheaper at all prices of the family. What is left is small; a machine is then a scan (specs/dataflow.md, 4.3 and 4.4).
+goes only if another one is cheaper at all prices of the family. What is left is small: pricing a machine is one scan of it (docs/design.md, decision 3).
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def rates(machines: Sequence[Machine], archs: Sequence[Arch], e: Einsum) -> Floa
 
 
 def members(own: Frontier, number: int) -> Ints:
-    """Those that fit a cell, without those that others of it cover."""
+    """Those that fit a cell, without those that another one of the cell beats on all its machines."""
     if number not in own.cells:
         rest, fits = number, np.ones(len(own.counts), np.bool_)
         for v in range(len(own.family.rooms) - 1, -1, -1):

@@ -26,7 +26,8 @@ class Chains(NamedTuple):
     """Inner parts, listed when a tile V is first asked for: firsts [C] a program of every kind; those of kind c from its step e at place i of the grid are
     [first[c, e, i], last[c, e, i]), first -1: not listed yet. place [N, steps]: of the tile after a step; need [N, V] bits; size [1]. Chain 0 is empty.
 
-    moved [K, ., G]: products of every link at a tile; rigid [K, R]: ranks whose tiles must be the same for two chains to be compared, since padding cuts them.
+    moved [K, ., G]: products of every link at a tile; rigid [K, R]: ranks whose tiles must be equal in two chains that are compared, since padding clips them
+    and the busiest lane moves no fixed share of the whole.
     """
 
     firsts: Ints
@@ -40,9 +41,11 @@ class Chains(NamedTuple):
 
 
 class Front(NamedTuple):
-    """rows [N, P + V + 1]: parts, then the number of the room that it fits per level, then its energy at middle prices, by which they stand; shapes [N], a bit
-    each, that it fits; number [N] of what it is made of: outer label, program, chain, lanes [., R] states after them. size [1]; last [pairs, .]: who beat the
-    last candidates of a pair, as they likely will the next.
+    """The members, in the order of their energy at middle prices.
+
+    rows [N, P + V + 1]: parts, then per level the number of the smallest capacity that holds it, then that energy; shapes [N]: the array sizes that it fits, a
+    bit each; number [N]: where outer label, program, chain and lanes [., R] (states after them) of a member stand. size [1]; last [pairs, .]: the members that
+    beat the latest candidates of a pair, tried first on the next.
     """
 
     rows: Floats
@@ -57,10 +60,11 @@ class Front(NamedTuple):
 
 
 class Cone(NamedTuple):
-    """What makes a mapping cheaper than another one on all machines of a family: no more energy, whatever the prices, and no column of cycles above it.
+    """What decides that a mapping costs at most another one on all machines of a family: no more energy at any prices, no more cycles in any column.
 
     ends [V, 2]: columns of a level's energy at both ends of its write shares; ratios [V, 2]: least and largest price of its bits, in prices of the level
-    outside; middle [P]: prices amid them. cycles [C] columns; hides [C, C]: so much of column c is never slower than one of column k, whoever the machine is.
+    outside; middle [P]: prices amid them. cycles [C] columns; hides [i, j]: so much of column i takes no
+    longer than one of column j on any machine.
     """
 
     ends: Ints
@@ -113,8 +117,8 @@ def chains_of(most: int, firsts: Ints, moved: Floats, rigid: Bools, steps: int, 
 
 @njit(cache=True, nogil=True)
 def listed(c: int, v: int, p: Programs, grid: Grid, t: Tables, ch: Chains) -> bool:
-    """List the chains of kind c from tile V at place v on: those kept unless another is not above them in what any link moves, nor in any need. Which
-    places that asks for is seen from outside in, their chains are made from inside out. False if there are too many."""
+    """List the chains of kind c from tile V at place v on that no other chain dominates (moves at most as much on every link, needs at most as much at every
+    level). First the places that they pass are collected, from outside in; then their chains are made, from inside out. False if there are too many."""
     k, places = ch.firsts[c], grid.states.shape[0]
     nodes, filled = p.length[k] - 2, ch.size[0]
     wanted, number, after = np.empty((nodes + 1, places), np.int64), np.zeros(nodes + 1, np.int64), np.empty(places, np.int64)
@@ -153,7 +157,8 @@ def listed(c: int, v: int, p: Programs, grid: Grid, t: Tables, ch: Chains) -> bo
 
 @njit(cache=True, nogil=True)
 def chained(first: int, new: int, steps: Ints, at: int, grid: Grid, own: Chains) -> int:
-    """Keep chain `new` among [first:new] if none beats it, without those that it beats; steps: after their common first node. Returns the end of the list."""
+    """Keep chain `new` among [first:new] if none dominates it, without those that it dominates. steps: after their common first node.
+    Returns the end of the list."""
     keep = first
     for old in range(first, new):
         covered, covers = True, True
@@ -195,7 +200,12 @@ def swapped(a: int, b: int, f: Front) -> None:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def covers(a: Floats, i: int, b: Floats, j: int, rooms: int, cone: Cone) -> bool:
-    """Whether row i of a is nowhere above row j of b: its energy at the prices that suit it least, its cycles, so many rooms."""
+    """Whether row i of a costs at most row j of b on every machine of the family: in energy at any prices, in every column of cycles, in `rooms` rooms.
+
+    Energy: with d_v what a moves more at level v (at the worse end of the write shares), p_v prices, q_v = p_v / p_(v-1) within ratios:
+        sum p_v d_v = p_0 (d_0 + q_1 (d_1 + q_2 (d_2 + ...)))
+    whose largest value is found from the innermost level outwards: the largest q_v where what it multiplies is positive, else the least.
+    """
     last = a.shape[1] - 1
     if a[i, last] > b[j, last] * CLOSE:
         return False
@@ -267,8 +277,8 @@ def fitting(used: int, sizes: Ints, w: Walk) -> int:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def with_head(guess: Floats, room: Floats, h: int, inside: Inside, cone: Cone, row: Floats) -> None:
-    """row [1, .] = parts, rooms and middle energy of an inner part with an outer one. Cycles of a column that never last longer than those of another one
-    are as many as these hide."""
+    """row [1, .] = parts, rooms and middle energy of an inner part with an outer one. Cycles in column i are raised to what column j hides of them on every
+    machine (`Cone.hides`): no latency changes, and rows that differ only in hidden cycles become equal."""
     parts, middle, first = guess.shape[0], 0.0, cone.cycles[0]
     for c in range(parts):
         row[0, c] = guess[c] + inside.heads[h, c]
@@ -283,8 +293,9 @@ def with_head(guess: Floats, room: Floats, h: int, inside: Inside, cone: Cone, r
 
 @njit(cache=True, nogil=True)
 def hopeful(linked: Floats, shapes: int, at: int, live: Ints, alive: int, inside: Inside, cone: Cone, s: Scratch, f: Front, out: Ints, enough: int) -> int:
-    """Pairs of live[:alive] that the front does not beat with some outer part of place `at`, if links cost at least `linked`; how many of them are in out,
-    one is tried first next time. linked [0, P]: what `inside.bound` has; enough: as many are wanted."""
+    """Into out: the pairs of live[:alive] for which some outer part of place `at`, with the lower bound of the inside, is not beaten by the front; returns how
+    many. linked: lower bounds of the links, if none (0 rows) those of `inside.bound`. Stops at
+    `enough` pairs, the last of which moves to the front of live, to be tried first next time."""
     n = 0
     for k in range(alive):
         g = live[k]

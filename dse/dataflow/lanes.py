@@ -51,7 +51,8 @@ class Border(NamedTuple):
 class Options(NamedTuple):
     """All options O of one rank. Tiles of all of them in one list of length n, ascending per option and position.
 
-    ways: per option the trips per dimension [., D] that cut it so, none needing no fewer lanes than another. span [O, K, 2]: tiles of a position, from, to.
+    ways: per option the trips per dimension [., D] that cut it so, without those that another way undercuts or equals in every dimension.
+    span [O, K, 2]: tiles of a position, from, to.
     size [n]; pieces, elems [n, M]: tiles of that size over the whole rank, and elements in them, if of the lanes of the groups in mask m only the first
     counts; out [n]: the tile that enters the lanes outside (-1 in position 0); whole [n]: no loop in time stands above. lanes [O, K, M]: lanes outside of
     a position (all groups but those of the mask). cuts [n, J]: tiles that leave these pieces, from outside in, 0 where there are fewer.

@@ -1,8 +1,9 @@
-"""The optimal mapper of one einsum: branch and bound over placements and tile sizes, exact and certified (specs/dataflow.md, 4).
+"""The optimal mapper of one einsum: branch and bound over placements and tile sizes, exact and certified (docs/design.md, decision 3).
 
 The traffic of a tensor at a node depends only on the tiles in view there, whatever the loops that led to them; so a mapping is a walk of
-every rank from its extent to 1, and costs add up node by node. Three moves cost nothing and leave one walk of each kind (4.1): a node
-sinks below loops that are fully relevant to it, rises above loops that are irrelevant to it, and a tensor's outermost node stands last.
+every rank from its extent to 1, and costs add up node by node. Three rewrites never cost more, so one walk stands for all that they join
+(steps.py draws the first two): a node sinks below loops that are fully relevant to it, rises above loops that are irrelevant to it, and a
+tensor's outermost node stands last.
 What stands outside the first fan-out meets what stands inside only in the tile U that enters it and in the levels that fill the inside.
 Long, because the readable side of the search (steps, programs, bounds, the way back to a nest) stands in one place beside its compiled half.
 """

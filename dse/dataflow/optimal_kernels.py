@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-ENERGY, LATENCY, EDP, ALL = 0, 1, 2, 3  # ALL: nothing is above another unless in every part
+ENERGY, LATENCY, EDP, ALL = 0, 1, 2, 3  # ALL: costs are compared part by part, no figure is made of them
 OBJECTIVES = {"energy": ENERGY, "latency": LATENCY, "edp": EDP}
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 WAYS, SETS = 256, 1 << 12  # lanes in use: ways to have them, and how many such sets are remembered
@@ -36,7 +36,8 @@ class Tables(NamedTuple):
     terms of a dimension, dim_coef [., 2] (rank, coefficient); csr [X] 2 * density if compressed, else 0. links [K, 2] products from, to; weights [T, P + 1]
     (last the sign); products [T, 2] factors from, to; factor_start [., 3] table offset, ranks from, to; factor_rank, factor_stride; table, low, high;
     floor [T]. start [P]; folds cycles per array; port [V, 3] parts of reads and of writes, 1 if fills wait; machine [leakage pJ per cycle, least
-    compute cycles]; rules: see `keeps`; rooms [V, .] capacities between which needs do not differ, ascending, the last one `room`.
+    compute cycles]; rules: see `keeps`; rooms [V, .] ascending capacities of a family, the last
+    one `room`: needs with the same smallest capacity that holds them are equal.
     """
 
     room: Floats
@@ -189,8 +190,11 @@ def add_link(link: int, states: Ints, t: Tables, parts: Floats) -> None:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def add_bound(link: int, states: Ints, floors: bool, t: Tables, extra: Floats, parts: Floats) -> None:
-    """Add at most what a link costs in any descendant of the states to parts, floors: also where lanes limit it. Reads that are skipped are part of
-    those that are made. extra: room."""
+    """Add to parts a lower bound of what a link costs at every state that may still follow.
+
+    floors: also no product below its floor, which lanes set; not on links with skipped reads, which are subtracted. A link never costs less than 0: the reads
+    that are skipped are some of those that are counted. extra: scratch.
+    """
     n, first, last = parts.shape[0], t.links[link, 0], t.links[link, 1]
     minus = False
     for i in range(n):
@@ -237,7 +241,8 @@ def sunk(x: int, s: Ints, s2: Ints, t: Tables) -> float:
 def rest_bits(step: Ints, next_kind: int, s: Ints, s2: Ints, moved: bool, settled: bool, t: Tables) -> float:
     """Bits of the node of a step once the next one is known: where it comes to rest, twice if doubled and filled more than once; 0 at an unbounded level.
 
-    settled: s2 are the states that follow; else at least that for any that may: a node that sinks no further is not filled again.
+    settled: s2 are the states that follow. Else the result is a lower bound for all states that may follow: a tile is doubled only if `moved`, since a node
+    that sinks into no loop is not filled again.
     """
     x, v = step[2], step[1]
     if t.room[v] == np.inf:
@@ -496,7 +501,7 @@ class Heads(NamedTuple):
 
 @njit(cache=True, nogil=True, forceinline=True)
 def roomy(need: Floats, t: Tables, out: Floats) -> None:
-    """Number of the first room of every level that has so many bits."""
+    """Per level the number of the smallest capacity that holds so many bits."""
     for v in range(t.rooms.shape[0]):
         n = 0
         while n < t.rooms.shape[1] - 1 and t.rooms[v, n] < need[v]:
@@ -506,7 +511,7 @@ def roomy(need: Floats, t: Tables, out: Floats) -> None:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def listed(label: int, head: Ints, at: int, h: Heads) -> bool:
-    """Enter a label into the list of its place, unless another there is not above it in any part or need; drop those that it beats."""
+    """Enter a label into the list of its place, unless another one there dominates it (at most it in every part and need); drop those that it dominates."""
     before, own = -1, head[at]
     while own >= 0:
         covered, covers = True, True
@@ -697,7 +702,14 @@ def least_sum(a: float, b: float, whole1: float, whole2: float, k: float) -> flo
 
 @njit(cache=True, nogil=True)
 def crowded(x: int, u: Ints, lanes_left: float, t: Tables, c: Crowd, pays: Bools, crossing: Floats, low: Floats, out: Floats) -> None:
-    """At least what links cost if x stands first inside: out [P] += what the room of x adds to crossing [X, P], the bounds of the links of every tensor.
+    """A lower bound of the links over the border if x stands first inside: out [P] += what the room of x adds to crossing [X, P], the bounds of each tensor.
+
+        tile U                  at the border
+        spatial ...             lanes_left
+        for r                   U_r / R_r trips at least, R_r = s_r * lanes over r: the tile s of x must fit
+          store L x             room: words
+          for ...
+            store L' y          y does not see r, and stands inside the loop over r: it is filled again in every trip
 
     u: states of the tile U; low [X, P]: the same bounds at U; pays [X]: tensors that have a node inside, which stands below that of x. Argument: where x
     rests a lane holds a tile s of x, whose hull, and so the product over the dimensions of x of the longest s in each, is at most `words`. The node of y

@@ -1,11 +1,11 @@
-"""The optimum over ragged tiles, in time and in space, of one einsum on a machine with one array (specs/dataflow.md, 4).
+"""The optimum over ragged tiles, in time and in space, of one einsum on a machine with one array.
 
 Per order of the storage nodes a mapping is one chain of tiles per rank. Every count, footprint and number of lanes in use is a product over groups of
 ranks (ranks that share a dimension of a tensor are one group) of numbers that the group's chains fix, and a mapping gets no cheaper if one of them rises,
 but for skipped reads, which are subtracted. So of a group's chains only those matter that no other one equals or beats in every number; branch and bound
-takes one vector of numbers per group. A vector of bounds that stands for many chains is opened if the best choice has it; where no outline of a group stays
-the program is done with before its vectors are made. Which gaps a rank may be cut in is what optimal.py argues (4.1); a register inside the array holds one
-element per lane, for it sinks below all loops of its own ranks.
+takes one vector of numbers per group. A vector of bounds that stands for many chains is replaced by their vectors if the best choice has it; where no outline
+of a group (ragged_vectors.py) may lead below the best, its vectors are not made. Which gaps a rank may be cut in is argued in steps.py; a register inside the
+array holds one element per lane, for it sinks below all loops of its own ranks.
 
 Neighbouring levels that hold no tensor in common may stand in any order: a wider space than exhaustive.py's, which nests of SMAUG are in.
 """
@@ -36,10 +36,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 BUDGET = 100_000_000  # vectors visited per order of storage nodes, half a minute
-ROUNDS = 6  # times at most that outlines are seen to with what is left of the others
+ROUNDS = 6  # times at most that outlines are cut by the bounds of the other groups, which get tighter as those shrink
 CHOICES = 10_000  # choices of blocks of vectors that are gone through one by one
-TRIED = 5_000_000  # vectors visited for a latency before those that use as many lanes are taken together
-WEIGHT = 1.6180339887  # mixes numbers of a row into one
+TRIED = 5_000_000  # vectors visited one by one for a latency, before vectors that use the same lanes form blocks
+WEIGHT = 1.6180339887  # sum of v_i * WEIGHT^i is the key by which rows with equal numbers v form a block
 QUICK = 1_000_000  # vectors for a first mapping of a program
 
 
@@ -95,7 +95,7 @@ def _best(p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, 
     made: list[int] = []
     single = [g for g, spec in enumerate(specs) if len(spec.extents) == 1]
     for g in sorted(range(len(specs)), key=lambda g: (len(specs[g].extents), specs[g].extents)):
-        own = next((known[h] for h in made if specs[h] == specs[g]), None)  # alike and, by symmetry, with the same hope
+        own = next((known[h] for h in made if specs[h] == specs[g]), None)  # an equal group, by symmetry with the same bounds
         if own is None:
             alive = None
             if len(specs[g].extents) == 2 and not coarse:
@@ -122,7 +122,7 @@ def _best(p: Program, problem: Problem, best: Floats, coarse: bool, ties: bool, 
 
 
 def _again(specs: Sequence[Group], known: list[Vectors], groups: Sequence[int], t: kernels.Prices, best: Floats) -> bool:
-    """Vectors of groups with what is known of the others by now; whether all have some."""
+    """Cut the vectors of these groups by the bounds that the others give by now; False if a group has none left: no mapping is below the best."""
     for g in groups:
         scope = _scope(g, known, t, best, False)
         if not len(scope.rest.products):
@@ -134,15 +134,15 @@ def _again(specs: Sequence[Group], known: list[Vectors], groups: Sequence[int], 
 
 
 def _scope(g: int, known: Sequence[Vectors], t: kernels.Prices, best: Floats, coarse: bool) -> Scope:
-    """What group g may be with what is known of the others."""
+    """The scope of group g: bounds of what the other groups give, from their vectors known so far."""
     scope = Scope(t, best, vec.rest_of(vec.unit(t)), coarse)
     return replace(scope, rest=vec.combined([v for h, v in enumerate(known) if h != g], [known[g]], scope))
 
 
 def _outlined(specs: Sequence[Group], known: list[Vectors], made: Sequence[int], t: kernels.Prices, best: Floats) -> tuple[bool, bool]:
-    """Outlines of groups of two ranks that are not made yet, each with hope in those of the others, until they stay: first of one rank, then of both.
+    """Outlines of the groups of two ranks that are not made yet, first by the chains of one rank, then of both; cut by each other's bounds until few more go.
 
-    Returns whether choices of them may lead below the best, and whether only these outlines are left.
+    Returns whether a mapping below the best may be left, and whether `known` holds only the outlines that it can be in.
     """
     todo = [g for g, spec in enumerate(specs) if len(spec.extents) == 2 and g not in made]
     twins = {g: next(h for h in todo if specs[h] == specs[g]) for g in todo}
@@ -206,12 +206,12 @@ def _of_blocks(specs: Sequence[Group], every: Sequence[Vectors], blocks: Sequenc
 
 
 def _blocks(g: Group, v: Vectors, t: kernels.Prices, by_lanes: bool) -> tuple[Vectors, list[Ints]]:
-    """Rows that products outside the array cannot tell apart together, or that use as many lanes (which outweigh those in latency): per block the least of its
-    rows in every number, and which they are."""
+    """Rows in blocks of equal products outside the array; by_lanes: of equal lanes, which decide more of a latency. Per block the least of its rows in every
+    number, and which rows they are."""
     outside = [k for k, own in enumerate(g.terms) if all(role.what < 0 for role in own[1])]
     values = v.lanes if by_lanes else v.products[:, outside]
     mixed = np.zeros(len(values))
-    for i in range(values.shape[1]):  # blocks that this takes for one are one, with less for all their rows
+    for i in range(values.shape[1]):  # different numbers may have one key: a larger block, whose least is still a lower bound
         mixed += values[:, i] * WEIGHT ** (i + 1)
     order = np.argsort(mixed, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(mixed[order]) != 0)) if len(order) else np.zeros(0, np.int64)
@@ -222,7 +222,8 @@ def _blocks(g: Group, v: Vectors, t: kernels.Prices, by_lanes: bool) -> tuple[Ve
 
 def _of_rows(specs: Sequence[Group], rows: Sequence[Vectors], t: kernels.Prices, best: Floats, low: Sequence[Vectors],
              budget: int) -> tuple[list[Ints] | None, int]:
-    """The best choice of rows below `best`, which it lowers. A row that stands for many chains is opened if the best choice has it."""
+    """The best choice of rows below `best`, which it lowers. If the best choice has a row of bounds for many chains,
+    their rows replace it and the search runs again."""
     found, visited = list(rows), 0
     room, none = np.zeros((0, len(specs)), np.int64), np.zeros((0, 3))
     while True:
@@ -241,7 +242,7 @@ def _of_rows(specs: Sequence[Group], rows: Sequence[Vectors], t: kernels.Prices,
 
 
 def _loose(g: int, known: Sequence[Vectors], t: kernels.Prices, best: Floats) -> Scope:
-    """What group g may be with the least of each other group."""
+    """As `_scope`, with looser bounds: each other group at the least of its vectors, one row in all."""
     rest = vec.unit(t)
     for h, v in enumerate(known):
         rest = vec.times(rest, vec.least_of(v, t)) if h != g else rest
@@ -249,7 +250,7 @@ def _loose(g: int, known: Sequence[Vectors], t: kernels.Prices, best: Floats) ->
 
 
 def _opened(g: Group, v: Vectors, bound: Ints, scope: Scope) -> Vectors:
-    """Vectors with those chains in place of a row that stood for all that are cut alike outside."""
+    """Vectors with a row of bounds replaced by the chains that it stood for: those with the same tiles outside the array."""
     fixed = [int(n) for n in bound[: len(g.allowed[0])]]
     single = vec.chains(g, 0, 0, scope, fixed=fixed)
     assert single is not None, "one rank with its tiles fixed"

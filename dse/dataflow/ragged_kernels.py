@@ -20,12 +20,12 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-COUNT, TOTAL, FIRST = 0, 1, 2  # what a column says of the tiles below the lanes: how many, their elements, how many if in time only the first ones count
+COUNT, TOTAL, FIRST = 0, 1, 2  # what a column says of tiles below the lanes: how many, their elements, how many if loops in time count their first trip only
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def worse(a: Floats, b: Floats) -> bool:
-    """Whether b is nowhere above a."""
+    """Whether b dominates a: it is at most a in every column (equal rows dominate each other)."""
     i = 0
     while i < a.shape[0] and b[i] <= a[i]:
         i += 1
@@ -85,8 +85,8 @@ def figure(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
 
 
 class Rest(NamedTuple):
-    """What the other groups give at least (at most, to a product that is subtracted), a row per kind of choice: products [M, T], held [M, B, 2], lanes [M, D].
-    """
+    """Bounds of what all other groups contribute: M rows, every choice of theirs being at least one of them in each number (at most, in a product that is
+    subtracted). products [M, T], held [M, B, 2], lanes [M, D]; see `Sets`."""
 
     products: Floats
     held: Floats
@@ -112,7 +112,8 @@ def scratch(t: Prices) -> Scratch:
 
 @njit(cache=True, nogil=True)
 def reach(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats, first: int, s: Scratch) -> int:
-    """A kind of rest with which a row of these least numbers fits and may cost less than `best`, -1: none; `first` is tried first."""
+    """A row m of the rest with which a row of these numbers fits and may cost less than `best`; -1: none, so that no mapping with it is better. m = `first` is
+    tried first."""
     for j in range(-1, len(r.products)):
         m = first if j < 0 else j
         good = True
@@ -135,8 +136,8 @@ def reach(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, bes
 
 
 class Hope(NamedTuple):
-    """What tells that a chain leads nowhere: prices, the best cost so far, the rest of a mapping; column [T] of the rank that each product has as a factor,
-    -1: none; hold [., 4]: bounded node, gap, coefficient, whether a window, per dimension of a node that has the rank."""
+    """What bounds the mappings that a chain can be part of: prices, the best cost so far, the rest of a mapping; column [T] of the rank that each product has
+    as a factor, -1: none; hold [., 4]: bounded node, gap, coefficient, whether a window, per dimension of a node that has the rank."""
 
     prices: Prices
     best: Floats
@@ -147,7 +148,7 @@ class Hope(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def hopes(own: Floats, have: int, tile: Ints, known: int, lanes: Floats, h: Hope, first: int, s: Scratch) -> int:
-    """`reach` of the least numbers of all chains of a rank with these first columns and tiles, and so many lanes."""
+    """`reach` of all chains of a rank that begin alike, by a bound: their first `have` columns and `known` tiles are given, what follows is taken as least."""
     for k in range(s.products.shape[0]):
         c = h.column[k]
         s.products[k] = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if h.prices.sign[k] > 0 else np.inf
@@ -171,7 +172,8 @@ def codes(tiles: Ints, extent: int) -> Ints:
 
 @njit(cache=True, nogil=True)
 def outlined(columns: Ints, size: Ints, many: Ints, n: int, tile: int, lanes: Ints, own: Floats) -> None:
-    """What columns are at least (of first tiles, minus what they are at most) whatever lanes make of a set of tiles, the largest `tile`."""
+    """Lower bounds of the columns for any way of sharing out a set of tiles, the largest `tile`, over the lanes; of FIRST columns, which are subtracted, minus
+    an upper bound."""
     for c in range(columns.shape[0]):
         what, merged, apart = columns[c, 0], 1, 1
         for d in range(lanes.shape[0]):
@@ -186,7 +188,7 @@ def outlined(columns: Ints, size: Ints, many: Ints, n: int, tile: int, lanes: In
 
 @njit(cache=True, nogil=True)
 def bundled(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
-    """The same of all ways to give so many lanes `used` of two dimensions one element each."""
+    """The same bounds for all ways of sharing out over `used` lanes of two dimensions that leave each lane one element."""
     for c in range(columns.shape[0]):
         mask = columns[c, 1]
         merged = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
@@ -200,7 +202,8 @@ def bundled(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Fl
 @njit(cache=True, nogil=True)
 def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, counts: Ints, tiles: Ints, columns: Ints, keys: int, small: int, outer: bool,
            alive: Ints, h: Hope, room: int) -> tuple[Ints, Floats, bool]:
-    """Chains of a rank that no other with the same first `keys` tiles makes needless, and what products see of them; those without hope left out.
+    """Chains of a rank and their columns, what products see of them, without those that a chain with the same first `keys` tiles dominates and those
+    that by a bound are part of no mapping below the best.
 
     allowed [E] gaps that may cut, into tiles of `sizes`, ascending; fixed [E] the tile at a gap, 0: any; lanes [D] sizes. Columns: number of tiles at the
     gaps `counts`, tile sizes at the gaps `tiles`, then columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in
@@ -337,7 +340,7 @@ def entered(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, valu
 
 @njit(cache=True, nogil=True)
 def hopeful(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats) -> Bools:
-    """Which rows may lead below the best cost."""
+    """Rows [N] that by a bound may be part of a mapping below the best cost."""
     found, m, s = np.zeros(len(products), np.bool_), 0, scratch(t)
     for i in range(len(products)):
         own = reach(products[i], held[i], lanes[i], r, t, best, m, s)
@@ -347,7 +350,8 @@ def hopeful(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, b
 
 @njit(cache=True, nogil=True)
 def front(values: Floats, order: Ints, real: Bools) -> Bools:
-    """Rows that no real one is nowhere above, of equal ones the first; order: dominating rows first."""
+    """Rows that no chain dominates (is at most in every column), of equal ones the first. real: rows that are chains; a row of bounds for many chains may be
+    dominated but dominates none. order: rows in which each comes after those that dominate it."""
     n, width = values.shape
     keep, kept, own = np.zeros(n, np.bool_), np.zeros((n, width)), 0
     for i in order:
@@ -413,7 +417,7 @@ class Sets(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def least(s: Sets, t: Prices, rows: Ints, products: Floats, held: Floats, lanes: Floats) -> None:
-    """Per column the value of these rows that costs least."""
+    """Per column the least value of these rows, the largest of a product that is subtracted."""
     products[:] = np.where(t.sign > 0, np.inf, -np.inf)
     held[:] = np.inf
     lanes[:] = np.inf
@@ -428,7 +432,7 @@ def least(s: Sets, t: Prices, rows: Ints, products: Floats, held: Floats, lanes:
 
 @njit(cache=True, nogil=True, forceinline=True)
 def fits(s: Sets, t: Prices, i: int, held: Floats, lanes: Floats, need: Floats) -> bool:
-    """Whether row i fits with at least `held` and `lanes` of the other groups."""
+    """Whether row i fits with lower bounds `held` and `lanes` of what the other groups hold and use."""
     for d in range(lanes.shape[0]):
         if s.lanes[i, d] * lanes[d] > t.lanes[d]:
             return False
@@ -446,7 +450,8 @@ def fits(s: Sets, t: Prices, i: int, held: Floats, lanes: Floats, need: Floats) 
 def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: Floats, budget: int) -> tuple[int, int]:
     """One row per group, the cheapest that fits, if below best, which it lowers; chosen [G] its rows.
 
-    At every node each group keeps the rows that may still lead below best; the group that has fewest branches. If there is room in found [., G], all choices
+    At every node of the tree each group keeps the rows that by a bound may still lead below best, then the group with fewest rows is fixed to each of them in
+    turn. If there is room in found [., G], all choices
     below best go there, with their cost in bounds [., 3], and best stays. Returns rows visited, above budget if it stopped early, and how many were found.
     """
     groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)

@@ -1,8 +1,8 @@
 """Vectors of the search over ragged tiles (ragged.py): what the chains of tiles of a group of ranks give to every product of a program.
 
-Groups of two ranks are outlined first: one row per choice of tiles outside the array, below whatever lanes make of it. A row stays if it may lead below the
-best cost with one of a few rows that are below all that the other groups give, capacities included. Where a rank is long, chains of many elements per lane
-are represented by one vector of bounds.
+Groups of two ranks are outlined first: one row per choice of tiles outside the array, with a lower bound of every number whatever the lanes do inside. A row
+stays if, together with bounds of what the other groups give (`kernels.Rest`), it fits and may cost less than the best so far. Where a rank is long, one
+vector of bounds may stand for many chains (`small` of ragged_kernels.chains).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 ROOM = 1 << 12  # chains of a short rank, at first
 FEW = 64  # elements that lanes share out in every way
-MANY = (20_000, 40_000)  # vectors of groups of one and of two ranks that are not compared with each other
+MANY = (20_000, 40_000)  # vectors of groups of one and of two ranks above which they are not compared with each other
 MOST = (1 << 24, 1 << 40, 24_000_000)  # chains of a rank, pairs of chains of two ranks, and vectors, that are made
 PART = 1 << 18  # pairs of chains that are made at a time
-KINDS = 64  # rows that stand for what all other groups give
+KINDS = 64  # rows of bounds (kernels.Rest) for what all other groups give
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def group(p: Program, e: Einsum, arch: Arch, ranks: tuple[str, ...]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which chains are wanted: all, or of tiles ceil(extent / n) only; those that may lead below `best` with some of what the other groups give."""
+    """Which chains are wanted: those that with a row of `rest` may cost less than `best`; coarse: only tiles of ceil(extent / n)."""
 
     prices: kernels.Prices
     best: Floats
@@ -79,10 +79,10 @@ class Scope:
 
 
 def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = None) -> Vectors | None:
-    """Vectors of a group that no other one equals or beats in every number, and that may lead below the best; None if there are too many to make.
+    """Vectors of a group that no other one dominates and that may be part of a mapping below the best; None if there are too many to make.
 
-    outer: one per choice of tiles outside the array, below all that lanes make of it; alive [., R, E]: such choices, all that may lead below the best. What
-    beats a vector among them is among them.
+    outer: one vector of lower bounds per choice of tiles outside the array. alive [., R, E]: the choices of such tiles of which mappings below
+    the best may be made; only their vectors are. A vector that dominates one of them is one of them too: its bounds are no higher.
     """
     codes = [kernels.codes(alive[:, r], n) if alive is not None else np.zeros(0, np.int64) for r, n in enumerate(g.extents)]
     singles = _singles(g, scope, outer, codes)
@@ -115,7 +115,7 @@ def vectors(g: Group, scope: Scope, outer: bool = False, alive: Ints | None = No
 
 
 def undominated(g: Group, v: Vectors) -> Vectors:
-    """Vectors of a group that no other one equals or beats in every number, if they are not too many to compare."""
+    """Vectors of a group that no other one dominates; all, if they are too many to compare."""
     if not 0 < len(v.products) <= MANY[len(g.extents) - 1]:
         return v
     signed = v.products * [own[0] for own in g.terms]
@@ -123,7 +123,8 @@ def undominated(g: Group, v: Vectors) -> Vectors:
 
 
 def _singles(g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()) -> list[tuple[Ints, Columns]] | None:
-    """Chains of each rank that may lead below the best if the other rank gives the least; outer: without what lanes do."""
+    """Per rank the chains that may be part of a mapping below the best, by a bound that takes the other rank at its least; outer: one row per choice of tiles
+    outside the array."""
     reach = max([own[3] for own in g.terms if own[2]] + [gap + 1 for gap, dims in g.held if any(window for _, window in dims)], default=-1)
     least = np.array([[_low(role, n) for (_, roles, _, _) in g.terms for role in [roles[r]]] for r, n in enumerate(g.extents)])
     seen = np.array([prod(touched(w, g.extents) for w in own[2]) for own in g.terms])
@@ -139,7 +140,7 @@ def _singles(g: Group, scope: Scope, outer: bool, alive: Sequence[Ints] = ()) ->
 
 
 def outline(g: Group, scope: Scope) -> Vectors | None:
-    """At least what each chain of tiles outside the array gives of the first rank, whatever the lanes and the chain of the second rank do."""
+    """Per chain of the first rank outside the array lower bounds over all lanes and all chains of the second rank; those that may lead below the best."""
     singles = _singles(g, scope, True)
     if singles is None or not all(len(rows) for rows, _ in singles):
         return None if singles is None else Vectors(np.zeros((0, 1, 1), np.int64), np.zeros((0, len(g.terms))), np.zeros((0, len(g.held), 2)), np.zeros((0, 0)))
@@ -147,7 +148,7 @@ def outline(g: Group, scope: Scope) -> Vectors | None:
 
 
 def _first(g: Group, singles: Sequence[tuple[Ints, Columns]]) -> Vectors:
-    """At least what each chain of the first rank gives, whatever the chain of the second one is."""
+    """Per chain of the first rank lower bounds of all numbers over the chains of the second one."""
     rows, columns = singles[0]
     products, held = np.ones((len(rows), len(g.terms))), np.ones((len(rows), len(g.held), 2))
     tables = tables_of(g, singles)
@@ -177,7 +178,7 @@ def _joined(found: Sequence[Vectors]) -> Vectors:
 
 
 def combined(groups: Sequence[Vectors], lows: Sequence[Vectors], scope: Scope) -> kernels.Rest:
-    """What the groups give together, in at most KINDS rows, each of which is below what it stands for; lows: of the groups that are no part of it."""
+    """Bounds of what the groups give together, in at most KINDS rows; lows: vectors of the groups that are no part of it, which tell what may still be best."""
     t = scope.prices
     least = [least_of(v, t) for v in groups]
     found = unit(t)
@@ -225,7 +226,7 @@ def _kinds(v: Vectors, t: kernels.Prices, most: int) -> Vectors:
 
 
 def least_of(v: Vectors, t: kernels.Prices) -> Vectors:
-    """One row that is below all (above, in products that are subtracted)."""
+    """One row: the least of all in every number (the largest, of products that are subtracted)."""
     return Vectors(np.zeros((1, 1, 1), np.int64), np.where(t.sign > 0, v.products.min(axis=0), v.products.max(axis=0))[None], v.held.min(axis=0)[None],
                    v.lanes.min(axis=0)[None])
 
@@ -252,7 +253,7 @@ def lows(g: Group) -> Vectors:
 
 
 def _front(values: Floats, real: Bools) -> Ints:
-    """Rows that no other equals or beats in every column."""
+    """Numbers of the rows that no other one dominates; of equal ones a chain, if one is."""
     varied = np.ascontiguousarray(values[:, np.ptp(values, axis=0) > 0]) if len(values) > 1 else values[:, :0]
     scale = np.log2(1 + varied - varied.min(axis=0)).sum(axis=1) if varied.size else np.zeros(len(values))
     return np.flatnonzero(kernels.front(varied, np.argsort(scale + 1e-9 * ~real, kind="stable"), real))
@@ -314,7 +315,7 @@ def _hulls(g: Group, window: Window, gap: int, rows: Sequence[Ints]) -> tuple[Fl
 
 
 def _widely(g: Group, singles: Sequence[tuple[Ints, Columns]], scope: Scope, outer: bool) -> Ints:
-    """Chains of the first rank that no other beats whatever the chain of the second one is."""
+    """Chains of the first rank that no other one dominates for every chain of the second one."""
     rows, columns = singles[0]
     first, tables = _first(g, singles), tables_of(g, singles)
     keep = np.flatnonzero(kernels.hopeful(first.products, first.held, first.lanes, scope.rest, scope.prices, scope.best))

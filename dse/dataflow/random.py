@@ -18,7 +18,7 @@ from dse.sim.evaluate import EinsumCost, Problem, figure, priced
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
-MAPPINGS = 1000  # that fit; Timeloop finds 220 to 970 of them per CPU second (specs/field.md, 1.4)
+MAPPINGS = 1000  # that fit; Timeloop finds 220 to 970 of them per CPU second
 ATTEMPTS = 20  # draws per mapping that fits
 
 Layer = Store | int  # what a gap lies below: a storage node, or the border of a fan-out

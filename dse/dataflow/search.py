@@ -1,10 +1,10 @@
-"""The one search: the optimal mapping of one einsum on one machine, lanes first (specs/dataflow.md, 4.5); its loops are search_kernels.py.
+"""The one search: the optimal mapping of one einsum on one machine, lanes first; its loops are search_kernels.py.
 
     for lanes s of all ranks that fit the array, by bound:            # what lanes share is a constant from here on
         for levels that hold the tensors, by bound:                   # every term at the largest tile that may stand there
             nodes from compute outwards, loops below each, largest tiles first; cut by bound and by room
 
-What a tensor moves depends on the tile at its node alone (specs/model.md, 2), so the cost of a nest is a sum over its nodes, known as each is placed.
+What a tensor moves depends on the tile at its node alone (docs/model.md, Counts), so the cost of a nest is a sum over its nodes, known as each is placed.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ def _terms(problem: Problem, own: Tables, ports: Ints, parts: int, keeps: Sequen
 def _link(problem: Problem, own: Tables, ports: Ints, parts: int, x: int, parent: int, child: int) -> Row:
     """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and at the busiest instance.
 
-    reads = R - S + W', writes = W + R' - S' (specs/model.md, 2): R, W what the parent serves; R', W' what the child fetches and drains; S, S' first reads.
+    reads = R - S + W', writes = W + R' - S' (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains; S, S' first
+    reads, which are skipped.
     """
     e, arch = problem.einsum, problem.arch
     levels, output, word = arch.levels, x == len(own.tensors) - 1, bits_of(e, arch)[own.tensors[x]]

@@ -93,7 +93,7 @@ class Machine(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What links of tensors move, as sums of coef * quantity (sim/terms.py writes them).
+    """What links of tensors move, as sums of coef * quantity (search.py, `_terms`, writes them).
 
     quantity [Q, 5]: kind, tensor, position, masks of the groups of which only the first lane counts, for ranks that the tensor does not see and for others.
     link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [T, P]. keeps [X + 1] from, to in the sets of levels that may hold a tensor: keep [N] masks,
@@ -113,7 +113,9 @@ class Terms(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """Sums over pieces that are dear, filled when asked for (nan: unknown). hulls [2, Dc, A, B] of clipped dimensions by the tiles of their ranks: of all
+    """Sums over the pieces of clipped dimensions, which are slow to make: filled when asked for (nan: not yet).
+
+    hulls [2, Dc, A, B] of clipped dimensions by the tiles of their ranks: of all
     lanes, and at least that of the first one; row [Dm] of a dimension there. least [B + 1, Dm, O, O', K], with the first lane of so many borders: the least
     of a dimension over all tiles of a position, by the options of its ranks. spans [2, 2, .], tile [R]: scratch.
     """
@@ -541,7 +543,9 @@ def turned(d: int, p: Pool, w: Work) -> bool:
 
 @lean
 def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
-    """What became of the tiles of the loop at w.level[d]. A tile that is no better than the best leaves no hope for smaller ones, but for ranks of a window."""
+    """The tile of the loop at w.level[d] is done with: to the next smaller one, or to the loop outside. If its bound was no better than the best (BOUND),
+    smaller tiles of this loop are left out: the tensor is fetched more often, and costs no less. Not of a window's ranks, of which smaller tiles may
+    leave gaps out."""
     x = w.nodes[w.node[d], 0]
     while w.level[d] >= 0:
         i = w.level[d]

@@ -1,6 +1,6 @@
 """The mapspace of one einsum: what a dataflow fixes and what it leaves open.
 
-A dataflow is data: Constraints. Systolic arrays (specs/model.md, 3) and row-stationary arrays (specs/dataflow.md, 2.2) are functions that give them.
+A dataflow is data: Constraints. Systolic and row-stationary arrays are functions that give them.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class PeSet:
 def pe_set(e: Einsum, rows: int, columns: int) -> PeSet:
     """Fold or replicate the logical set of filter rows x output rows on an array of rows x columns.
 
-    Copies go to channels so that the fewest passes are left. Source: specs/dataflow.md, 2.2 (nn_dataflow's MapStrategyEyeriss; Chen et al., ISCA 2016).
+    Copies go to channels so that the fewest passes are left. Source: nn_dataflow's MapStrategyEyeriss; Chen et al. (Eyeriss), ISCA 2016.
     """
     w, sizes = window(e), e.sizes()
     high, wide, c, k = (sizes.get(rank, 1) for rank in (w.r, w.p, w.c, w.k))
@@ -164,7 +164,7 @@ def used_pes(unit: PeSet, e: Einsum) -> float:
 def row_stationary(e: Einsum, f: Fanout) -> Constraints:
     """The mapspace of a row-stationary array f, rows first: filter rows and channels down, output rows and output channels across.
 
-    A PE slides one filter row along one output row, for any channels and batches; the filter row stays still. Source: specs/dataflow.md, 1.7 and 2.2.
+    A PE slides one filter row along one output row, for any channels and batches; the filter row stays still. Source: Chen et al. (Eyeriss), ISCA 2016.
     """
     w = window(e)
     down, across = _present(w.p, w.c, w.k, w.r), _present(w.k, w.p)

@@ -1,4 +1,4 @@
-"""Placements as steps: which nodes stand in which order, and which ranks may be cut between them (specs/dataflow.md, 4.1)."""
+"""Placements as steps: which nodes stand in which order, and which ranks may be cut between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Step:
 
 
 def programs(e: Einsum, arch: Arch, rules: Constraints) -> Iterator[tuple[Placement, list[Step]]]:
-    """The step lists of all placements. Double buffering spares tiles that no loop moves: there an outermost node may also stand above all loops."""
+    """The step lists of all placements. Double buffering holds a tile once if it is filled once: there an outermost node may also stand above all loops."""
     for placement in placements(e, arch, rules):
         twice = [x for x in range(len(e.tensors())) for level in [next(i for i, own in enumerate(placement) if x in own)]
                  if arch.levels[level].double_buffer and arch.levels[level].capacity_bits is not None]
@@ -48,7 +48,18 @@ def steps_of(e: Einsum, arch: Arch, rules: Constraints, placement: Placement, ra
     above: Step | None = None
 
     def gap(below: int = -1) -> frozenset[str]:
-        """Not the ranks below which the node above sinks for free, nor those above which the node below rises for free."""
+        """The ranks that may loop between the node above and the node below. Left out where another gap serves at least as well:
+
+            store L A       for m                       for k           store L B
+            for m       ->  store L A                   store L B   ->  for k
+            m fully relevant to A: the same fetches     k irrelevant to B: fewer fetches
+            of smaller tiles                            of the same tile
+
+        m stays allowed if A is double-buffered (a tile that is filled again is held twice, so sinking may need more room), if A is the stationary tensor
+        (its node must stand above the loops), or in the last dimension of a compressed A (every tile has row pointers of its own: more fetches).
+        k stays allowed if A sees it (A sinks through that loop only if B does not stand between), or if B has a window (the loop over k would stand
+        between B and the loop that slides it).
+        """
         allowed = every
         filled = above is not None and above.parent >= 0
         if above is not None and filled:

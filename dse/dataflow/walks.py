@@ -1,6 +1,7 @@
 """All ways of one rank from its extent to tiles of 1, in time and over the lanes of the fan-outs: what the tables of formula.py stand on (compiled).
 
-A state is a way to cut the rank so far; cuts that leave the same tiles are one state. States are numbered as a breadth-first search meets them.
+A state is a way to cut the rank so far; cuts that leave the same tiles are one state (12 in time to 6 to 3, or 12 to 3).
+States are numbered as a breadth-first search meets them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dse.dataflow.space import Tiles
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 STATES = 30_000
-TIME, UNIT, TIME_RAGGED, UNIT_RAGGED, LANES = range(5)  # groups of successors; LANES + b: over border b; the last one: see Walks
-TILE, PARENT, OF, LAST, RAGGED, MARK = range(6)  # columns of a state: its last cut, the state without it, the last class of lanes, see `_walked`; scratch
+TIME, UNIT, TIME_RAGGED, UNIT_RAGGED, LANES = range(5)  # groups of successors; LANES + b: over border b; and one more, see Walks
+TILE, PARENT, OF, LAST, RAGGED, MARK = range(6)  # columns of a state: last cut, the state without it, class of its lanes, last class; see `_walked`; scratch
 Dim = tuple[int, int, int]  # number, size, class: dimensions of one class share and merge alike, so that only the tiles that they leave count
 Way = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]  # trips per fan-out dimension of the machine, and the loops (tile, dimension), outermost first
 
@@ -28,10 +29,14 @@ class Walks(NamedTuple):
     """States S of one rank, and from each of them the successors M of every group.
 
     tiles [S]; cut_tile, cut_lane [S, J], cuts [S]: every state's cuts, outermost first, and the class of their lanes, -1 in time; timed [S]: all in time.
-    start [groups, S + 1], after [M]: successors in time (first the state itself), to tiles of 1, both directly below lanes (only where these are ragged:
-    else a loop in time may as well stand above), over each border (by the tile that a lane gets, fewest lanes first), and last over the first border
-    one state for all that leave a lane the same tile. fewest [M] lanes that are needed; ways [M] number of the list of ways, each a row of trips in
-    `lists`; fresh [groups + 1]: lists that a group uses first.
+    after [M] successors, of state s in group g from start[g, s] to start[g, s + 1]. Groups:
+        TIME         by a loop in time; first s itself (no loop)
+        UNIT         in time to tiles of 1
+        *_RAGGED     the same two directly below lanes; a loop only if the lanes are ragged: below even lanes it may as well stand above them
+        LANES + b    over the lanes of border b, those that leave a lane the same tile together, fewest lanes first
+        the last     over border 0 again, one successor per tile of a lane: 12 over 4 lanes that share, or over 2 that share x 2 that do not, are two
+                     states of group LANES, but leave 3 each and are one successor here (the one with fewest lanes), with the ways of both
+    fewest [M] lanes that are needed; ways [M] number of the list of ways, each a row of trips in `lists`; fresh [groups + 1]: lists in use before a group.
     """
 
     extent: int
@@ -115,7 +120,8 @@ def _place(parent: int, tile: int, of: int, states: Ints, index: Ints) -> int:
 
 @njit(cache=True, nogil=True)
 def _cut(own: int, tile: int, of: int, n: int, states: Ints, index: Ints) -> int:
-    """The state with one more cut, n if it is new; the last cut goes if it is of the same class and the new one divides it: the tiles are the same."""
+    """The state with one more cut, n if it is new. A last cut of the same class whose tile the new one divides is dropped: 12 -> 6 -> 3 leaves the tiles of
+    12 -> 3."""
     parent = states[own, PARENT] if states[own, OF] == of and states[own, TILE] % tile == 0 else own
     at = _place(parent, tile, of, states, index)
     if index[at] < 0:
@@ -129,7 +135,8 @@ def _cut(own: int, tile: int, of: int, n: int, states: Ints, index: Ints) -> int
 def _walked(extent: int, of: Ints, borders: int, dims: int, ragged: bool, perfect: bool) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """States [S, 6]; per group and state the edges from, to; edges [M, 3] (next state, list of ways, fewest lanes); lists [L, 2] from, to in trips.
 
-    of [., 4]: border, number, size, class of a dimension. No states: too many. RAGGED: whether the lanes just passed do not divide what they share out.
+    of [., 4]: border, number, size, class of a dimension. No states: too many. RAGGED: whether the lanes passed since the last loop in time leave tiles of
+    different sizes (they do not divide the tile that they share out).
     """
     states, n, index = np.empty((64, 6), np.int64), 1, np.full(256, -1, np.int64)
     states[0, TILE], states[0, PARENT], states[0, OF], states[0, LAST], states[0, RAGGED], states[0, MARK] = extent, -1, -2, -1, 0, -1
@@ -196,8 +203,8 @@ def _spread(s: int, of: Ints, b: int, perfect: bool, n: int, states: Ints, index
 @njit(cache=True, nogil=True)
 def _listed(found: Ints, b: int, s: int, states: Ints, spans: Ints, edges: Ints, m: int, lists: Ints, known: int, trips: Ints,
             shelf: Ints) -> tuple[int, int, Ints, Ints, Ints]:
-    """The edges of one state over border b, states that leave a lane the same tile together, those that need fewest lanes first; over border 0 also one
-    edge for each such group."""
+    """The edges of one state over border b: successors that leave a lane the same tile next to each other, fewest lanes first; over border 0 also one edge
+    per tile of a lane, to the first of its successors, with the ways of all of them (the last group of Walks)."""
     k, dims, distinct = found.shape[0], trips.shape[1], 0
     first, least, own = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int64)
     for i in range(k):  # of every row the first one of its state, whose fewest lanes stand in `least`
@@ -238,7 +245,8 @@ def _listed(found: Ints, b: int, s: int, states: Ints, spans: Ints, edges: Ints,
 
 @njit(cache=True, nogil=True)
 def _list(found: Ints, rows: Ints, lists: Ints, known: int, trips: Ints, shelf: Ints) -> tuple[int, int, Ints, Ints, Ints]:
-    """The number of the list of these ways without those that need no fewer lanes in any dimension than another one; shelf: an index of all lists."""
+    """The number of the list of these ways, without those that another way undercuts or equals in the lanes of every dimension; shelf: an index of all
+    lists."""
     begin, dims = lists[known - 1, 1], trips.shape[1]
     trips, lists = _grown(trips, begin + rows.shape[0]), _grown(lists, known + 1)
     if 2 * known > shelf.shape[0]:

@@ -1,4 +1,4 @@
-"""Lower bounds that no mapping of an einsum on a machine can beat (specs/model.md, 5): compulsory traffic and roofline."""
+"""Lower bounds that no mapping of an einsum on a machine can beat (docs/model.md, Networks, bounds): compulsory traffic and roofline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from workloads.einsum import Dim, Einsum, Projection
 
 @lru_cache(maxsize=1 << 14)
 def touched_elems(p: Projection, extents: tuple[tuple[str, int], ...]) -> int:
-    """Stored elements that the einsum uses at all. Below the compulsory hull where a stride leaves gaps that small tiles skip."""
+    """Stored elements that the einsum uses at all. Fewer than the tensor's hull where a stride leaves gaps, for small tiles need not
+    fetch what lies in them."""
     sizes = dict(extents)
     return prod(_touched(dim, tuple(sizes[rank] for rank in dim.ranks())) for dim in p.dims)
 

@@ -1,4 +1,4 @@
-"""Time and energy of counted actions on one machine (specs/model.md, 3)."""
+"""Time and energy of counted actions on one machine (docs/model.md, Energy and Time)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def price(rows: Sequence[Count], e: Einsum, arch: Arch) -> Price:
 def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
     """Cycles per fold that a systolic array R x C takes to fill and empty, less 1 in all; none for what the vector unit does.
 
-    R + C - 2 output-stationary, 2 R + C - 2 otherwise (specs/model.md, 3).
+    R + C - 2 output-stationary, 2 R + C - 2 otherwise.
     Source: SCALE-Sim (Samajdar et al. 2020), as run in data/systolic_cycles_cases.json.
     """
     if e.kind != "mac" and arch.compute.alu_per_cycle is not None:

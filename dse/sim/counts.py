@@ -1,4 +1,4 @@
-"""Closed forms: what a mapping moves and holds, exactly, also with ragged tiles (specs/model.md, 1 and 2).
+"""Closed forms: what a mapping moves and holds, exactly, also with ragged tiles (docs/model.md, Counts).
 
 Every count is a product over the dimensions of a tensor, and over the ranks that it does not have, of an exact sum over
 tiles. A rank's tiles are cut loop by loop; a loop whose lanes share one access (multicast, reduction), or of which only
@@ -142,7 +142,7 @@ def wiring(arch: Arch) -> Wiring:
 def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
     """The formulas of a nest's counts, rows in the order of its nodes.
 
-    reads_L = R - S + W', writes_L = W + R' - S' (specs/model.md, 2): R, W what the node serves inward, R', W' its own
+    reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts): R, W what the node serves inward, R', W' its own
     fills and drains, S and S' the skipped first reads of an output.
     """
     draft = Draft(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)])
@@ -217,7 +217,8 @@ def _moved(draft: Draft, link: Link, wires: Wiring, skip: bool = False) -> tuple
     shared = {name: reduce if link.tensor is draft.e.output else multicast for name, multicast, reduce in wires.lanes}
 
     def terms(lane_above: bool, merge_from: int) -> list[Term]:
-        """lane_above: follow the first lane of the spatial loops above merge_from; shared loops below it merge."""
+        """lane_above: of the spatial loops above merge_from only the first lane (the busiest instance), else all lanes. Below it lanes that share an access
+        (multicast, reduction, of ranks that the tensor does not see) count once."""
         def first(i: int, loop: Loop) -> bool:
             if not loop.over:
                 return skip and loop.rank not in link.seen
@@ -346,7 +347,8 @@ def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinc
 
 
 def footprints(mapping: Mapping, e: Einsum) -> tuple[Footprint, ...]:
-    """What each storage node holds per instance (specs/model.md, 1, footprint): hulls unclipped, nodes sunk where that is free."""
+    """What each storage node holds per instance (docs/model.md, Room): hulls unclipped, nodes sunk through the loops
+    directly below that move their tensor (same fetches, less room)."""
     projections = {p.tensor: p for p in e.tensors()}
     seen: set[str] = set()
     found = []

@@ -78,12 +78,12 @@ def proven(certificate: str) -> str:
 
 
 def above(value: float, floor: float) -> float:
-    """How far a value may lie above what cannot be below floor, as a share of it."""
+    """The gap (value - floor) / floor of a value to its lower bound."""
     return max(value / floor - 1, 0.0) if floor > 0 else inf if value > 0 else 0.0
 
 
 def optimum(one: EinsumCost, proven: str, visited: int) -> EinsumCost:
-    """One as the proven optimum of a space."""
+    """The same cost, certified as the optimum of a space."""
     return replace(one, gap_in_space=0.0, proven=proven, visited=visited)
 
 

@@ -1,4 +1,4 @@
-"""Cycles of one einsum from the port times of its levels: the one roll-up of what ports do to a latency (specs/model.md, 3).
+"""Cycles of one einsum from the port times of its levels: the one roll-up of what ports do to a latency (docs/model.md, Time).
 
 Port times are sums over the whole einsum of the busiest port at a level or outside of it. From the inside out, with I the time in
 which all inside a level is done, summed over all times that the level starts empty:
