@@ -5,11 +5,7 @@ loop in space per rank and fan-out dimension; loops of one trip are none. Two th
 the outermost nodes of an unbounded first level stand (they are filled by nothing, and hold what they like), and the order of the loops of a gap, but for
 which window the node above enters (counts know the tiles at nodes only, and a node sinks furthest through its own ranks first, then into one window).
 
-<<<<<<< HEAD
-Counts are those of docs/model.md, 2, as tables over the chains of tiles of a rank (or of two that share a dimension), multiplied in a compiled loop.
-=======
 Counts are those of docs/model.md, as tables over the chains of tiles of a rank (or of two that share a dimension), multiplied in a compiled loop.
->>>>>>> words
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """The walk in time: a small nest, executed with ports as resources and tiles as transfers. Shares no code with dse/sim.
 
-<<<<<<< HEAD
-What docs/model.md (1, 2, 3) says is taken as it stands there. What it leaves open is decided by what a real machine with
-=======
 What docs/model.md says is taken as it stands there. What it leaves open is decided by what a real machine with
->>>>>>> words
 single and double buffers does:
 
 * Lanes run in lockstep, as an array under one sequencer does: all are in the same iteration of the temporal loops, and the
