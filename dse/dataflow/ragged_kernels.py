@@ -245,7 +245,7 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
         if few and j == last and dims == 2 and at[j] == 0:
             for a0 in range(2, lanes[0] + 1):
                 for a1 in range(2, lanes[1] + 1):
-                    unit = (a0 - 1) * (2 * a1 - 1) + 1  # the smallest tile of which a0 x a1 lanes, all in use, may get two elements
+                    unit = (a0 - 1) * (2 * a1 - 1) + 1  # no smaller tile leaves two elements in a lane with a0 x a1 in use
                     if unit > above[j]:
                         break
                     for c in range(n_tile):
