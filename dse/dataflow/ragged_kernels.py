@@ -188,7 +188,7 @@ def outlined(columns: Ints, size: Ints, many: Ints, n: int, tile: int, lanes: In
 
 @njit(cache=True, nogil=True)
 def bundled(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
-    """The same bounds for all ways of sharing out over `used` lanes of two dimensions that leave each lane one element."""
+    """The same bounds for all ways of sharing out in which exactly `used` lanes of two dimensions get something, one element or more each."""
     for c in range(columns.shape[0]):
         mask = columns[c, 1]
         merged = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
@@ -207,8 +207,8 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
 
     allowed [E] gaps that may cut, into tiles of `sizes`, ascending; fixed [E] the tile at a gap, 0: any; lanes [D] sizes. Columns: number of tiles at the
     gaps `counts`, tile sizes at the gaps `tiles`, then columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in
-    use per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements than `small` only chains of one element per
-    lane are made, and per lanes in use of two dimensions one row that stands for all others: its columns are bounds, its tiles inside 0.
+    use per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements than `small` only chains are made that leave
+    one element per lane. Those that leave more on a0 x a1 lanes, both above 1, are one row per (a0, a1): its columns are bounds, its tiles inside 0.
     outer: one row per chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `codes` gives for wanted tiles at the gaps,
     ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were enough.
     """
@@ -245,7 +245,7 @@ def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, c
         if few and j == last and dims == 2 and at[j] == 0:
             for a0 in range(2, lanes[0] + 1):
                 for a1 in range(2, lanes[1] + 1):
-                    unit = (a0 - 1) * (2 * a1 - 1) + 1
+                    unit = (a0 - 1) * (2 * a1 - 1) + 1  # no smaller tile leaves two elements in a lane with a0 x a1 in use
                     if unit > above[j]:
                         break
                     for c in range(n_tile):

@@ -2,7 +2,7 @@
 
 Groups of two ranks are outlined first: one row per choice of tiles outside the array, with a lower bound of every number whatever the lanes do inside. A row
 stays if, together with bounds of what the other groups give (`kernels.Rest`), it fits and may cost less than the best so far. Where a rank is long, one
-vector of bounds may stand for many chains (`small` of ragged_kernels.chains).
+vector of bounds stands for the chains that leave more than one element per lane on as many lanes (`small` of ragged_kernels.chains).
 """
 
 from __future__ import annotations
