@@ -57,12 +57,13 @@ def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_
     for path in ("dse/dataflow/optimal.py", "dse/nest.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("one = 1")
+    name = cache.place("map", 1, ".json")
     monkeypatch.setattr(cache, "ANSWERS", ("dse/nest.py", "dse/dataflow"))
     before = cache.sources(tmp_path)
     (tmp_path / "dse/dataflow/optimal.py").write_text("one = 2")
     cache.sources.cache_clear()
     assert cache.sources(tmp_path) != before
-    name = cache.place("map", 1, ".json")
+    cache.sources.cache_clear()  # of this process: other tests ask it
     monkeypatch.setattr(cache, "sources", lambda: "other")
     assert cache.place("map", 1, ".json") != name
 
