@@ -45,7 +45,7 @@ TPU_LIKE = Arch("tpu_like", (
     (Fanout("array", 2, (("x", 32), ("y", 32)), (True, True), (True, True)),), Compute(0.04, 0.04), 1.0, 8)
 SPEED = ["resnet50", "vgg19", "squeezenet", "bert_base", "llama7b:phase=prefill", "llama7b:phase=decode"]
 NETWORKS = [*sorted(catalog.MODELS.values()), "mlp_m:batch=64", "lstm"]
-SPACES: tuple[Tiles, ...] = ("perfect", "divisor")
+SPACES: tuple[Tiles, ...] = ("perfect", "ragged_lanes")
 BUDGET = 2_000_000  # nodes visited per einsum and space
 ROUNDS = (24, 32)  # of annealing here; the paper's budget is the mapper's default
 Solve = Callable[[Problem], list[EinsumCost] | Infeasible]

@@ -35,7 +35,7 @@ DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive":
                                "lanes_first": lanes_first}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers",
-         "divisor": "optimal: lanes as even as can be, the last may have less, loops in time divide; no frontiers"}
+         "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide; no frontiers"}
 PROOF = ("gap_in_space", "proven", "visited")  # of an EinsumCost, besides its mapping
 NONE: Mapping[str, Frontier] = MappingProxyType({})
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -57,7 +57,7 @@ class Picks:
     objective: Literal["energy", "latency", "edp"] = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
-    tiles: Literal["perfect", "divisor"] = "perfect"
+    tiles: Literal["perfect", "ragged_lanes"] = "perfect"
     fuse_elementwise: bool = True
     seed: int = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dse.dataflow.family import NoFrontier
 from dse.dataflow.frontier import front
-from dse.dataflow.optimal import solved
+from dse.dataflow.optimal import optimal
 from dse.nest import Infeasible, Mapping
 from dse.sim.counts import count
 from dse.sim.evaluate import EinsumCost, Problem
@@ -102,7 +102,7 @@ def _case(case: dict[str, Any], arch: Arch) -> list[str]:
     (listed,) = numbers(case["optimum"][objective])
     total, costs = 0.0, []
     for e in einsums(case["workload"]):
-        found = solved(Problem(arch, e, objective), "perfect", budget=BUDGET)
+        found = optimal(Problem(arch, e, objective), "perfect", budget=BUDGET)
         if isinstance(found, Infeasible):
             return [str(found)]
         costs.append((e, found[0]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dse.dataflow.optimal import solved
+from dse.dataflow.optimal import optimal
 from dse.nest import parse
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from tests.cases import run
@@ -100,7 +100,7 @@ def test_a_front_is_equalled_or_beaten_at_every_point(tmp_path: Path, factor: fl
     file = json.loads(FILE.read_text())
     arch = arch_of(file["arches"]["A3nb"], "A3nb", 8)
     (e,) = einsums({"name": "g", "einsum": "C[m,n] += A[m,k]*B[k,n]", "bounds": {"m": 8, "n": 4, "k": 4}})
-    energy, latency = (solved(Problem(arch, e, objective), "perfect") for objective in ("energy", "latency"))
+    energy, latency = (optimal(Problem(arch, e, objective), "perfect") for objective in ("energy", "latency"))
     assert isinstance(energy, list) and isinstance(latency, list)
     energy, latency = energy[0].energy_pj, latency[0].latency_cycles
     passed, failed, lines = changed(tmp_path, ["O01"], both)

@@ -31,7 +31,7 @@ def tight_problem(rng: Random, mappings: int) -> Problem:
         inner = (replace(level, bypass=rng.random() < 0.3, double_buffer=rng.random() < 0.85, capacity_bits=8 * rng.choice([2, 3, 4, 5, 6, 9, 30]))
                  for level in arch.levels[1:])
         arch = replace(arch, levels=(arch.levels[0], *inner))
-        if len(arch.levels) <= 3 and prod(n for _, n in e.extents) > 1 and size(e, arch, "divisor") <= mappings:
+        if len(arch.levels) <= 3 and prod(n for _, n in e.extents) > 1 and size(e, arch, "ragged_lanes") <= mappings:
             return Problem(arch, e, "energy")
 
 

@@ -29,7 +29,8 @@ def lean(f: F) -> F:
 
 ENERGY, LATENCY, EDP = 0, 1, 2
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
-WORDS, ROWS, POINTS, STARTED = 0, 1, 2, 3  # kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped
+# Kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a node and by compute.
+WORDS, ROWS, POINTS, STARTED, BEGUN = 0, 1, 2, 3, 4
 ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
 
@@ -38,7 +39,7 @@ class Einsum(NamedTuple):
     """Ranks R of more than one value, tensors X (the output last), their dimensions Dm.
 
     seen, full [X, R] relevant, fully relevant; part [X, R] in a hull. dim [X + 1] first dimension of a tensor. kind, offset, stored [Dm]; rank [Dm, 2], -1
-    where there is none; coef [Dm, 2]. csr [X] 2 * density of a compressed tensor, else 0.
+    where there is none; coef [Dm, 2]. csr [X] 2 * density of a compressed tensor, else 0. order [R] in which lanes are chosen.
     """
 
     seen: Bools
@@ -51,6 +52,7 @@ class Einsum(NamedTuple):
     rank: Ints
     coef: Ints
     csr: Floats
+    order: Ints
 
 
 class Pool(NamedTuple):
@@ -79,6 +81,8 @@ class Machine(NamedTuple):
 
     room [V] bits; bits [X]; twice [V] a moving tile counts twice; ports [V, 3] parts of reads and of writes, 1 if fills wait; position [V + 1] borders
     outside; size [D] lanes of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
+    gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
+    outside does not sink below them, where a tile that moves would count twice.
     """
 
     room: Floats
@@ -89,6 +93,7 @@ class Machine(NamedTuple):
     size: Ints
     leak: float
     ramps: Floats
+    gaps: Ints
     objective: int
 
 
@@ -97,7 +102,8 @@ class Terms(NamedTuple):
 
     quantity [Q, 5]: kind, tensor, position, masks of the groups of which only the first lane counts, for ranks that the tensor does not see and for others.
     link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [T, P]. keeps [X + 1] from, to in the sets of levels that may hold a tensor: keep [N] masks,
-    sum [N, 2] from, to in `sum_of`, `sum_coef`: all links of such a set together. base [P]: the same for all mappings.
+    sum [N, 2] from, to in `sum_of`, `sum_coef`: all links of such a set together; low: the same, at least and without first reads, which are subtracted.
+    base [P]: the same for all mappings.
     """
 
     quantity: Ints
@@ -109,44 +115,63 @@ class Terms(NamedTuple):
     sum: Ints
     sum_of: Ints
     sum_coef: Floats
+    low: Ints
+    low_of: Ints
+    low_coef: Floats
     base: Floats
 
 
 class Memo(NamedTuple):
     """Sums over the pieces of clipped dimensions, which are slow to make: filled when asked for (nan: not yet).
 
-    hulls [2, Dc, A, B] of clipped dimensions by the tiles of their ranks: of all
-    lanes, and at least that of the first one; row [Dm] of a dimension there. least [B + 1, Dm, O, O', K], with the first lane of so many borders: the least
-    of a dimension over all tiles of a position, by the options of its ranks. spans [2, 2, .], tile [R]: scratch.
+    hulls [B + 1, Dc, A, B'] of clipped dimensions by the tiles of their ranks: at least that of the first lane of so many borders, of all lanes of the others;
+    row [Dm] of a dimension there. unions [2, Du, A, B']: elements that all tiles touch, stored or not, and that are stored; urow [Dm]. least [B + 1, Dm, O,
+    O', K], with the first lane of so many borders: the least of a dimension over all tiles of a position, by the options of its ranks. spans [2, 2, .],
+    tile [R], entry [B + 1, R], touched [.]: scratch.
     """
 
     hulls: Floats
     row: Ints
+    unions: Floats
+    urow: Ints
     least: Floats
     spans: Ints
     tile: Ints
+    entry: Ints
+    touched: Bools
 
 
 class Rules(NamedTuple):
     """What a mapping must keep to. windowed [X] a hull of the tensor adds up ranks; sinks [X, R] a node passes below a loop for free; inside [R] ranks that
-    may loop in time inside the lanes; still: tensor whose innermost node stands above these loops, -1: none; mixed: a node of an outer level may stand below
-    one of an inner level (of another tensor).
+    may loop in time inside the lanes; still: tensor whose innermost node stands above these loops, -1: none.
     """
 
     windowed: Bools
     sinks: Bools
     inside: Bools
     still: int
-    mixed: bool
+
+
+class Seen(NamedTuple):
+    """What stood inside a border before, under the same lanes and levels: key [S, R] tiles that it lets in, of round [S]; head [S] the first of a chain of
+    cost parts [V, P] that next [V] joins, -1: the end. count [2]: round, how many are in chains."""
+
+    key: Ints
+    round: Ints
+    head: Ints
+    parts: Floats
+    next: Ints
+    count: Ints
 
 
 class Work(NamedTuple):
     """A nest in the making, from inside out. After d nodes: tile [d, R] what stands there, numbers of the pool; parts [d, P] at least what the whole costs;
     need [d, V] bits; done [d] nodes as a mask; position [d]; node [d] the one placed then; at [d, R] its tile. entry [K, R]: tiles that enter the lanes around
-    a position. level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many may stand there, rank [d, R] theirs, turn [d, R]
+    a position. level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many may stand there, windows [d] of
+    these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R]
     their tiles, first [d, R] none was tried before, ended [d, R] what became of all of them. option [R]. nodes [N, 4] tensor, level, parent, position (tensor
-    -1: loops directly inside a systolic array, no node); tally [3] nodes to place, nodes placed in all, budget; least [Q] bounds of the
-    quantities, whatever the tiles; guess [P]; figure [3]; best_*: the best nest so far, best_count [1] its nodes.
+    -1: loops directly inside a border, no node); tally [3] nodes to place, nodes placed in all, budget; least [Q] bounds of the
+    quantities, whatever the tiles; guess [P], figure [3], largest [R]: scratch; best_*: the best nest so far, best_count [1] its nodes.
     """
 
     tile: Ints
@@ -159,6 +184,7 @@ class Work(NamedTuple):
     at: Ints
     level: Ints
     loops: Ints
+    windows: Ints
     rank: Ints
     turn: Ints
     first: Bools
@@ -169,6 +195,7 @@ class Work(NamedTuple):
     least: Floats
     guess: Floats
     figure: Floats
+    largest: Ints
     best_count: Ints
     best_option: Ints
     best_nodes: Ints
@@ -197,12 +224,12 @@ def figure(parts: Floats, m: Machine, out: Floats) -> None:
 
 
 @lean
-def clipped(dim: int, a: int, b: int, enter_a: int, enter_b: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """Sum of the hull lengths of a dimension over the tiles of its ranks, clipped to what is stored. a, b: numbers of tiles, -1: no rank.
+def clipped(dim: int, a: int, b: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
+    """Sum of the hull lengths of a dimension over the tiles of its ranks at position k, clipped to what is stored. a, b: numbers of tiles, -1: no rank.
 
-    enter_a, enter_b: the tiles with which a lane is entered, to count the first lane only; -1: all lanes.
+    n: of so many borders, the outermost ones, the first lane only; entry [K, R] then the tiles that lanes are entered with.
     """
-    many_a, many_b = pieces(dim, 0, a, enter_a, e, p, memo.spans[0]), pieces(dim, 1, b, enter_b, e, p, memo.spans[1])
+    many_a, many_b = pieces(dim, 0, a, n, k, entry, e, p, memo.spans[0]), pieces(dim, 1, b, n, k, entry, e, p, memo.spans[1])
     total = 0.0
     for i in range(many_a):
         for j in range(many_b):
@@ -213,24 +240,43 @@ def clipped(dim: int, a: int, b: int, enter_a: int, enter_b: int, e: Einsum, p: 
 
 
 @lean
-def pieces(dim: int, side: int, tile: int, enter: int, e: Einsum, p: Pool, spans: Ints) -> int:
+def pieces(dim: int, side: int, tile: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, spans: Ints) -> int:
     """spans [2, .]: where the pieces of a rank begin in a dimension, and how far they reach; returns how many there are."""
     spans[0, 0], spans[1, 0] = 0, 0
     if tile < 0:
         return 1
-    n, spans[1, 0] = 1, p.size[p.span[p.first[e.rank[dim, side]], 0, 1] - 1]
-    if enter >= 0:  # the tile that enters the lanes, the first lane's share of it, the node's tile
-        n = cut(p.size[p.out[enter]], n, spans)
-        for i in range(n):
-            spans[1, i] = min(spans[1, i], p.size[p.last[enter]] if p.cuts[enter, 1] else p.size[enter])
-        n = cut(p.size[tile], n, spans)
+    r, many = e.rank[dim, side], 1
+    spans[1, 0] = p.size[p.span[p.first[r], 0, 1] - 1]
+    if n > 0:
+        for j in range(1, k + 1):
+            many = entered_lanes(entry[j, r], j <= n, many, p, spans)
+        many = cut(p.size[tile], many, spans)
     else:
         for j in range(p.cuts.shape[1]):
             if p.cuts[tile, j]:
-                n = cut(p.cuts[tile, j], n, spans)
-    for i in range(n):
+                many = cut(p.cuts[tile, j], many, spans)
+    for i in range(many):
         spans[0, i], spans[1, i] = e.coef[dim, side] * spans[0, i], e.coef[dim, side] * (spans[1, i] - 1)
-    return n
+    return many
+
+
+@lean
+def entered_lanes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int:
+    """Cuts pieces into what enters a border's lanes, then into the lanes' shares, or to that of the first lane. tile: what stands inside."""
+    out, begin, end = p.out[tile], 0, 0
+    many = cut(p.size[out], many, spans)
+    for j in range(p.cuts.shape[1]):
+        begin, end = begin + (p.cuts[out, j] != 0), end + (p.cuts[tile, j] != 0)
+    ragged = end > begin  # cuts of these lanes stand between the tile outside, which they share out, and the tile inside
+    if first:
+        for i in range(many):
+            spans[1, i] = min(spans[1, i], p.size[p.last[tile]] if ragged else p.size[tile])
+    elif ragged:
+        for j in range(begin, end - 1):
+            many = cut(p.cuts[tile, j], many, spans)
+    else:
+        many = cut(p.size[tile], many, spans)
+    return many
 
 
 @lean
@@ -250,7 +296,7 @@ def cut(t: int, n: int, spans: Ints) -> int:
 
 @lean
 def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """Sum of a dimension's hull lengths over the tiles of its ranks; of clipped ones with a mask (one border at most) at least that of the first lane."""
+    """Sum of a dimension's hull lengths over the tiles of its ranks; of clipped ones with a mask at least that of the first lane."""
     a, b = e.rank[dim, 0], e.rank[dim, 1]
     if e.kind[dim] == ALONE:
         return float(p.elems[tile[a], mask])
@@ -260,23 +306,65 @@ def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> f
         s1 = p.elems[tile[a], mask] if a >= 0 else 1.0
         s2 = p.elems[tile[b], mask] if b >= 0 else 1.0
         return float(n1 * n2 + e.coef[dim, 0] * (s1 - n1) * n2 + e.coef[dim, 1] * (s2 - n2) * n1)
-    i, j, n = tile[a] - p.base[a] if a >= 0 else 0, tile[b] - p.base[b] if b >= 0 else 0, 1 if mask else 0
-    row = memo.row[dim]
+    i, j, n, row = tile[a] - p.base[a] if a >= 0 else 0, tile[b] - p.base[b] if b >= 0 else 0, borders(mask, p), memo.row[dim]
     if np.isnan(memo.hulls[n, row, i, j]):
         one, other = tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1
-        memo.hulls[n, row, i, j] = least_first(dim, one, other, e, p, memo) if mask else clipped(dim, one, other, -1, -1, e, p, memo)
+        memo.hulls[n, row, i, j] = least_first(dim, one, other, mask, e, p, memo) if mask else clipped(dim, one, other, 0, 0, memo.entry, e, p, memo)
     return float(memo.hulls[n, row, i, j])
 
 
 @lean
-def least_first(dim: int, a: int, b: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """At least what the first lane has of a clipped dimension, whatever tile enters the lanes: a multiple of the tile at the node."""
+def borders(mask: int, p: Pool) -> int:
+    """Of how many borders, the outermost ones, a mask has all groups."""
+    n = 0
+    while p.prefix[n] != mask:
+        n += 1
+    return n
+
+
+@lean
+def least_first(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
+    """At least what the first lane has of a clipped dimension, whatever tiles enter the lanes: a multiple of the tile at the node. Under two borders as many
+    tiles as it has, each as short as the shortest of all."""
     least = np.inf
+    if p.prefix.shape[0] > 2:
+        n1 = pieces(dim, 0, a, 0, 0, memo.entry, e, p, memo.spans[0])
+        n2 = pieces(dim, 1, b, 0, 0, memo.entry, e, p, memo.spans[1])
+        for i in range(n1):
+            for j in range(n2):
+                low = e.offset[dim] + memo.spans[0, 0, i] + memo.spans[1, 0, j]
+                high = low + memo.spans[0, 1, i] + memo.spans[1, 1, j]
+                least = min(least, max(min(high, e.stored[dim] - 1) - max(low, 0) + 1, 0))
+        return float(least * (p.pieces[a, mask] if a >= 0 else 1.0) * (p.pieces[b, mask] if b >= 0 else 1.0))
     for i in range(a, a + 1 if a < 0 else p.last[a] + 1):
         for j in range(b, b + 1 if b < 0 else p.last[b] + 1):
             if (a < 0 or p.size[i] % p.size[a] == 0) and (b < 0 or p.size[j] % p.size[b] == 0):
-                least = min(least, clipped(dim, a, b, i, j, e, p, memo))
+                if a >= 0:
+                    memo.entry[1, e.rank[dim, 0]] = i
+                if b >= 0:
+                    memo.entry[1, e.rank[dim, 1]] = j
+                least = min(least, clipped(dim, a, b, 1, 1, memo.entry, e, p, memo))
     return float(least)
+
+
+@lean
+def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo) -> float:
+    """Elements of an output's dimension that all tiles touch together; stored: of those that it has. Its ranks have no lanes (lanes.options)."""
+    row, i, j = memo.urow[dim], a - p.base[e.rank[dim, 0]] if a >= 0 else 0, b - p.base[e.rank[dim, 1]] if b >= 0 else 0
+    if np.isnan(memo.unions[int(stored), row, i, j]):
+        n1 = pieces(dim, 0, a, 0, 0, memo.entry, e, p, memo.spans[0])
+        n2 = pieces(dim, 1, b, 0, 0, memo.entry, e, p, memo.spans[1])
+        total = 0.0
+        memo.touched[:] = False
+        for u in range(n1):
+            for v in range(n2):
+                begin = memo.spans[0, 0, u] + memo.spans[1, 0, v]
+                for at in range(begin, begin + memo.spans[0, 1, u] + memo.spans[1, 1, v] + 1):
+                    if not memo.touched[at] and (not stored or 0 <= e.offset[dim] + at < e.stored[dim]):
+                        memo.touched[at] = True
+                        total += 1.0
+        memo.unions[int(stored), row, i, j] = total
+    return float(memo.unions[int(stored), row, i, j])
 
 
 @lean
@@ -288,12 +376,15 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
         if kind == POINTS:
             total *= p.elems[tile[r], seen if e.seen[x, r] else unseen]
         elif not e.seen[x, r]:
-            total *= p.lanes[option[r], k, unseen] if kind == STARTED else p.pieces[tile[r], unseen]
+            total *= p.lanes[option[r], k, unseen] if kind >= STARTED else p.pieces[tile[r], unseen]
     if kind != POINTS:
         for dim in range(e.dim[x], last + 1):
+            a, b = e.rank[dim, 0], e.rank[dim, 1]
             if kind == ROWS and dim == last:
                 for r in e.rank[dim]:
                     total *= p.pieces[tile[r], seen] if r >= 0 else 1.0
+            elif kind >= STARTED and e.kind[dim] != ALONE:
+                total *= union(dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, kind == STARTED, e, p, memo)
             else:
                 total *= length(dim, tile, seen, e, p, memo)
     return total
@@ -307,7 +398,7 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     if kind == POINTS:
         return float(p.elems[tile, seen if e.seen[x, r] else unseen])
     if not e.seen[x, r]:
-        return float(p.lanes[o, k, unseen] if kind == STARTED else p.pieces[tile, unseen])
+        return float(p.lanes[o, k, unseen] if kind >= STARTED else p.pieces[tile, unseen])
     last = e.dim[x + 1] - 1
     for dim in range(e.dim[x], last + 1):
         if e.rank[dim, 0] == r or e.rank[dim, 1] == r:
@@ -319,13 +410,17 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
 
 @lean
 def together(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """The least hull of a dimension over all tiles of a quantity's position: it need not grow with the tile where strides leave gaps."""
-    kind, k, n = t.quantity[q, 0], t.quantity[q, 2], 0
-    while p.prefix[n] != t.quantity[q, 4]:
-        n += 1
-    if kind == POINTS or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[t.quantity[q, 1] + 1] - 1):
+    """The least hull of a dimension over all tiles of a quantity's position: it need not grow with the tile where strides leave gaps. Of first reads, which are
+    subtracted, the most: those of the largest tiles, which touch all that smaller ones do; compute touches one element at a time."""
+    kind, x, k = t.quantity[q, 0], t.quantity[q, 1], t.quantity[q, 2]
+    if kind == POINTS or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[x + 1] - 1):
         return 1.0
     a, b = e.rank[dim, 0], e.rank[dim, 1]
+    if kind >= STARTED:
+        one = (p.span[option[a], k, 1] - 1 if kind == STARTED else p.span[option[a], k, 0]) if a >= 0 else -1
+        other = (p.span[option[b], k, 1] - 1 if kind == STARTED else p.span[option[b], k, 0]) if b >= 0 else -1
+        return union(dim, one, other, kind == STARTED, e, p, memo)
+    n = borders(t.quantity[q, 4], p)
     i, j = option[a] - p.first[a] if a >= 0 else 0, option[b] - p.first[b] if b >= 0 else 0
     if np.isnan(memo.least[n, dim, i, j, k]):
         memo.least[n, dim, i, j, k] = least_length(dim, k, p.prefix[n], option, e, p, memo)
@@ -398,7 +493,13 @@ def grows(d: int, n: int, r: int, e: Einsum, m: Machine, rules: Rules, w: Work) 
             if not free:
                 return False
     if x < 0:
-        return True
+        some = False
+        for f in range(m.ramps.shape[0]):
+            some = some or m.ramps[f, 0] == k
+        for other in range(w.tally[0]):
+            y, outer, inner, at = w.nodes[other]
+            some = some or (y >= 0 and inner >= 0 and m.twice[outer] and at < k and e.seen[y, r])
+        return some
     if parent >= 0 and rules.sinks[x, r] and not m.twice[level] and x != rules.still:
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], 3]:
@@ -439,16 +540,10 @@ def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Wor
 @lean
 def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> int:
     """Node n after d others, its loops chosen: OVER, BOUND or DONE."""
-    if not roomy(d, n, True, e, p, m, w):
+    if not roomy(d, n, True, e, p, m, w) or turned_round(d, n, w):
         return OVER
-    x, level, parent, k = w.nodes[n]
-    for i in range(w.parts.shape[1]):
-        w.parts[d + 1, i] = w.parts[d, i]
-    if parent >= 0:
-        for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-            more = value(t.of[j], w.at[d], w.option, t, e, p, memo) - w.least[t.of[j]]
-            for i in range(w.parts.shape[1]):
-                w.parts[d + 1, i] += t.coef[j, i] * more
+    x, level, k = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 3]
+    fetched(d, n, w.at[d], t, e, p, memo, w)
     figure(w.parts[d + 1], m, w.figure)
     if not below(w.figure, best):
         return BOUND
@@ -487,13 +582,13 @@ def crossed(d: int, p: Pool, m: Machine, w: Work) -> bool:
 
 
 @lean
-def next_out(d: int, n: int, rules: Rules, w: Work) -> bool:
-    """Whether node n may be the next one outwards: inner levels first, of its tensor or (not mixed) of all."""
+def next_out(d: int, n: int, w: Work) -> bool:
+    """Whether node n may be the next one outwards: inner levels of its tensor first."""
     if w.nodes[n, 3] != w.position[d] or w.done[d] >> n & 1:
         return False
     for other in range(w.tally[0]):
         inside = w.nodes[other, 3] == w.position[d] and not w.done[d] >> other & 1 and w.nodes[other, 1] > w.nodes[n, 1]
-        if inside and (w.nodes[other, 0] == w.nodes[n, 0] or w.nodes[n, 0] < 0 or not rules.mixed):
+        if inside and (w.nodes[other, 0] == w.nodes[n, 0] or w.nodes[n, 0] < 0):
             return False
     return True
 
@@ -502,15 +597,17 @@ def next_out(d: int, n: int, rules: Rules, w: Work) -> bool:
 def opened(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Turns to the next node that may follow d others outwards, and to the loops that may stand below it; False: there is none."""
     n = w.node[d] + 1
-    while n < w.tally[0] and not next_out(d, n, rules, w):
+    while n < w.tally[0] and not next_out(d, n, w):
         n += 1
     if n == w.tally[0]:
         return False
-    w.node[d], w.level[d], w.loops[d] = n, 0, 0
-    for r in range(w.tile.shape[1]):
-        w.at[d, r] = w.tile[d, r]
-        if grows(d, n, r, e, m, rules, w):
-            w.rank[d, w.loops[d]], w.loops[d] = r, w.loops[d] + 1
+    w.node[d], w.level[d], w.loops[d], w.windows[d] = n, 0, 0, 0
+    x = w.nodes[n, 0]
+    for window in (True, False):  # ranks of windows first: `promising`
+        for r in range(w.tile.shape[1]):
+            w.at[d, r] = w.tile[d, r]
+            if (x >= 0 and e.part[x, r]) == window and grows(d, n, r, e, m, rules, w):
+                w.rank[d, w.loops[d]], w.loops[d], w.windows[d] = r, w.loops[d] + 1, w.windows[d] + window
     rewound(d, p, w)
     return True
 
@@ -542,6 +639,92 @@ def turned(d: int, p: Pool, w: Work) -> bool:
 
 
 @lean
+def promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
+    """Whether a node may still lead below the best once the loops of its windows are chosen: the other ranks' largest tiles are fetched least."""
+    n = w.node[d]
+    for r in range(w.tile.shape[1]):
+        w.largest[r] = w.at[d, r]
+    for i in range(w.windows[d], w.loops[d]):
+        w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]
+    fetched(d, n, w.largest, t, e, p, memo, w)
+    figure(w.parts[d + 1], m, w.figure)
+    return below(w.figure, best)
+
+
+@lean
+def fetched(d: int, n: int, tile: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+    """w.parts [d + 1]: at least what the whole costs with node n at these tiles."""
+    x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
+    for i in range(w.parts.shape[1]):
+        w.parts[d + 1, i] = w.parts[d, i]
+    if parent >= 0:
+        for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+            more = value(t.of[j], tile, w.option, t, e, p, memo) - w.least[t.of[j]]
+            for i in range(w.parts.shape[1]):
+                w.parts[d + 1, i] += t.coef[j, i] * more
+
+
+@lean
+def turned_round(d: int, n: int, w: Work) -> bool:
+    """Whether node n and the one inside of it stand in a row, above one that sinks from its end: so they may change places, and one order is enough."""
+    if d == 0 or w.nodes[n, 0] < 0 or w.position[d] != w.nodes[w.node[d - 1], 3] or n < w.node[d - 1]:
+        return False
+    looped = False
+    for r in range(w.tile.shape[1]):
+        looped = looped or w.at[d, r] != w.tile[d, r] or w.at[d - 1, r] != w.tile[d - 1, r]
+    return not looped
+
+
+@lean
+def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen) -> bool:
+    """Whether what stands inside a border costs no less in any part than what stood there before and let the same tiles in: all that can stand outside of it was
+    tried with that already. Else it is kept, to be compared with. What the first lane has of clipped dimensions is known outside of the last border only; of
+    machines with two nothing is compared then."""
+    clipped_ones, ranks = False, w.tile.shape[1]
+    for dim in range(e.kind.shape[0]):
+        clipped_ones = clipped_ones or e.kind[dim] == CLIPPED
+    if clipped_ones and p.prefix.shape[0] > 2:
+        return False
+    for i in range(w.parts.shape[1]):
+        w.guess[i] = w.parts[d, i]
+    if clipped_ones:
+        settled(d, t, e, p, memo, w, w.guess)
+    at, found = 0, False
+    for r in range(ranks):
+        at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
+    for _ in range(8):
+        found = seen.round[at] != seen.count[0]
+        if found:
+            seen.round[at], seen.head[at] = seen.count[0], -1
+            for r in range(ranks):
+                seen.key[at, r] = w.tile[d, r]
+            break
+        found = True
+        for r in range(ranks):
+            found = found and seen.key[at, r] == w.tile[d, r]
+        if found:
+            break
+        at = (at + 1) & (seen.round.shape[0] - 1)
+    if not found:  # no room to keep it
+        return False
+    v = seen.head[at]
+    while v >= 0:
+        worse = True
+        for i in range(w.parts.shape[1]):
+            worse = worse and w.guess[i] >= seen.parts[v, i]
+        if worse:
+            return True
+        v = seen.next[v]
+    if seen.count[1] < seen.next.shape[0]:
+        v = seen.count[1]
+        seen.count[1] = v + 1
+        seen.next[v], seen.head[at] = seen.head[at], v
+        for i in range(w.parts.shape[1]):
+            seen.parts[v, i] = w.guess[i]
+    return False
+
+
+@lean
 def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
     """The tile of the loop at w.level[d] is done with: to the next smaller one, or to the loop outside. If its bound was no better than the best (BOUND),
     smaller tiles of this loop are left out: the tensor is fetched more often, and costs no less. Not of a window's ranks, of which smaller tiles may
@@ -563,7 +746,7 @@ def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
 
 
 @lean
-def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, best: Floats) -> None:
+def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, best: Floats) -> None:
     """All nests of w.nodes under the lanes of w.option, from compute outwards; larger tiles first, cut by room and by bound."""
     d = 0
     crossed(0, p, m, w)
@@ -586,6 +769,8 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
                     told(d, why, e, p, w)
             elif not roomy(d, w.node[d], False, e, p, m, w):
                 told(d, OVER, e, p, w)
+            elif w.level[d] == w.windows[d] - 1 and w.windows[d] < w.loops[d] and not promising(d, t, e, p, m, memo, w, best):
+                told(d, BOUND, e, p, w)
             else:
                 w.level[d] += 1
                 rewound(d, p, w)
@@ -597,36 +782,54 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
         elif crossed(d + 1, p, m, w):
             kept_if_better(d + 1, t, e, p, m, memo, w, best)
             told(d, DONE, e, p, w)
+        elif w.position[d + 1] != w.nodes[w.node[d], 3] and beaten(d + 1, t, e, p, memo, w, seen):
+            told(d, DONE, e, p, w)
         else:
             d += 1
             w.node[d], w.level[d] = -1, -1
 
 
 @lean
-def settled(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """The parts of a whole nest: what the first lane has of clipped dimensions is known once the tiles that enter the lanes are."""
+def settled(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, parts: Floats) -> None:
+    """Parts [P] of d nodes: what the first lane has of clipped dimensions is known once the tiles that enter the lanes are."""
     for j in range(d):
         x, level, parent, k = w.nodes[w.node[j]]
         for i in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1] if parent >= 0 and k > 0 else 0):
             q = t.of[i]
-            if t.quantity[q, 0] != WORDS or t.quantity[q, 4] == 0:
+            if (t.quantity[q, 0] != WORDS and t.quantity[q, 0] != ROWS) or t.quantity[q, 4] == 0:
                 continue
-            low, exact = 1.0, 1.0
-            for dim in range(e.dim[x], e.dim[x + 1]):
+            least, exact = 1.0, 1.0
+            for dim in range(e.dim[x], e.dim[x + 1] - (t.quantity[q, 0] == ROWS)):
                 if e.kind[dim] == CLIPPED:
                     a, b = e.rank[dim, 0], e.rank[dim, 1]
-                    low *= length(dim, w.at[j], t.quantity[q, 4], e, p, memo)
-                    exact *= clipped(dim, w.at[j, a] if a >= 0 else -1, w.at[j, b] if b >= 0 else -1, w.entry[k, a] if a >= 0 else -1,
-                                     w.entry[k, b] if b >= 0 else -1, e, p, memo)
-            if exact != low:
-                more = value(q, w.at[j], w.option, t, e, p, memo) * (exact / low - 1.0) if low > 0.0 else 0.0
-                for part in range(w.parts.shape[1]):
-                    w.parts[d, part] += t.coef[i, part] * more
+                    least *= length(dim, w.at[j], t.quantity[q, 4], e, p, memo)
+                    exact *= clipped(dim, w.at[j, a] if a >= 0 else -1, w.at[j, b] if b >= 0 else -1, borders(t.quantity[q, 4], p), k, w.entry, e, p, memo)
+            if exact > least:
+                more = others(q, w.at[j], w.option, t, e, p, memo) * (exact - least)
+                for part in range(parts.shape[0]):
+                    parts[part] += t.coef[i, part] * more
+
+
+@lean
+def others(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+    """A quantity of words or rows but for its clipped dimensions."""
+    kind, x, _, unseen, seen = t.quantity[q]
+    total, last = 1.0, e.dim[x + 1] - 1
+    for r in range(tile.shape[0]):
+        if not e.seen[x, r]:
+            total *= p.pieces[tile[r], unseen]
+    for dim in range(e.dim[x], last + 1):
+        if kind == ROWS and dim == last:
+            for r in e.rank[dim]:
+                total *= p.pieces[tile[r], seen] if r >= 0 else 1.0
+        elif e.kind[dim] != CLIPPED:
+            total *= length(dim, tile, seen, e, p, memo)
+    return total
 
 
 @lean
 def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> None:
-    settled(d, t, e, p, memo, w)
+    settled(d, t, e, p, memo, w, w.parts[d])
     figure(w.parts[d], m, w.figure)
     if below(w.figure, best):
         for i in range(3):
@@ -642,107 +845,208 @@ def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo,
 
 
 @lean
-def summed(least: Floats, t: Terms, sums: Floats, rest: Floats) -> None:
-    """sums [N, P]: bounds of all links of every set of levels; rest [X + 1, P]: at least what tensors x and later cost in every part, whatever holds them."""
-    parts, tensors = sums.shape[1], t.keeps.shape[0] - 1
-    for i in range(parts):
+def summed(least: Floats, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats) -> int:
+    """sums [N, P]: bounds of all links of every set of levels, by t.sum or t.low; rest [X + 1, P]: at least what tensors x and later cost in every part,
+    whatever holds them; of the first `upto` parts, which is returned."""
+    tensors = t.keeps.shape[0] - 1
+    for i in range(upto):
         rest[tensors, i] = 0.0
     for x in range(tensors - 1, -1, -1):
         for n in range(t.keeps[x], t.keeps[x + 1]):
-            for i in range(parts):
+            for i in range(upto):
                 sums[n, i] = 0.0
-            for j in range(t.sum[n, 0], t.sum[n, 1]):
-                for i in range(parts):
-                    sums[n, i] += t.sum_coef[j, i] * least[t.sum_of[j]]
-            for i in range(parts):
+            for j in range(span[n, 0], span[n, 1]):
+                for i in range(upto):
+                    sums[n, i] += coef[j, i] * least[of[j]]
+            for i in range(upto):
                 low = sums[n, i] if n == t.keeps[x] else min(rest[x, i], sums[n, i])
                 rest[x, i] = low
-        for i in range(parts):
+        for i in range(upto):
             rest[x, i] += rest[x + 1, i]
+    return upto
 
 
 @njit(cache=True, nogil=True)
-def spread_lanes(r: int, o: int, used: Ints, many: Ints, p: Pool, m: Machine) -> bool:
-    """The sets of lanes in use per dimension once option o of rank r is taken: used [R + 1, ., D], none needing no fewer than another."""
+def spread_lanes(i: int, o: int, used: Ints, many: Ints, p: Pool, m: Machine) -> bool:
+    """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D], none needing no fewer than another."""
     n, dims = 0, m.size.shape[0]
-    for u in range(many[r]):
+    for u in range(many[i]):
         for way in range(p.way[o, 0], p.way[o, 1]):
             fits = True
             for c in range(dims):
-                used[r + 1, n, c] = used[r, u, c] * p.ways[way, c]
-                fits = fits and used[r + 1, n, c] <= m.size[c]
+                used[i + 1, n, c] = used[i, u, c] * p.ways[way, c]
+                fits = fits and used[i + 1, n, c] <= m.size[c]
             if not fits:
                 continue
             beaten = False
             for j in range(n):
                 worse = True
                 for c in range(dims):
-                    worse = worse and used[r + 1, j, c] <= used[r + 1, n, c]
+                    worse = worse and used[i + 1, j, c] <= used[i + 1, n, c]
                 beaten = beaten or worse
             if not beaten and n < used.shape[1] - 1:
                 n += 1
-    many[r + 1] = n
+    many[i + 1] = n
     return n > 0
+
+
+@njit(cache=True, nogil=True)
+def least_later(alone: Floats, p: Pool, e: Einsum, compute: int, caps: Ints) -> Floats:
+    """[R + 1, J, Q]: at least what the i-th rank of e.order and later ones bring to a quantity, if they share so many lanes (caps [J]) among them."""
+    ranks = e.order.shape[0]
+    found = np.ones((ranks + 1, caps.shape[0], alone.shape[1]))
+    for i in range(ranks - 1, -1, -1):
+        found[i] = np.inf
+        for o in range(p.first[e.order[i]], p.first[e.order[i] + 1]):
+            lanes = int(p.lanes[o, compute, 0])
+            for j in range(caps.shape[0]):
+                if lanes <= caps[j]:
+                    left = fitting(caps[j] // lanes, caps)
+                    for q in range(alone.shape[1]):
+                        found[i, j, q] = min(found[i, j, q], alone[o, q] * found[i + 1, left, q])
+    return found
+
+
+@lean
+def fitting(lanes: int, caps: Ints) -> int:
+    """The least number in caps that is no smaller."""
+    j = min(lanes, caps.shape[0]) - 1
+    while caps[j] < lanes:
+        j += 1
+    return j
+
+
+class Hulls(NamedTuple):
+    """Dimensions that add up ranks, as lanes bound them, of N pairs [N, 2] of a quantity and a dimension.
+
+    value: what they bring by the options of their ranks, at first [N] + a * many [N] + b; low [N, O + 1] the least once one rank's option is known, in the
+    last column if none is.
+    """
+
+    pairs: Ints
+    first: Ints
+    many: Ints
+    value: Floats
+    low: Floats
+
+
+@njit(cache=True, nogil=True)
+def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
+    n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
+    pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    value, low = np.empty(1024), np.full((most, p.way.shape[0] + 1), np.inf)
+    for q in range(t.quantity.shape[0]):
+        x = t.quantity[q, 1]
+        for dim in range(e.dim[x], e.dim[x + 1]):
+            if e.kind[dim] == ALONE or t.quantity[q, 0] == POINTS:
+                continue
+            a, b = e.rank[dim, 0], e.rank[dim, 1]
+            from_a, to_a = (p.first[a], p.first[a + 1]) if a >= 0 else (0, 1)
+            from_b, to_b = (p.first[b], p.first[b + 1]) if b >= 0 else (0, 1)
+            pairs[n, 0], pairs[n, 1], first[n], many[n] = q, dim, at, to_b - from_b
+            while at + (to_a - from_a) * many[n] > value.shape[0]:
+                value = np.concatenate((value, np.empty_like(value)))
+            for i in range(from_a, to_a):
+                for j in range(from_b, to_b):
+                    if a >= 0:
+                        option[a] = i
+                    if b >= 0:
+                        option[b] = j
+                    value[at] = together(q, dim, option, t, e, p, memo)
+                    if a >= 0:
+                        low[n, i] = min(low[n, i], value[at])
+                    if b >= 0:
+                        low[n, j] = min(low[n, j], value[at])
+                    low[n, p.way.shape[0]] = min(low[n, p.way.shape[0]], value[at])
+                    at += 1
+            n += 1
+    return Hulls(pairs[:n], first, many, value, low)
+
+
+@lean
+def with_hulls(low: Floats, hulls: Hulls, option: Ints, known: Bools, e: Einsum, p: Pool) -> None:
+    """low [Q] times what the hulls bring, of ranks that have no option yet at least."""
+    for j in range(hulls.pairs.shape[0]):
+        q, dim = hulls.pairs[j]
+        a, b = e.rank[dim, 0], e.rank[dim, 1]
+        if (a < 0 or known[a]) and (b < 0 or known[b]):
+            low[q] *= hulls.value[hulls.first[j] + (option[a] - p.first[a] if a >= 0 else 0) * hulls.many[j] + (option[b] - p.first[b] if b >= 0 else 0)]
+        else:
+            low[q] *= hulls.low[j, option[a] if a >= 0 and known[a] else option[b] if b >= 0 and known[b] else hulls.low.shape[1] - 1]
 
 
 @njit(cache=True, nogil=True)
 def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, least: int, best: Floats) -> tuple[Ints, Floats]:
     """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have.
 
-    Quantities are products over ranks: rows [r + 1] are those of row r times what rank r brings.
+    Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
+    lanes that are left, they bound all choices for these.
     """
     ranks, parts, many_q, compute = w.option.shape[0], w.guess.shape[0], t.quantity.shape[0], m.position[m.room.shape[0]]
-    size, n = 1024, 0
+    size, n, total = 1024, 0, 1
+    for c in range(m.size.shape[0]):
+        total *= m.size[c]
+    few = min(total, 32)
+    caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
     chosen, bound = np.empty((size, ranks), np.int64), np.empty((size, 3))
-    used, many = np.ones((ranks + 1, 64, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
+    used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
     sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
-    rows, lanes = np.ones((ranks + 1, many_q)), np.ones(ranks + 1)
-    alone = np.empty((many_q, p.first[ranks]))
-    for q in range(many_q):
-        for r in range(ranks):
-            for o in range(p.first[r], p.first[r + 1]):
-                alone[q, o] = factor(q, r, o, t, e, p)
-    last = np.full((ranks, e.kind.shape[0]), -1, np.int64)  # dimensions whose ranks are all known once rank r is
-    for dim in range(e.kind.shape[0]):
-        if e.kind[dim] != ALONE:
-            last[max(e.rank[dim, 0], e.rank[dim, 1], 0), dim] = 1
-    r = 0
-    w.option[0] = p.first[0] - 1
-    while r >= 0:
+    rows, lanes, low, known = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.empty(many_q), np.zeros(ranks, np.bool_)
+    alone = np.empty((p.first[ranks], many_q))
+    for r in range(ranks):
+        for o in range(p.first[r], p.first[r + 1]):
+            for q in range(many_q):
+                alone[o, q] = factor(q, r, o, t, e, p)
+    later, hulls = least_later(alone, p, e, compute, caps), hull_bounds(t, e, p, memo, w.option)
+    i, w.option[e.order[0]], known[e.order[0]] = 0, p.first[e.order[0]] - 1, True
+    while i >= 0:
+        r = e.order[i]
         w.option[r] += 1
         o = w.option[r]
         if o >= p.first[r + 1]:
-            r -= 1
+            known[r] = False
+            i -= 1
             continue
-        if not spread_lanes(r, o, used, many, p, m):
+        lanes[i + 1] = lanes[i] * int(p.lanes[o, compute, 0])
+        if lanes[i + 1] > total or not spread_lanes(i, o, used, many, p, m):
             continue
-        lanes[r + 1] = lanes[r] * p.lanes[o, compute, 0]
+        if many[i + 1] == used.shape[1] - 1:  # more ways to use the dimensions than are kept: nothing is proven
+            w.tally[2] = -1
+        last, left = i == ranks - 1, fitting(total // lanes[i + 1], caps)
+        if last and lanes[ranks] < least:
+            continue
         for q in range(many_q):
-            rows[r + 1, q] = rows[r, q] * alone[q, o]
-        for dim in range(e.kind.shape[0]):
-            if last[r, dim] == 1:
-                for q in range(many_q):
-                    if e.dim[t.quantity[q, 1]] <= dim < e.dim[t.quantity[q, 1] + 1]:
-                        rows[r + 1, q] *= together(q, dim, w.option, t, e, p, memo)
-        if r < ranks - 1:
-            r += 1
-            w.option[r] = p.first[r] - 1
-            continue
-        if lanes[ranks] < least:
-            continue
-        summed(rows[ranks], t, sums, rest)
-        for i in range(parts):
-            w.guess[i] = t.base[i] + rest[0, i]
-        figure(w.guess, m, w.figure)
-        if not below(w.figure, best):
+            rows[i + 1, q] = rows[i, q] * alone[o, q]
+            low[q] = rows[i + 1, q] * later[i + 1, left, q]
+        if last or best[0] < np.inf:
+            with_hulls(low, hulls, w.option, known, e, p)
+            span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
+            hope = True
+            for upto in (2, parts):  # energy and steps first
+                hope = hope and hopeful(summed(low, t, span, of, coef, upto, sums, rest), t, m, rest, w, best)
+            if not hope:
+                continue
+        if not last:
+            i += 1
+            known[e.order[i]] = True
+            w.option[e.order[i]] = p.first[e.order[i]] - 1
             continue
         if n == size:
             size *= 2
             chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
-        for i in range(ranks):
-            chosen[n, i] = w.option[i]
+        for j in range(ranks):
+            chosen[n, j] = w.option[j]
         bound[n], n = w.figure, n + 1
     return chosen[:n], bound[:n]
+
+
+@lean
+def hopeful(upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
+    """Whether what all tensors cost at least, in the first so many parts, is below the best; w.figure has it."""
+    for i in range(w.guess.shape[0]):
+        w.guess[i] = t.base[i] + (rest[0, i] if i < upto else 0.0)
+    figure(w.guess, m, w.figure)
+    return below(w.figure, best)
 
 
 @lean
@@ -795,10 +1099,10 @@ def by_bound(bound: Floats) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, least: int, best: Floats) -> int:
+def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, least: int, best: Floats) -> float:
     """Best first over lanes, then over the levels that hold the tensors, then nests from inside out. best [3] is lowered; the nest stands in w.best_*.
 
-    Returns how many choices of lanes were looked at.
+    Returns inf; if the budget ended, a figure that nothing which was left out is below.
     """
     vectors, bound = lane_vectors(t, e, p, m, memo, w, least, best)
     parts = w.guess.shape[0]
@@ -811,17 +1115,16 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w
         for r in range(vectors.shape[1]):
             w.option[r] = vectors[c, r]
         lanes_fixed(t, e, p, memo, w)
-        summed(w.least, t, sums, rest)
+        summed(w.least, t, t.sum, t.sum_of, t.sum_coef, parts, sums, rest)
         own, own_bound = placements(t, sums, rest, m, w, best)
         for s in by_bound(own_bound):
             if below(own_bound[s], best):
                 begin(own[s], t, sums, m, p, w)
-                nests(t, e, p, m, rules, memo, w, best)
+                seen.count[0], seen.count[1] = seen.count[0] + 1, 0
+                nests(t, e, p, m, rules, memo, w, seen, best)
             if w.tally[1] > w.tally[2]:
-                break
-        if w.tally[1] > w.tally[2]:
-            break
-    return len(vectors)
+                return float(bound[c, 0])
+    return np.inf
 
 
 @lean
@@ -839,8 +1142,8 @@ def begin(own: Ints, t: Terms, sums: Floats, m: Machine, p: Pool, w: Work) -> No
                 if before >= 0 or v > 0 or m.room[0] < np.inf:
                     w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], n = x, v, before, m.position[v], n + 1
                 before = v
-    for f in range(m.ramps.shape[0]):  # a systolic array is entered less often where loops stand directly inside
-        w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], n = -1, -1, -1, int(m.ramps[f, 0]), n + 1
+    for k in m.gaps:
+        w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], n = -1, -1, -1, k, n + 1
     w.tally[0] = n
     for v in range(levels):
         w.need[0, v] = 0.0
