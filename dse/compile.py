@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dse.dataflow import frontier, ragged
-from dse.dataflow.family import family
+from dse.dataflow import ragged
 from dse.dataflow.optimal import solved
 from dse.dataflow.search import search
 from dse.sim.evaluate import Problem
@@ -17,7 +16,6 @@ def main() -> None:
     for tiles in ("perfect", "divisor", "ragged"):
         solved(problem, tiles)
     search(problem, "perfect")
-    frontier.priced(frontier.solved(e, family([problem.arch])), problem)
     ragged.solved(Problem(machine.arch(machine.load("smv")), e, "energy"))
 
 

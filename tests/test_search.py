@@ -24,7 +24,7 @@ def test_an_answer_is_the_enumerated_optimum(seed: int) -> None:
 
 
 def test_large_convolutions_are_proven_and_cost_what_other_searches_proved() -> None:
-    """ResNet-18's first convolution: 15 CPU seconds of its own frontier before."""
+    """ResNet-18's first convolution."""
     edge = machine.arch(machine.load("edge_array"))
     (first, *_) = catalog.load("resnet18").einsums
     found = lanes_first(Problem(edge, first, "energy"), Random(0), "perfect")

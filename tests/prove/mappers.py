@@ -1,4 +1,4 @@
-"""The optimal mapper and the frontier of one machine against every mapping of 10,000 random problems, perfect and divisor tiles.
+"""The optimal mapper against every mapping of 10,000 random problems, perfect and divisor tiles.
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 60000]
 
@@ -19,8 +19,7 @@ from multiprocessing import get_context
 from random import Random
 from typing import Any
 
-from dse.dataflow import frontier, optimal
-from dse.dataflow.family import NoFrontier, family
+from dse.dataflow import optimal
 from dse.nest import Infeasible, faults
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from tests.enumeration import Best, enumerated, size
@@ -70,22 +69,12 @@ def confirmed(problem: Problem, best: Best) -> Iterator[str]:
             yield f"bound {lower_bound(problem)} above {best.cost[0]}"
 
 
-def one_machine(problem: Problem) -> list[EinsumCost] | Infeasible | None:
-    """The answer of a frontier made for this machine alone, None if there is none."""
-    try:
-        return frontier.priced(frontier.solved(problem.einsum, family([problem.arch])), problem)
-    except NoFrontier:
-        return None
-
-
 def told(seed: int, most: int) -> list[Told]:
     group, rng, found = GROUPS[seed % len(GROUPS)], Random(seed), []
     problem = random_problem(rng, group, "divisor", most * (LARGE if rng.randrange(LARGER) == 0 else 1))
     for tiles in ("perfect", "divisor"):
         best, ours = enumerated(problem, tiles), optimal.solved(problem, tiles)
         wrong = [*confirmed(problem, best), *compared(problem, best, ours, "optimal")]
-        if tiles == "perfect" and (other := one_machine(problem)) is not None:
-            wrong += compared(problem, best, other, "frontier")
         wider = None
         if seed % WIDE == 0 and best.mapping is not None and size(problem.einsum, problem.arch, tiles, "tensors", WIDE_MOST) <= WIDE_MOST:
             wider = enumerated(problem, tiles, "tensors").cost[0] / best.cost[0]

@@ -29,8 +29,7 @@ COPIED = ("dse", "hw", "workloads", "cluster", "analysis", "tests", "pyproject.t
 KNOWN = [(43, "known", "perfect"), (20, "known", "divisor"), (176, "known", "divisor")]  # on these a search once was wrong
 WALKED = 600  # nests that the oracle walks
 SECONDS = 1500  # for one proof of one mutant
-GROUPS_OF = {"mappers": ("array", "array", "array", "one level", "two levels", "windows", "two fan-outs", "holds", "sparse", "symmetric"),
-             "frontier": ("array", "one level", "two levels", "windows")}
+GROUPS = ("array", "array", "array", "one level", "two levels", "windows", "two fan-outs", "holds", "sparse", "symmetric")
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Mutant:
     proof: str = "mappers"
 
 
-KERNELS, OPTIMAL, FORMULA, FRONTIER = (f"dse/dataflow/{name}.py" for name in ("optimal_kernels", "optimal", "formula", "frontier_kernels"))
-KEY = "tests/test_frontier.py::test_a_frontier_is_kept_under_all_that_it_depends_on"
+KERNELS, OPTIMAL, FORMULA = (f"dse/dataflow/{name}.py" for name in ("optimal_kernels", "optimal", "formula"))
 MUTANTS = (
     Mutant("room bound x 1.1", KERNELS, "out[i] += max(together - crossing[first, i]", "out[i] += max(1.1 * together - crossing[first, i]"),
     Mutant("room bound counts what serves compute", KERNELS, "if y != x and pays[y] and np.any(c.paid[x, y]):", "if y != x and np.any(c.paid[x, y]):"),
@@ -88,25 +86,10 @@ MUTANTS = (
            "if inner < before:"),
     Mutant("a spent budget is a proof", OPTIMAL, "proven, visited = visited <= budget - spent, visited + spent", "proven, visited = True, visited + spent",
            "tests/test_optimal.py::test_a_spent_budget_is_no_certificate"),
-    Mutant("members: dominance ignores cycles", FRONTIER,
-           "        if a[i, c] > b[j, c] * CLOSE:\n            return False\n    for c in range(last - rooms, last):",
-           "        pass\n    for c in range(last - rooms, last):", "frontier"),
-    Mutant("members: dominance ignores rooms", FRONTIER, "        if a[i, c] > b[j, c]:\n            return False", "        pass", "frontier"),
-    Mutant("chains: dominance ignores room", FRONTIER,
-           "        for v in range(own.need.shape[1]):\n            covered = covered and own.need[old, v] <= own.need[new, v]\n",
-           "        for v in range(own.need.shape[1]):\n", "frontier"),
-    Mutant("chains: dominance ignores the first product", FRONTIER, "for c in range(own.moved.shape[1]):", "for c in range(1, own.moved.shape[1]):",
-           "frontier"),
-    Mutant("a frontier's key drops the bits of a word", "dse/dataflow/frontier.py", "replace(f, arch=bare), word_bits", "replace(f, arch=bare)", KEY),
-    Mutant("a frontier's key drops the capacities", "dse/dataflow/frontier.py", "replace(f, arch=bare), word_bits",
-           "replace(f, arch=bare, rooms=()), word_bits", KEY),
     Mutant("a key drops the sources", "dse/cache.py", "(MODEL_VERSION, SOLVER_VERSION, sources(), question)", "(MODEL_VERSION, SOLVER_VERSION, question)",
            "tests/test_cache.py::test_a_changed_source_moves_every_name"),
     Mutant("the digest drops the walks", "dse/cache.py", "\"dse/sim\", \"dse/dataflow\", ", "\"dse/sim\", ",
            "tests/test_cache.py::test_the_digest_covers_all_code_that_an_answer_depends_on"),
-    Mutant("a priced mapping is not looked at", "dse/dataflow/frontier.py",
-           "    if (n, machine.cell) not in own.fits or not isclose(p.energy_pj, out[0, 0], rel_tol=1e-9) or not", "    if False and not",
-           "tests/test_frontier.py::test_a_priced_mapping_fits_the_machine"),
     Mutant("lower bound x 1.5", "dse/sim/bounds.py", "total = n.computed * op_pj(n.einsum, arch)", "total = 1.5 * n.computed * op_pj(n.einsum, arch)",
            "bounds"),
     Mutant("bound of traffic ignores multicast", "dse/sim/bounds.py", "best = min(best, n.computed / widest * pj)", "best = min(best, n.computed * pj)",
@@ -125,10 +108,8 @@ MUTANTS = (
 Problem_ = tuple[int, str, str]  # seed, group, tiles
 
 
-def problems(proof: str, number: int) -> list[Problem_]:
-    groups = GROUPS_OF["frontier" if proof == "frontier" else "mappers"]
-    known = [] if proof == "frontier" else KNOWN
-    return known + [(seed, groups[seed % len(groups)], "perfect" if proof == "frontier" or seed // len(groups) % 2 else "divisor") for seed in range(number)]
+def problems(number: int) -> list[Problem_]:
+    return KNOWN + [(seed, GROUPS[seed % len(GROUPS)], "perfect" if seed // len(GROUPS) % 2 else "divisor") for seed in range(number)]
 
 
 def made(seed: int, group: str, tiles: str):  # type: ignore[no-untyped-def]
@@ -152,7 +133,7 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
     from dse.sim.evaluate import lower_bound
     from tests.enumeration import Best
     from tests.nests import rich_case
-    from tests.prove.mappers import compared, one_machine
+    from tests.prove.mappers import compared
     from tests.test_counts import mismatch, unlike
 
     if proof == "nests":
@@ -165,9 +146,7 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
             yield from ["bound above"] if lower_bound(problem) > cost[0] * (1 + 1e-9) else []
             continue
         best = Best((cost[0], cost[1], cost[2]), optimal.least(problem.einsum, problem.arch) if cost[0] < float("inf") else None, 0)
-        found = one_machine(problem) if proof == "frontier" else optimal.solved(problem, asked[2])
-        if found is not None:
-            yield from (f"{asked}: {line}" for line in compared(problem, best, found, proof))
+        yield from (f"{asked}: {line}" for line in compared(problem, best, optimal.solved(problem, asked[2]), proof))
 
 
 KINDS = ("gemm", "bmm", "conv", "conv1d", "depthwise", "pool", "transposed", "spmm", "spmv")
@@ -224,8 +203,8 @@ def main() -> int:
     proofs = list(dict.fromkeys(m.proof for m in chosen))
     with tempfile.TemporaryDirectory(prefix="dse-answers-") as home, ProcessPoolExecutor(2, get_context("spawn")) as pool:
         path, known = Path(home) / "answers.json", {}
-        for proof in {"mappers", "frontier", "bounds"} & set(proofs):
-            wanted = problems(proof, given.problems)
+        for proof in {"mappers", "bounds"} & set(proofs):
+            wanted = problems(given.problems)
             known[proof] = list(zip(wanted, pool.map(answer, wanted, chunksize=4), strict=True))
         path.write_text(json.dumps(known))
         with ThreadPoolExecutor(2) as threads:
