@@ -102,7 +102,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     for sub in (run, resume):
         sub.add_argument("--workers", type=_count, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")
         sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
-    run.add_argument("--dry-run", action="store_true", help="what the run would take: machines, frontiers, hours, disk; starts nothing")
+    run.add_argument("--dry-run", action="store_true", help="what the run would take: machines, hours, disk; starts nothing")
     status = add("status", "what a run has done; works while it runs", "DIR")
     front = add("pareto", "the front of a run", "DIR", forms=TABLES)
     front.add_argument("--objectives", metavar="A,B,...", help="columns of points; -x or x:max maximises (default: the study's)")

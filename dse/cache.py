@@ -1,7 +1,7 @@
 """What is kept between runs, in $DSE_CACHE (~/.cache/dse): a file per question, written whole, named after all that its answer depends on.
 
 A file begins with the SHA-256 of its name and content. One that is torn, changed or another's is removed, said in one line, and its question answered anew.
-That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`stack.kept`, `frontier.priced`).
+That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`stack.kept`).
 """
 
 from __future__ import annotations

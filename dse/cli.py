@@ -100,9 +100,9 @@ def _drive(study: Study, out: Path, given: argparse.Namespace, mended: Sequence[
         print(_plain(note), file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if given.format == "json":
-        screen.print_json({"dir": str(out), "solved": outcome.solved, "built": outcome.built, **asdict(outcome.status)})
+        screen.print_json({"dir": str(out), "solved": outcome.solved, **asdict(outcome.status)})
     else:
-        screen.print_end(str(out), outcome.status, outcome.solved, outcome.built)
+        screen.print_end(str(out), outcome.status, outcome.solved)
     return int(outcome.exit_code)
 
 

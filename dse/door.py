@@ -111,7 +111,7 @@ def map(workload: str, machine: str, *, objective: str = "", tell: stack.Tell = 
     """Solve one workload on one machine; kept in $DSE_CACHE, so that the next question to it is quick.
 
     workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
-    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "ragged_lanes"}.
+    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "perfect"}.
     Raises ValueError in one line per fault.
     """
     block = {key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}

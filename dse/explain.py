@@ -66,7 +66,7 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
         return "not all is proven: --set solver.mapper=optimal searches exactly, smaller or rounder extents are proven sooner"
     idle = [c.name for c, group in zip(solution.einsums, unique(workload), strict=True) if lanes_used(c, group.einsum) < arch.instances(len(arch.levels))]
     if idle and any(c.proven.startswith("perfect") for c in solution.einsums):
-        return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=divisor takes ragged lanes too"
+        return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=ragged_lanes takes ragged lanes too"
     return "proven in its space: the bound counts what must move once, and knows no capacity"
 
 

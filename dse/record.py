@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 2
-SOLVER_VERSION = 3
+SOLVER_VERSION = 4
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

@@ -213,12 +213,12 @@ def _block(one: explain.Table, room: int) -> str:
     return table(one.header, one.rows, one.title, room=room) + (_wrapped(one.note, room) + "\n" if one.note else "")
 
 
-def print_end(out: str, status: Any, solved: int, built: str) -> None:
+def print_end(out: str, status: Any, solved: int) -> None:
     """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
     reason, _, empty = status.reason.partition("; the front is empty: ")
     state = "nothing is left to do: " if status.state == "finished" and not solved else "" if reason.startswith(status.state) else f"{status.state}, "
     say(f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
-        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}{built and f'; {built}'}")
+        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}")
     asked = [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"'] if status.front else [
         f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     print("next:", "\n      ".join(map(safe, asked)))

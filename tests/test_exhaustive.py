@@ -135,7 +135,7 @@ def test_refuses_large_problems_in_one_line() -> None:
     problem = tiny_problem(Random(1), "energy")
     with pytest.raises(ValueError, match="exhaustive takes at most 10; take mapper: optimal, or smaller extents") as fault:
         enumerated(problem, limit=10)
-    assert "\n" not in str(fault.value) and f"{size(problem.einsum, problem.arch, 'divisor'):,} mappings" in str(fault.value)
+    assert "\n" not in str(fault.value) and f"{size(problem.einsum, problem.arch, 'ragged_lanes'):,} mappings" in str(fault.value)
 
 
 @settings(max_examples=100, deadline=None)

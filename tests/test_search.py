@@ -15,7 +15,7 @@ from workloads import catalog
 
 
 def test_large_convolutions_are_proven_and_cost_what_other_searches_proved() -> None:
-    """ResNet-18's first convolution: 15 CPU seconds of its own frontier before."""
+    """ResNet-18's first convolution."""
     edge = machine.arch(machine.load("edge_array"))
     (first, *_) = catalog.load("resnet18").einsums
     found = optimal(Problem(edge, first, "energy"), "perfect")

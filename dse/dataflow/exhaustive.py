@@ -49,7 +49,7 @@ def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 def enumerated(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum by enumeration; among ties the lower energy, latency, text of the mapping.
 
-    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (divisor), or none has to (ragged).
+    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (ragged_lanes), or none has to (ragged).
     Raises ValueError in one line if there are more than `limit` mappings.
     """
     e, arch = problem.einsum, problem.arch

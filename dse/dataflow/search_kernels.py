@@ -677,9 +677,9 @@ def turned_round(d: int, n: int, w: Work) -> bool:
 
 @lean
 def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen) -> bool:
-    """Whether what stands inside a border costs no less in any part than what stood there before and let the same tiles in: all that can stand outside of it was
-    tried with that already. Else it is kept, to be compared with. What the first lane has of clipped dimensions is known outside of the last border only; of
-    machines with two nothing is compared then."""
+    """Whether what stands inside a border costs no less in any part than what stood there before and let the same tiles in: with that, all that can stand
+    outside was tried already. Else it is kept, to be compared with. What the first lane has of clipped dimensions is known outside of the last border
+    only; of machines with two nothing is compared then."""
     clipped_ones, ranks = False, w.tile.shape[1]
     for dim in range(e.kind.shape[0]):
         clipped_ones = clipped_ones or e.kind[dim] == CLIPPED

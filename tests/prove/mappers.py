@@ -3,8 +3,7 @@
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 60000]
 
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. A false certificate, a machine that is called
-infeasible and is not, a bound above the optimum, or a group with less than 95 % proven fails. Every WIDE-th problem is enumerated once more with the nodes of a
-level above those of inner levels per tensor only: what the named space leaves out.
+infeasible and is not, a bound above the optimum, or a group with less than 95 % proven fails.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from random import Random
 from typing import Any
 
 from dse.dataflow.optimal import optimal
+from dse.dataflow.space import Tiles
 from dse.nest import Infeasible, faults
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
-from tests.enumeration import Best, enumerated, size
+from tests.enumeration import Best, enumerated
 from tests.problems import GROUPS, random_problem
 
 PROVEN = 0.95
-WIDE, WIDE_MOST = 10, 1_000_000
 LARGER, LARGE = 50, 10  # of so many problems one is so many times as large
 
 
 @dataclass(frozen=True)
 class Told:
-    """One problem in one space: mappings enumerated, whether one fits, is proven, lines that say what is wrong, and what a wider space costs, in shares."""
+    """One problem in one space: mappings enumerated, whether one fits, is proven, and lines that say what is wrong."""
 
     group: str
     tiles: str
@@ -40,7 +39,6 @@ class Told:
     feasible: bool
     proven: bool
     wrong: tuple[str, ...] = ()
-    wider: float | None = None
 
 
 def compared(problem: Problem, best: Best, found: list[EinsumCost] | Infeasible, name: str) -> Iterator[str]:
@@ -69,18 +67,20 @@ def confirmed(problem: Problem, best: Best) -> Iterator[str]:
             yield f"bound {lower_bound(problem)} above {best.cost[0]}"
 
 
+def problem_of(seed: int, most: int) -> Problem:
+    rng = Random(seed)
+    return random_problem(rng, GROUPS[seed % len(GROUPS)], "ragged_lanes", most * (LARGE if rng.randrange(LARGER) == 0 else 1), "tensors")
+
+
 def told(seed: int, most: int) -> list[Told]:
-    group, rng, found = GROUPS[seed % len(GROUPS)], Random(seed), []
-    problem = random_problem(rng, group, "ragged_lanes", most * (LARGE if rng.randrange(LARGER) == 0 else 1), "tensors")
+    group, found, problem = GROUPS[seed % len(GROUPS)], [], problem_of(seed, most)
+    tiles: Tiles
     for tiles in ("perfect", "ragged_lanes"):
-        best, ours = enumerated(problem, tiles, "tensors"), optimal(problem, rng, tiles)  # type: ignore[arg-type]
+        best, ours = enumerated(problem, tiles, "tensors"), optimal(problem, tiles)
         wrong = [*confirmed(problem, best), *compared(problem, best, ours, "optimal")]
-        wider = None
-        if seed % WIDE == 0 and best.mapping is not None and size(problem.einsum, problem.arch, tiles, "tensors", WIDE_MOST) <= WIDE_MOST:
-            wider = enumerated(problem, tiles, "tensors").cost[0] / best.cost[0]
-        lines = tuple(f"seed {seed}, {group}, {tiles} tiles, {problem.objective}: {line}\n{problem.einsum}\n{problem.arch}" for line in wrong)
+        lines = tuple(f"seed {seed}, {group}, {tiles}, {problem.objective}: {line}\n{problem.einsum}\n{problem.arch}" for line in wrong)
         proven = not isinstance(ours, Infeasible) and bool(ours[0].proven)
-        found.append(Told(group, tiles, best.mappings, best.mapping is not None, proven, lines, wider))
+        found.append(Told(group, tiles, best.mappings, best.mapping is not None, proven, lines))
     return found
 
 
@@ -98,9 +98,6 @@ def summed(rows: list[Told], spaces: Iterable[str]) -> int:
             few += proven < PROVEN * feasible
             print(f"  {tiles}, {group}: {len(own)} problems, {feasible} feasible, {proven} proven ({100 * proven / max(feasible, 1):.1f} %); mappings: median "
                   f"{sizes[len(sizes) // 2]:,}, most {sizes[-1]:,}")
-        if shares := [row.wider for row in rows if row.tiles == tiles and row.wider is not None]:
-            better = [share for share in shares if share < 1 - 1e-9]
-            print(f"  {tiles}: levels in order per tensor only: cheaper in {len(better)} of {len(shares)}, at best by {100 * (1 - min(shares)):.1f} %")
     print(f"  {len(rows)} answers, {sum(row.mappings for row in rows):,} mappings: {len(wrong)} wrong, {few} groups with less than {100 * PROVEN:.0f} % proven")
     return int(bool(wrong) or few > 0)
 
