@@ -30,7 +30,7 @@ from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-BUDGET = 20_000_000  # nodes placed, some ten seconds
+BUDGET = 5_000_000  # nodes placed, some ten seconds
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
 OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 

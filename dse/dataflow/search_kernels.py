@@ -154,14 +154,14 @@ class Rules(NamedTuple):
 
 class Seen(NamedTuple):
     """What stood inside a border before, under the same lanes and levels: key [S, R] tiles that it lets in, of round [S]; head [S] the first of a chain of
-    cost parts [V, P] that next [V] joins, -1: the end. count [2]: round, how many are in chains."""
+    cost parts [V, P] that next [V] joins, -1: the end. tally [2]: round, how many are in chains."""
 
     key: Ints
     round: Ints
     head: Ints
     parts: Floats
     next: Ints
-    count: Ints
+    tally: Ints
 
 
 class Work(NamedTuple):
@@ -693,9 +693,9 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen
     for r in range(ranks):
         at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
     for _ in range(8):
-        found = seen.round[at] != seen.count[0]
+        found = seen.round[at] != seen.tally[0]
         if found:
-            seen.round[at], seen.head[at] = seen.count[0], -1
+            seen.round[at], seen.head[at] = seen.tally[0], -1
             for r in range(ranks):
                 seen.key[at, r] = w.tile[d, r]
             break
@@ -715,9 +715,9 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen
         if worse:
             return True
         v = seen.next[v]
-    if seen.count[1] < seen.next.shape[0]:
-        v = seen.count[1]
-        seen.count[1] = v + 1
+    if seen.tally[1] < seen.next.shape[0]:
+        v = seen.tally[1]
+        seen.tally[1] = v + 1
         seen.next[v], seen.head[at] = seen.head[at], v
         for i in range(w.parts.shape[1]):
             seen.parts[v, i] = w.guess[i]
@@ -910,7 +910,7 @@ def least_later(alone: Floats, p: Pool, e: Einsum, compute: int, caps: Ints) -> 
 @lean
 def fitting(lanes: int, caps: Ints) -> int:
     """The least number in caps that is no smaller."""
-    j = min(lanes, caps.shape[0]) - 1
+    j: int = min(lanes, caps.shape[0]) - 1
     while caps[j] < lanes:
         j += 1
     return j
@@ -982,7 +982,7 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
     lanes that are left, they bound all choices for these.
     """
-    ranks, parts, many_q, compute = w.option.shape[0], w.guess.shape[0], t.quantity.shape[0], m.position[m.room.shape[0]]
+    ranks, parts, many_q, compute = w.option.shape[0], w.guess.shape[0], t.quantity.shape[0], int(m.position[m.room.shape[0]])
     size, n, total = 1024, 0, 1
     for c in range(m.size.shape[0]):
         total *= m.size[c]
@@ -1120,7 +1120,7 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w
         for s in by_bound(own_bound):
             if below(own_bound[s], best):
                 begin(own[s], t, sums, m, p, w)
-                seen.count[0], seen.count[1] = seen.count[0] + 1, 0
+                seen.tally[0], seen.tally[1] = seen.tally[0] + 1, 0
                 nests(t, e, p, m, rules, memo, w, seen, best)
             if w.tally[1] > w.tally[2]:
                 return float(bound[c, 0])
