@@ -103,7 +103,9 @@ def cuts(layout: Layout, memory: Memory) -> Cuts:
     if memory.ports:
         shared = memory.line * memory.ports
         if memory.bank_map == "block":
-            port, word = _fields(layout, memory.capacity // memory.ports, 0), _fields(layout, memory.line, memory.capacity // memory.ports)
+            deep = memory.capacity // memory.ports
+            low, high = _fields(layout, memory.line, deep), _fields(layout, memory.capacity, 0)
+            port, word = _fields(layout, deep, memory.capacity), None if low is None or high is None else low + high
         elif memory.bank_map == "word":
             port, word = _fields(layout, memory.line, shared), _fields(layout, shared, 0)
     return Cuts(layout, memory, line, row, bank, port, word)
@@ -318,7 +320,7 @@ def listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
 def port_of(words: Ints, m: Memory) -> Ints:
     """The array that serves each word."""
     if m.bank_map == "block":
-        return words // (m.capacity // m.line // m.ports)
+        return words // (m.capacity // m.line // m.ports) % m.ports
     turned = words ^ (words // m.ports) if m.bank_map == "xor" else words
     return np.asarray(turned % m.ports)
 
