@@ -147,7 +147,7 @@ def machines(study: Study) -> list[Arch]:
     chosen = np.arange(space.size) if space.size <= SAMPLE else permutation(space.size, 0, np.arange(SAMPLE, dtype=np.int64))
     numbers = dict.fromkeys(chosen.tolist()) if space.size <= SAMPLE else dict.fromkeys([*chosen.tolist(), *_by_component(space)])
     archs = (decode(space, number) for number in numbers if all(v <= 0 for v in static_violations(space, number, study.constraints)))
-    return [arch for arch in archs if isinstance(arch, Arch)]
+    return [arch.ideal() for arch in archs if isinstance(arch, Arch)]
 
 
 def _by_component(space: Space) -> Iterator[int]:

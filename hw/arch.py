@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Annotated, Literal, get_args
 
@@ -321,6 +321,14 @@ class Arch:
     def instances(self, outside: int) -> int:
         """Copies of what has `outside` levels outside of it: levels[outside], or the lanes for len(levels)."""
         return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
+
+    def ideal(self) -> Arch:
+        """The machine without a word on lines, rows and banks: layouts cost nothing there, and no mapping more than here."""
+        return replace(self, levels=tuple(replace(level, access=None) for level in self.levels)) if self.described() else self
+
+    def described(self) -> bool:
+        """Whether layouts are felt anywhere."""
+        return any(level.access for level in self.levels)
 
     def area_mm2(self) -> float:
         """Silicon of all instances; DRAM has none of its own on the chip."""

@@ -377,7 +377,7 @@ def _access_faults(node: Memory) -> list[str]:
                       f"{show_bytes(burst)}; use one of both")
     if node.bank_map is not None and node.kind != "sram":
         faults.append(f"{key}.bank_map = {node.bank_map} is for kind: sram; leave it out, or use row_banks")
-    if node.bank_map is not None and burst is not None:
+    elif node.bank_map is not None and burst is not None:
         faults.append(f"{key}.bank_map = {node.bank_map} stands beside burst = {show_bytes(burst)}; an sram is counted by words or by lines, leave one out")
     if node.bank_map is not None and node.capacity is not None and (8 * node.capacity) % (node.banks * node.width_bits):
         faults.append(f"{key}.bank_map = {node.bank_map}: banks = {node.banks} do not hold whole words of width_bits = {node.width_bits}; change one of them")

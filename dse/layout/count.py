@@ -19,12 +19,13 @@ from math import ceil, gcd, prod
 
 import numpy as np
 
-from dse.layout.address import Digit, Ints, Layout, Stored, parts
+from dse.layout.address import Digit, Ints, Layout, Stored, parts, values
 from dse.layout.primitive import LayoutError
 
 Field = tuple[int, int, int]  # (digit, divisor, modulus): digit / divisor, mod modulus unless 0
 Rows = tuple[Ints, Ints]  # values [n, t] of a stored dimension, ascending per row; how often each row stands
 Sums = tuple[int, ...]
+ONCE = np.ones(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,9 @@ def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
 def sums(c: Cuts, dim: int, rows: Sequence[Rows]) -> Sums:
     """All that is multiplied over dimensions, of one: boxes, elems, c_d(j) and U_d(j) of every digit, lines, full lines, rows, banks, words, conflict."""
     total = [0] * (8 + 2 * len(c.layout.digits))
-    for values, times in rows:
-        if values.shape[1]:
-            for i, found in enumerate(_measured(c, dim, values)):
+    for own, times in rows:
+        if own.shape[1]:
+            for i, found in enumerate(_measured(c, dim, own)):
                 total[i] += int(found @ times) if isinstance(found, np.ndarray) else found * int(times.sum())
     return tuple(total)
 
@@ -258,6 +259,29 @@ def combined(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
     return Counts(boxes, elems, runs, lines, partial, rows, banks, conflict, blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The sums of every stored dimension by the spans of its members: boxes that share a dimension's span share its sums."""
+
+    cuts: Cuts
+    known: tuple[dict[tuple[tuple[int, int], ...], Sums], ...]
+
+    def box(self, spans: Sequence[tuple[int, int]], copies: bool = False) -> Counts:
+        """Counts of one box, as (first, how many) of every logical dimension."""
+        found = []
+        for dim, (s, known) in enumerate(zip(self.cuts.layout.stored, self.known, strict=True)):
+            own = tuple([spans[m] for m in s.members])
+            sums_ = known.get(own)
+            if sums_ is None:
+                sums_ = known[own] = sums(self.cuts, dim, [(values(s, [(span,) for span in own], copies)[None, :], ONCE)])
+            found.append(sums_)
+        return combined(self.cuts, found)
+
+
+def tables(c: Cuts) -> Tables:
+    return Tables(c, tuple({} for _ in c.layout.stored))
+
+
 def guess(layout: Layout, line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
     """Lines of a cut that divides no digit: bounds that hold, and a guess from how far blocks of equal outer digits lie apart."""
     weights = layout.weights()
@@ -299,9 +323,9 @@ def listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
     lines = partial = pairs = banks = most = 0
     everything = _offsets(c.layout, [existing(s) for s in c.layout.stored]) // m.line
     line_of, held = np.unique(everything, return_counts=True)
-    for box in product(*([(v, int(n)) for values, times in own for v, n in zip(values, times, strict=True)] for own in rows)):
+    for box in product(*([(v, int(n)) for several, times in own for v, n in zip(several, times, strict=True)] for own in rows)):
         times = visits * prod(n for _, n in box)
-        at = _offsets(c.layout, [values for values, _ in box])
+        at = _offsets(c.layout, [one for one, _ in box])
         if not len(at):
             continue
         own, count = np.unique(at // m.line, return_counts=True)
