@@ -11,13 +11,14 @@
     defs   := name '=' DIM '*' DIM ... (';' ...)   neighbouring dimensions fused first: e=H*W*O | N E/784 e784
 
 Parts of a dimension chain: H/8 h8/2 h2. Canonical: no parts of size 1, no neighbours that are one part, no groups; the outermost part of a dimension has
-no modulus, the rest of its room is pitch padding (`H/4 h4` of H = 7 is `H+1`); tiles that do not overlap are split. Equal canonical layouts of a
-shape have equal address maps.
+no modulus, the rest of its room is pitch padding (`H/4 h4` of H = 7 is `H+1`); tiles that do not overlap are split; what is fused and not cut is apart.
+Equal canonical layouts of a shape have equal address maps.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -54,7 +55,7 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
     for k, s in enumerate(stored):  # tiles that do not overlap are split, one tile is the whole
         if s.tile and (s.tile == s.stride or s.tiles() == 1):
             stored[k] = replace(s, tile=0, stride=0)
-    return Layout(tuple(names), tuple(shape), tuple(stored), tuple(_merged(digits, stored)))
+    return Layout(tuple(names), tuple(shape), *_apart(stored, _merged(digits, stored)))
 
 
 def primitives(text: str, names: Sequence[str], shape: Shape) -> list[Primitive]:
@@ -234,6 +235,19 @@ def _digits(t: Token, stored: Sequence[Stored], tokens: Sequence[Token]) -> Iter
         modulus, size = 0, -(-s.extent() // step)
     if room > 1:
         yield Digit(t.dim, modulus, step, size, room, t.guests)
+
+
+def _apart(stored: Sequence[Stored], digits: Sequence[Digit]) -> tuple[tuple[Stored, ...], tuple[Digit, ...]]:
+    """Dimensions that were fused and not cut stand side by side as they were."""
+    each = Counter(d.dim for d in digits)
+    whole = {d.dim for d in digits if len(stored[d.dim].members) > 1 and each[d.dim] == 1 and d.size == d.room == stored[d.dim].extent()}
+    first, found = dict[int, int](), list[Stored]()
+    for k, s in enumerate(stored):
+        first[k] = len(found)
+        found += [Stored((m,), (n,)) for m, n in zip(s.members, s.extents, strict=True)] if k in whole else [s]
+    apart = [replace(d, dim=first[d.dim]) if d.dim not in whole else Digit(first[d.dim] + i, 0, 1, n, n)
+             for d in digits for i, n in (enumerate(stored[d.dim].extents) if d.dim in whole else [(0, 0)]) if d.dim not in whole or n > 1]
+    return tuple(found), tuple(apart)
 
 
 def _merged(digits: Sequence[Digit], stored: Sequence[Stored]) -> list[Digit]:
