@@ -83,6 +83,7 @@ class Cuts:
     """Fields of the address above a line, of bank and row, of the bank, of an array and the word in it; None where a cut divides no digit."""
 
     layout: Layout
+    weights: tuple[int, ...]
     memory: Memory
     line: tuple[Field, ...] | None
     row: tuple[Field, ...] | None
@@ -109,7 +110,7 @@ def cuts(layout: Layout, memory: Memory) -> Cuts:
             port, word = _fields(layout, deep, memory.capacity), None if low is None or high is None else low + high
         elif memory.bank_map == "word":
             port, word = _fields(layout, memory.line, shared), _fields(layout, shared, 0)
-    return Cuts(layout, memory, line, row, bank, port, word)
+    return Cuts(layout, layout.weights(), memory, line, row, bank, port, word)
 
 
 def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
@@ -248,7 +249,7 @@ def combined(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
     if not elems:
         none = Span(0, 0, 0)
         return Counts(0, 0, 0, none, none, none, none, none, blocks)
-    lines = Span(line, line, line) if c.line is not None else guess(c.layout, m.line, boxes, elems, runs, blocks)
+    lines = Span(line, line, line) if c.line is not None else guess(c.weights, m.line, boxes, elems, runs, blocks)
     partial = Span(line - full, line - full, line - full) if c.line is not None else _partly(m, lines, elems, runs)
     rows = banks = conflict = Span(0, 0, 0)
     if m.row:
@@ -282,17 +283,19 @@ def tables(c: Cuts) -> Tables:
     return Tables(c, tuple({} for _ in c.layout.stored))
 
 
-def guess(layout: Layout, line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
-    """Lines of a cut that divides no digit: bounds that hold, and a guess from how far blocks of equal outer digits lie apart."""
-    weights = layout.weights()
-    lo = max([boxes, ceil(elems / line), *(ceil(u / (-(-(line - 1) // w) + 1)) for u, w in zip(blocks, weights, strict=True))])
-    hi = min([elems, (elems + runs * (2 * line - 2)) // line, *(u * (-(-(w - 1) // line) + 1) for u, w in zip(blocks, weights, strict=True))])
-    ratio = [u / before for u, before in zip(blocks, [boxes, *blocks], strict=False)]
-    n, before = float(boxes), float(boxes)
-    for j, (u, w) in enumerate(zip(blocks, weights, strict=True)):
-        apart = max(1.0, w - sum((ratio[k] - 1) * weights[k] for k in range(j + 1, len(weights))))
-        n += (u - before) * min(1.0, apart / line)
-        before = u
+def guess(weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
+    """Lines of a cut that divides no digit: bounds that hold, and a guess from how far blocks of equal outer digits lie apart.
+
+    Between the last element of a block and the first of the next lie max(1, W_j - sum_{k > j} (b_k - 1) W_k), b_k blocks of digit k in one of the one before.
+    """
+    lo, hi = max(boxes, -(-elems // line)), min(elems, (elems + runs * (2 * line - 2)) // line)
+    n, inside = float(boxes), 0.0
+    for j in range(len(weights) - 1, -1, -1):
+        u, w, before = blocks[j], weights[j], blocks[j - 1] if j else boxes
+        lo, hi = max(lo, -(-u // (-(-(line - 1) // w) + 1))), min(hi, u * (-(-(w - 1) // line) + 1))
+        if u > before:
+            n += (u - before) * min(1.0, max(1.0, w - inside) / line)
+            inside += (u / before - 1) * w
     return Span(min(max(n, lo), hi), lo, hi)
 
 
@@ -304,7 +307,7 @@ def _partly(m: Memory, lines: Span, elems: int, runs: int) -> Span:
 
 def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
     """Pairs of bank and row of a cut that divides no digit: at most the granules, at least what fills rows."""
-    found = guess(c.layout, c.memory.granule or c.memory.row, boxes, elems, runs, blocks)
+    found = guess(c.weights, c.memory.granule or c.memory.row, boxes, elems, runs, blocks)
     if c.memory.granule in (0, c.memory.row):
         return found
     lo = max(boxes, ceil(elems / c.memory.row))

@@ -81,8 +81,8 @@ def price(rows: Sequence[Count], e: Einsum, arch: Arch, moved: Mapping[Key, Tran
         busy[row.level][row.action] += row.busiest_elems * per_elem
         if laid := moved.get((row.level, row.tensor, row.action)):
             busy[row.level][row.action] += laid.extra_actions + laid.extra_cycles * level.bandwidth
-            parts.append(Part(row.level, row.tensor, "unused", laid.extra_actions, laid.extra_actions * pj))
-            parts.append(Part(row.level, row.tensor, "open", laid.activations.n, laid.extra_pj))
+            extra = (("unused", laid.extra_actions, laid.extra_actions * pj), ("open", laid.activations.n, laid.extra_pj))
+            parts += [Part(row.level, row.tensor, *one) for one in extra if one[1] or one[2]]
     cycles = [(level.name, _port_cycles(level, busy[level.name])) for level in arch.levels] + [("MAC", compute)]
     bound_by = max(cycles, key=lambda item: item[1])[0]
     latency = compute
