@@ -4,7 +4,7 @@ What is asked for at once is a box: values per stored dimension. A nest asks for
 rows of its dimensions, so a nest's total is the product of sums over rows, and a tile is a nest with a row per dimension:
 
     runs        = |S| - sum_j prod_d c_d(j)     c_d(j): values whose successor in address, which carries at digit j, is asked for too
-    lines       = prod_d u_d                    u_d: different digits above the line; exact where the line cuts the digits (`Cuts.exact`)
+    lines       = prod_d u_d                    u_d: different digits above the line; exact where the line cuts the digits evenly
     activations = the same of the digits of bank and row; conflict = prod_d max over banks of different digits of the words in it
 
 Where a cut goes through digits that it does not divide, a count is a guess between bounds (`Span`), or its addresses are listed (`listed`).
@@ -20,7 +20,6 @@ from math import ceil, gcd, prod
 import numpy as np
 
 from dse.layout.address import Digit, Ints, Layout, Stored, parts, values
-from dse.layout.primitive import LayoutError
 
 Field = tuple[int, int, int]  # (digit, divisor, modulus): digit / divisor, mod modulus unless 0
 Rows = tuple[Ints, Ints]  # values [n, t] of a stored dimension, ascending per row; how often each row stands
@@ -397,10 +396,3 @@ def descriptors(counts: Counts, strides: int) -> int:
         if strides and counts.blocks[j] > before[j]:
             left, strides = left * before[j] / counts.blocks[j], strides - 1
     return max(counts.boxes, ceil(left))
-
-
-def checked(m: Memory) -> Memory:
-    """Raises LayoutError for a memory that is none."""
-    if m.row and (m.line > m.row or m.row % m.line):
-        raise LayoutError(f"a burst of {m.line} elements and a row of {m.row}: a row holds a whole number of bursts; lower the burst")
-    return m
