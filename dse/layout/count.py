@@ -382,9 +382,12 @@ def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, i
 
 
 def misses(runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None) -> float:
-    """Misses of a cache that brings `together` consecutive lines: of one run ceil(lines / together); with a calibration runs * run_start + lines * per_line."""
+    """Misses of a cache that brings `together` consecutive lines: ceil(lines / together) per run, runs taken as alike, but none without a line of its own.
+
+    With a calibration runs * run_start + lines * per_line.
+    """
     if run_start is None or per_line is None:
-        return float(max(runs, ceil(lines / together))) if runs else 0.0
+        return min(lines, runs * ceil(lines / runs / together)) if runs else 0.0
     return runs * run_start + lines * per_line
 
 

@@ -80,7 +80,7 @@ def price(rows: Sequence[Count], e: Einsum, arch: Arch, moved: Mapping[Key, Tran
         parts.append(Part(row.level, row.tensor, row.action, row.elems * per_elem, row.elems * per_elem * pj))
         busy[row.level][row.action] += row.busiest_elems * per_elem
         if laid := moved.get((row.level, row.tensor, row.action)):
-            busy[row.level][row.action] += laid.extra_actions + laid.extra_cycles * level.bandwidth
+            busy[row.level][row.action] += laid.extra_actions + (laid.extra_cycles * level.bandwidth if laid.extra_cycles else 0.0)
             extra = (("unused", laid.extra_actions, laid.extra_actions * pj), ("open", laid.activations.n, laid.extra_pj))
             parts += [Part(row.level, row.tensor, *one) for one in extra if one[1] or one[2]]
     cycles = [(level.name, _port_cycles(level, busy[level.name])) for level in arch.levels] + [("MAC", compute)]
