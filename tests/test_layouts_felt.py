@@ -130,7 +130,9 @@ def test_layouts_survive_text_and_yaml() -> None:
     ("layout DRAM A: M ?", '"?" is no part of a dimension'), ("layout DRAM A: K/9 k9~4 M", "stride larger than the tile leaves gaps"),
     ("layout DRAM A: K/9 k9~99 M", "tile larger than the extent 64"), ("layout DRAM Z: M K", "no such tensor; the einsum has A, B, C"),
     ("layout GLB A: M K", "is not stored at GLB; give its layout at DRAM or GBUF or REGF"), ("layout DRAM A: (M K", "parentheses do not match"),
-    ("layout DRAM A: e=K*M | E", "dims not adjacent"), ("layout DRAM A: M K\nlayout DRAM A: K M", "stands twice")])
+    ("layout DRAM A: e=K*M | E", "dims not adjacent"), ("layout DRAM A: M K+9999999999", "is no part of a dimension"),
+    ("layout DRAM A: M+999999999 K+999999999", "elements of room; pad less"), (f"layout DRAM A: {'M ' * 300}", "more than the 400 that any needs"),
+    ("layout DRAM A: M K\nlayout DRAM A: K M", "stands twice")])
 def test_a_bad_layout_is_one_line(line: str, said: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "nest.txt").write_text(f"{line}\n{NEST}")
     assert main(["simulate", "gemm:m=64,n=64,k=64", "burst_edge", str(tmp_path / "nest.txt")]) == 2

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
 
@@ -208,14 +209,18 @@ def _different(key: Ints) -> Ints:
 
 def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
     """Per row: keys above the line of which every element of the tensor is asked for."""
-    stored = c.layout.stored[dim]
-    whole = existing(stored)
-    all_keys, held = np.unique(_key(c.layout.digits, dim, c.line or (), whole[None, :])[0], return_counts=True)
+    all_keys, held = _held(c, dim)
     found = np.empty(len(values), np.int64)
     for i, row in enumerate(line):
         keys, count = np.unique(row, return_counts=True)
         found[i] = int((held[np.searchsorted(all_keys, keys)] == count).sum())
     return found
+
+
+@lru_cache(maxsize=1 << 8)
+def _held(c: Cuts, dim: int) -> tuple[Ints, Ints]:
+    """Keys above the line of a whole dimension, and how many values stand under each."""
+    return np.unique(_key(c.layout.digits, dim, c.line or (), existing(c.layout.stored[dim])[None, :])[0], return_counts=True)
 
 
 def existing(s: Stored) -> Ints:

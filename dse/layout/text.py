@@ -28,9 +28,12 @@ from dse.layout.address import Digit, Layout, Stored
 from dse.layout.primitive import Fuse, LayoutError, Pad, Primitive, Reorder, Shape, Split, StoreAt, Unfold, tiles_of
 
 NAME = r"[A-Za-z_]+(?:\d+[A-Za-z_]+)*"
-TOKEN = re.compile(rf"(\(*)({NAME})(?:(\d+)(?:~(\d+))?)?(?:/(\d+))?(?:\+(\d+))?((?:&{NAME}(?::\d+)?)*)(\)*)")
+INT = r"\d{1,9}"
+TOKEN = re.compile(rf"(\(*)({NAME})(?:({INT})(?:~({INT}))?)?(?:/({INT}))?(?:\+({INT}))?((?:&{NAME}(?::{INT})?)*)(\)*)")
 FORMS = "N, O/16, o16, h8/2, h4~6, each with +p or &name"
 MOST = 400  # characters
+COPIES = 64  # of an element, in tiles that overlap
+ROOM = 1 << 50  # elements of a layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ def parse(text: str, names: Sequence[str], shape: Shape) -> Layout:
     for k, s in enumerate(stored):  # tiles that do not overlap are split, one tile is the whole
         if s.tile and (s.tile == s.stride or s.tiles() == 1):
             stored[k] = replace(s, tile=0, stride=0)
-    return Layout(tuple(names), tuple(shape), *_apart(stored, _merged(digits, stored)))
+    layout = Layout(tuple(names), tuple(shape), *_apart(stored, _merged(digits, stored)))
+    if layout.room() > ROOM:
+        raise LayoutError(f'layout "{text}": takes {layout.room():.2g} elements of room; pad less')
+    return layout
 
 
 def primitives(text: str, names: Sequence[str], shape: Shape) -> list[Primitive]:
@@ -180,6 +186,7 @@ def _tiled(text: str, own: Sequence[Token], s: Stored, name: str) -> Stored:
     inner = next(t for t in own if t.tile)
     size, stride = inner.tile, inner.modulus
     why = ("stride larger than the tile leaves gaps" if stride > size else f"tile larger than the extent {s.extent()}" if size > s.extent() else
+           f"stores up to {-(-size // stride)} copies of an element, more than {COPIES}; let tiles overlap less" if size > COPIES * stride else
            "" if len(own) == 2 and any(t.modulus == 0 and t.step == stride for t in own) else f"goes with {name}/{stride} alone")
     if why:
         raise LayoutError(f'layout "{text}": "{inner.text}": {why}')
