@@ -10,7 +10,7 @@ from math import prod
 from random import Random
 
 from dse.layout.primitive import Index, Primitive, Unfold, shapes, step
-from dse.layout.text import primitives
+from dse.layout.text import COPIES, primitives
 from dse.nest import Laid, Loop, Mapping, Store
 from hw.arch import Access, Arch
 from workloads.einsum import Einsum, Projection
@@ -48,7 +48,7 @@ def _parts(rng: Random, name: str, n: int) -> list[str]:
         inner = [f"{name.lower()}{a}/{b}" for a, b in zip(moduli, moduli[1:], strict=False)]
         return [f"{name}/{moduli[0]}", *inner, f"{name.lower()}{moduli[-1]}"]
     size = rng.randint(1, n)
-    stride = rng.randint(1, size)
+    stride = rng.randint(-(-size // COPIES), size)
     return [f"{name}/{stride}", f"{name.lower()}{stride}~{size}"]
 
 
