@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from dse.nest import Infeasible
 from dse.sim.counts import Count, Footprint
-from dse.sim.transfer import Key, Transfer
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 
@@ -51,13 +49,9 @@ def op_cycles(ops: float, busiest_ops: float, e: Einsum, arch: Arch) -> float:
     return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
 
 
-NOTHING: Mapping[Key, Transfer] = MappingProxyType({})
-
-
-def price(rows: Sequence[Count], e: Einsum, arch: Arch, moved: Mapping[Key, Transfer] = NOTHING) -> Price:
+def price(rows: Sequence[Count], e: Einsum, arch: Arch) -> Price:
     """Energy and latency of counted actions: energy = actions * pJ + leakage; latency = largest busy time of a component.
 
-    moved: what layouts cost beside the elements, at levels that describe lines, rows or banks.
     A level with transfer "same" works on the tile that the inside waits for: its busy time is added to what lies inside of it.
     """
     bits = bits_of(e, arch)
@@ -79,10 +73,6 @@ def price(rows: Sequence[Count], e: Einsum, arch: Arch, moved: Mapping[Key, Tran
         pj = level.read_pj if row.action == "read" else level.write_pj
         parts.append(Part(row.level, row.tensor, row.action, row.elems * per_elem, row.elems * per_elem * pj))
         busy[row.level][row.action] += row.busiest_elems * per_elem
-        if laid := moved.get((row.level, row.tensor, row.action)):
-            busy[row.level][row.action] += laid.extra_actions + (laid.extra_cycles * level.bandwidth if laid.extra_cycles else 0.0)
-            extra = (("unused", laid.extra_actions, laid.extra_actions * pj), ("open", laid.activations.n, laid.extra_pj))
-            parts += [Part(row.level, row.tensor, *one) for one in extra if one[1] or one[2]]
     cycles = [(level.name, _port_cycles(level, busy[level.name])) for level in arch.levels] + [("MAC", compute)]
     bound_by = max(cycles, key=lambda item: item[1])[0]
     latency = compute

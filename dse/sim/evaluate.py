@@ -124,8 +124,11 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
 def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
     """Cost of a mapping that fits and is counted already."""
     e, arch = problem.einsum, problem.arch
-    moved = transfer.transfers(mapping, e, arch)
-    p = cost.price(rows, e, arch, moved)
+    counted = {(row.level, row.tensor, row.action) for row in rows}
+    moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
+    p = cost.price(rows, e, transfer.slowed(arch, rows, e, moved))
+    if extra := [cost.Part(*one) for one in transfer.parts(moved, arch)]:
+        p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")

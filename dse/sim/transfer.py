@@ -8,9 +8,10 @@ description ask for nothing here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
 from dse.nest import Loop, Mapping
-from dse.sim.counts import Footprint, Link, links, nonzero, tile_count, tile_sizes
+from dse.sim.counts import Count, Footprint, Link, links, nonzero, tile_count, tile_sizes
 from dse.sim.counts import footprints as counted
 from hw.arch import Access, Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
@@ -81,6 +82,35 @@ def table(mapping: Mapping, e: Einsum, arch: Arch, level: str, tensor: str, text
         rows.append((pj, sum(one.extra_actions / at.bandwidth + one.extra_cycles for one in parts), text))
     best = [(text, pj, cycles) for pj, cycles, text in sorted(rows)]
     return [one for i, one in enumerate(best) if all(one[2] < other[2] for other in best[:i])]
+
+
+def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
+    """The machine whose described levels are as slow as the layouts make them, by what their ports are busy with: time is told by it."""
+    bits = {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
+
+    def at(level: Level) -> Level:
+        plain, felt = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
+        for row in rows:
+            if row.level == level.name:
+                actions, laid = row.busiest_elems * bits[row.tensor] / level.width_bits, moved.get((row.level, row.tensor, row.action))
+                plain[row.action] += actions
+                felt[row.action] += actions + (laid.extra_actions + laid.extra_cycles * level.bandwidth if laid else 0.0)
+        busiest = max if level.ports == "separate" else sum
+        before, after = busiest(plain.values()), busiest(felt.values())
+        return replace(level, bandwidth=level.bandwidth * before / after) if after > before else level
+
+    return replace(arch, levels=tuple(at(level) if level.access and level.bandwidth < inf else level for level in arch.levels)) if moved else arch
+
+
+def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
+    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked for; rows opened, lines read to be written."""
+    levels = {level.name: level for level in arch.levels}
+    for one in moved.values():
+        level = levels[one.level]
+        if one.extra_actions:
+            yield one.level, one.tensor, "unused", one.extra_actions, one.extra_actions * (level.read_pj if one.action == "read" else level.write_pj)
+        if one.extra_pj:
+            yield one.level, one.tensor, "open", one.activations.n, one.extra_pj
 
 
 def dim_names(p: Projection) -> tuple[str, ...]:
