@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,3 +122,17 @@ def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
     last = max(0, -(-(int(found[-1]) + 1 - s.tile) // s.stride))
     tile = np.where(found >= last * s.stride, last, np.minimum(found // s.stride, s.tiles() - 1))
     return np.asarray(np.sort(tile * s.tile + found - tile * s.stride))
+
+
+def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, int]:
+    """The layout of a tensor of `bits` per element in units that divide them and all sizes (in bits), and the bits of a unit.
+
+    Elements that no line holds a whole number of are a dimension of units more, the innermost, of which every box has all.
+    """
+    unit = gcd(bits, *sizes)
+    if unit == bits:
+        return layout, bits
+    dim = len(layout.stored)
+    stored = (*layout.stored, Stored((len(layout.shape),), (bits // unit,)))
+    digit = Digit(dim, 0, 1, bits // unit, bits // unit)
+    return Layout((*layout.names, "unit"), (*layout.shape, bits // unit), stored, (*layout.digits, digit)), unit

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import ceil, gcd, prod
+from math import ceil, prod
 
 import numpy as np
 
@@ -370,20 +370,6 @@ def _offsets(layout: Layout, values: Sequence[Ints]) -> Ints:
                 offset += parts(digit, own) * weight
         at = np.add.outer(at, offset).ravel()
     return at
-
-
-def in_units(layout: Layout, bits: int, sizes: Sequence[int]) -> tuple[Layout, int]:
-    """The layout of a tensor of `bits` per element in units that divide them and all sizes (in bits), and the bits of a unit.
-
-    Elements that no line holds a whole number of are a dimension of units more, the innermost, of which every box has all.
-    """
-    unit = gcd(bits, *sizes)
-    if unit == bits:
-        return layout, bits
-    dim = len(layout.stored)
-    stored = (*layout.stored, Stored((len(layout.shape),), (bits // unit,)))
-    digit = Digit(dim, 0, 1, bits // unit, bits // unit)
-    return Layout((*layout.names, "unit"), (*layout.shape, bits // unit), stored, (*layout.digits, digit)), unit
 
 
 def misses(runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None) -> float:

@@ -16,7 +16,7 @@ from math import inf, prod
 import numpy as np
 
 from dse.layout import count as layouts
-from dse.layout.address import Ints, Layout, Spans, row_major, values
+from dse.layout.address import Ints, Layout, Spans, in_units, row_major, values
 from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
@@ -193,7 +193,7 @@ def _at_most(span: Span) -> Span:
 
 def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
     sizes = [n for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits if a.bank_map == "block" else 0) if n]
-    layout, unit = layouts.in_units(own, bits, sizes)
+    layout, unit = in_units(own, bits, sizes)
     line, row, granule, capacity = (n // unit for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits))
     return layout, layouts.Memory(line, row, a.row_banks, granule, a.banks, a.bank_map, capacity), unit
 
