@@ -122,6 +122,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=(*TEXTS, "yaml"))
     mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
     mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
+    mapped.add_argument("--layout", action="append", default=[], metavar="TENSOR=TEXT",
+                        help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N H/4 W C h4'; default: row-major")
     simulated = add("simulate", "cost a given mapping", "WORKLOAD", "MACHINE", "MAPPING")
     for sub in (shown, mapped, simulated):
         sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")

@@ -201,7 +201,8 @@ def _map(given: argparse.Namespace) -> int:
 
     sets = read.assignments(given.set)
     name = f"{given.workload} on {given.machine}"
-    found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", tell=steps.tell, **sets))
+    found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", layouts=given.layout,
+                                                             tell=steps.tell, **sets))
     _warn(found.workload)
     return _print_mapped(found, given)
 

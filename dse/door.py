@@ -107,10 +107,11 @@ class Mapped:
         return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
 
 
-def map(workload: str, machine: str, *, objective: str = "", tell: stack.Tell = stack.silent, **sets: Any) -> Mapped:
+def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), tell: stack.Tell = stack.silent, **sets: Any) -> Mapped:
     """Solve one workload on one machine; kept in $DSE_CACHE, so that the next question to it is quick.
 
     workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
+    layouts: "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one.
     objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "perfect"}.
     Raises ValueError in one line per fault.
     """
@@ -121,8 +122,19 @@ def map(workload: str, machine: str, *, objective: str = "", tell: stack.Tell = 
         raise ValueError("\n".join(faults.lines))
     spec = spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    given = [_layout(text) for text in layouts]
     found = stack.kept(arch, loaded, picks, tell)
+    if given and isinstance(found, list):
+        found = stack.in_layouts(arch, loaded, picks, found[0], given)
     return Mapped(arch, loaded, found[0] if isinstance(found, list) else found)
+
+
+def _layout(text: str) -> tuple[str, str, str]:
+    """(tensor, level, layout) of TENSOR[@LEVEL]=TEXT."""
+    match = re.fullmatch(r"\s*(\w+)(?:@(\w+))?\s*=\s*(\S.*)", text)
+    if not match:
+        raise ValueError(f'layout {text}: write TENSOR=TEXT or TENSOR@LEVEL=TEXT, e.g. I="N H W/16 C w16"')
+    return match[1], (match[2] or "").upper(), match[3]
 
 
 def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | None = None, address: str | None = None,

@@ -62,6 +62,8 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
     """What may bring an answer nearer to its bound, if it is more than a tenth above."""
     if solution.gap_to_bound <= FAR:
         return ""
+    if arch.described():
+        return "layouts are not searched: --layout TENSOR=TEXT gives a tensor another one than row-major"
     if not all(c.proven for c in solution.einsums):
         return "not all is proven: --set solver.mapper=optimal searches exactly, smaller or rounder extents are proven sooner"
     idle = [c.name for c, group in zip(solution.einsums, unique(workload), strict=True) if lanes_used(c, group.einsum) < arch.instances(len(arch.levels))]
@@ -72,10 +74,14 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
 
 def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """What `dse map --format json` prints."""
-    einsums = [{"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
-                "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": c.certificate,
-                "lanes": lanes_used(c, group.einsum), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
-               for c, group in zip(solution.einsums, unique(workload), strict=True)]
+    einsums: list[dict[str, Any]] = [
+        {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
+         "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": c.certificate,
+         "lanes": lanes_used(c, group.einsum), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
+        for c, group in zip(solution.einsums, unique(workload), strict=True)]
+    for row, c, group in zip(einsums, solution.einsums, unique(workload), strict=True):
+        if c.moved:
+            row["layouts"] = layouts(arch, group.einsum, c)
     return {**totals(arch, solution), "einsums": einsums}
 
 
@@ -149,6 +155,8 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     return text, [
         Table("traffic of one run", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
               "An action moves width_bits: elements * bits / width_bits of them."),
+        *([Table("layouts of one run", LAYOUTS, tuple(_laid(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
+          if cost.moved else []),
         Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_held(arch, e, cost))),
         Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "binds"), tuple(_busy(cost))),
     ]
@@ -160,6 +168,27 @@ def _traffic(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield (part.level, part.tensor, part.action, width.get(part.level), None if part.action == "leak" else part.actions, part.energy_pj,
                part.energy_pj / (cost.energy_pj or 1))
     yield "total", "", "", None, None, cost.energy_pj, None
+
+
+LAYOUTS = ("level", "tensor", "action", "layout", "useful_bytes", "moved_bytes", "useful", "runs", "rows_opened", "busiest_bank_words", "exact")
+
+
+def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
+    """Where each tensor lies how, and what that moves, as plain data."""
+    return [dict(zip(LAYOUTS, row, strict=True)) for row in _laid(arch, e, cost) if row[1] != "all"]
+
+
+def _laid(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    bits = bits_of(e, arch)
+    for level in arch.levels:
+        own = [one for one in cost.moved if one.level == level.name]
+        useful = [one.elems * bits[one.tensor] / 8 for one in own]
+        moved = [one.moved_bits.n / 8 for one in own]
+        for one, wanted, all_ in zip(own, useful, moved, strict=True):
+            yield (one.level, one.tensor, one.action, one.layout, wanted, all_, wanted / (all_ or 1), one.runs, one.activations.n, one.conflict.n,
+                   "yes" if one.exact else "no")
+        if len(own) > 1:
+            yield level.name, "all", "", "", sum(useful), sum(moved), sum(useful) / (sum(moved) or 1), None, None, None, ""
 
 
 def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:

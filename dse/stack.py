@@ -17,8 +17,9 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
-from dse.nest import OUTSIDE, Infeasible, faults, parse
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, in_turn, proven
+from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
+from dse.sim import transfer
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, figure, in_turn, proven
 from dse.tiling.mapper import smaug
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -69,31 +70,65 @@ def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infe
 
 
 def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
-    """As `solve`, of the different einsums of a workload."""
+    """As `solve`, of the different einsums of a workload. Mappings are found where layouts cost nothing, and then cost what they do in row-major ones."""
     exact: Mapper = lambda problem, _: optimal(problem, picks.tiles)  # noqa: E731
-    mapper = TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper])
+    mapper, plain = TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper]), arch.ideal()
     costs: list[EinsumCost | Infeasible] = []
     efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
     for number, group in enumerate(groups):
         tell(number, efforts, group.einsum.name)
-        found = mapper(Problem(arch, group.einsum, picks.objective), Random(f"{picks.seed}/{group.key}"))
+        found = mapper(Problem(plain, group.einsum, picks.objective), Random(f"{picks.seed}/{group.key}"))
         if isinstance(found, Infeasible):
             return found
-        costs.append(found[0])
+        costs.append(laid(Problem(arch, group.einsum, picks.objective), found[0]))
     return _in_turn(arch, groups, picks, costs)
 
 
 def _in_turn(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
     by = (picks.tiling if TILING[picks.tiling] else f"mapper {picks.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
+    by += "; layouts not searched" if arch.described() else ""
     total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
     return total if isinstance(total, Infeasible) else [total]
+
+
+def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> EinsumCost | Infeasible:
+    """A mapping that was found where layouts cost nothing, in these ones (else row-major). What was proven of it holds still if it costs no more.
+
+    Raises ValueError with one line per layout that is none.
+    """
+    if found.mapping.outside or not (layouts or problem.arch.described()):
+        return found
+    mapping = replace(found.mapping, layouts=tuple(layouts))
+    if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(mapping, problem.einsum, problem.arch):
+        raise ValueError("\n".join(lines))
+    cost = einsum_cost(problem, mapping)
+    if isinstance(cost, Infeasible):
+        return cost
+    same = figure(problem.objective, cost.energy_pj, cost.latency_cycles) <= figure(problem.objective, found.energy_pj, found.latency_cycles)
+    return replace(cost, proven=found.proven if same else "", visited=found.visited, gap_in_space=found.gap_in_space if same else cost.gap_to_bound)
+
+
+def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution, layouts: Sequence[tuple[str, str, str]]) -> list[Solution] | Infeasible:
+    """A solution with layouts (tensor, level or "" for the outermost, text), each in all einsums that have the tensor. Raises ValueError if none has."""
+    groups = unique(workload)
+    known = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
+    if strange := [tensor for tensor, _, _ in layouts if tensor not in known]:
+        there = f"{', '.join(known[:12])}{' ...' if known[12:] else ''}"
+        raise ValueError(f"layout of {strange[0]}: no einsum of {workload.name} has such a tensor; there are {there}")
+    found = [laid(Problem(arch, group.einsum, picks.objective), one,
+                  [Laid(level or arch.levels[0].name, tensor, text) for tensor, level, text in layouts if tensor in {p.tensor for p in group.einsum.tensors()}])
+             for one, group in zip(solution.einsums, groups, strict=True)]
+    return _in_turn(arch, groups, picks, found)
 
 
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if TILING[picks.tiling]:
         return scheduled(arch, unique(workload), picks, tell)
+    if arch.described():
+        found = kept(arch.ideal(), workload, picks, tell)
+        return found if isinstance(found, Infeasible) else in_layouts(arch, workload, picks, found[0], ())
     groups = unique(workload)
     path = cache.place("map", (arch, [group.einsum for group in groups], picks), ".json")
     costs = _recalled(path, [Problem(arch, group.einsum, picks.objective) for group in groups])

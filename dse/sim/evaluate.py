@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
-from dse.sim import bounds, cost
-from dse.sim.counts import Count, Footprint, count, footprints, wiring
+from dse.sim import bounds, cost, transfer
+from dse.sim.counts import Count, Footprint, count, wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique, Workload, unique
@@ -23,6 +23,7 @@ class EinsumCost:
     gap_in_space, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
     proven: the space in which it is proven optimal, in words, "" if it is not; visited: nodes that the search for it visited. strategy: how a tile optimizer
     cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut beforehand.
+    moved: what layouts make of the traffic, at levels that describe lines, rows or banks.
     """
 
     name: str
@@ -43,6 +44,7 @@ class EinsumCost:
     strategy: str = field(default="", compare=False)
     host_copies: int | None = None
     host_copy_elems: int | None = None
+    moved: tuple[transfer.Transfer, ...] = ()
 
     @property
     def certificate(self) -> str:
@@ -115,14 +117,18 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     e, arch = problem.einsum, problem.arch
     if blocked := lanes_overflow(mapping, e, arch):
         return blocked
-    held = footprints(mapping, e)
+    held = transfer.footprints(mapping, e, arch)
     return cost.overflow(held, e, arch) or priced(problem, mapping, count(mapping, e, arch), held)
 
 
 def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
     """Cost of a mapping that fits and is counted already."""
     e, arch = problem.einsum, problem.arch
-    p = cost.price(rows, e, arch)
+    counted = {(row.level, row.tensor, row.action) for row in rows}
+    moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
+    p = cost.price(rows, e, transfer.slowed(arch, rows, e, moved))
+    if extra := [cost.Part(*one) for one in transfer.parts(moved, arch)]:
+        p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
@@ -130,7 +136,8 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = above(value, floor)
-    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p)
+    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p,
+                      moved=tuple(moved.values()))
 
 
 def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
@@ -156,11 +163,15 @@ def evaluate(arch: Arch, workload: Workload, schedule: Dict[str, Mapping], objec
     """
     groups = unique(workload)
     missing = [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in schedule]
-    lines = missing or [line for group in groups for line in faults(schedule[group.names[0]], group.einsum, arch)]
+    lines = missing or [line for group in groups for line in _wrong(schedule[group.names[0]], group.einsum, arch)]
     if lines:
         raise ValueError("\n".join(lines))
     costs = [einsum_cost(Problem(arch, group.einsum, objective), schedule[group.names[0]]) for group in groups]
     return in_turn(costs, groups, Problem(arch, groups[0].einsum, objective), "given mapping")
+
+
+def _wrong(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    return faults(mapping, e, arch) or transfer.faults(mapping, e, arch)
 
 
 def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str) -> Solution | Infeasible:
