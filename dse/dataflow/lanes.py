@@ -73,7 +73,8 @@ class Options(NamedTuple):
     cuts: Ints
 
 
-def wired(fanouts: Sequence[Fanout]) -> tuple[tuple[Lane, ...], tuple[Group, ...]]:
+@lru_cache(maxsize=256)
+def wired(fanouts: tuple[Fanout, ...]) -> tuple[tuple[Lane, ...], tuple[Group, ...]]:
     """Dimensions and groups of a machine, outermost first. Dimensions of a systolic array and of arrays of one lane stand alone."""
     borders = sorted({f.outside for f in fanouts})
     found: list[Lane] = []

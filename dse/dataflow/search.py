@@ -53,29 +53,38 @@ class Found:
 
 def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET) -> Found:
     """The best mapping of the space; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they may beat perfect ones."""
+    e, arch = problem.einsum, problem.arch
+    tensors = tuple(p.tensor for p in (*e.inputs, e.output))
+    machine = _machine(problem, tensors)
+    terms = _terms(problem, tensors, machine.ports, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
     best = np.full(3, inf)
-    found = _searched(problem, "perfect", constraints, budget, best)
+    found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
     if tiles == "perfect" or found.floor < inf:
         return found if tiles == "perfect" else replace(found, floor=0.0)
-    ragged = _searched(problem, tiles, constraints, budget - found.visited, best)
+    ragged = _searched(problem, tiles, constraints, budget - found.visited, machine, terms, best)
     return replace(ragged, mapping=ragged.mapping or found.mapping, visited=found.visited + ragged.visited)
 
 
-def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int, best: Floats) -> Found:
+def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int, machine: kernels.Machine, terms: kernels.Terms, best: Floats) -> Found:
     """The same of mappings that beat `best` [3], which is lowered."""
     e, arch = problem.einsum, problem.arch
     own = _tables(e, arch.fanouts, tiles, constraints.spatial)
-    machine = _machine(problem, own)
-    parts = int(machine.ports[:, :2].max()) + 1
-    terms = _terms(problem, own, machine.ports, parts, [_keeps(e, arch, constraints, p) for p in own.tensors])
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
-    rules = kernels.Rules(np.any(own.einsum.part, axis=1), own.sinks, inside, still)
-    w = _work(len(own.tensors) * len(arch.levels) + len(machine.gaps), len(own.ranks), len(arch.levels), parts, own, len(terms.quantity), budget)
-    seen = kernels.Seen(np.zeros((SLOTS, len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, parts)),
+    rules = kernels.Rules(np.any(own.einsum.part, axis=1), own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
+    w = _work(len(own.tensors) * len(arch.levels) + len(machine.gaps), len(own.ranks), len(arch.levels), len(terms.base), own, len(terms.quantity), budget)
+    seen = kernels.Seen(np.zeros((SLOTS, len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, len(terms.base))),
                         np.zeros(SLOTS, np.int64), np.zeros(2, np.int64))
-    floor = kernels.search(terms, own.einsum, own.pool, machine, rules, own.memo, w, seen, constraints.least_lanes, best)
+    floor = kernels.search(terms, own.einsum, own.pool, machine, rules, own.memo, w, seen, best)
     return Found(_nest(own, e, arch, w) if w.best_count[0] >= 0 else None, int(w.tally[1]), floor)
+
+
+def _idle(arch: Arch, constraints: Constraints) -> int:
+    """Groups of lanes inside of which the constraints allow everything, as a mask: those of no dimension that they name, if they name any."""
+    dims, groups = wired(arch.fanouts)
+    names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
+    named = {lane.group for lane in dims if names[lane.number] in dict(constraints.spatial)} or set(range(len(groups)))
+    return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
 def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantities: int, budget: int) -> kernels.Work:
@@ -103,7 +112,7 @@ class Tables:
     sinks: NDArray[np.bool_]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple[tuple[str, tuple[str, ...]], ...]) -> Tables:
     dims, groups = wired(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -155,7 +164,8 @@ def _pool(own: Sequence[Options], prefix: Sequence[int]) -> kernels.Pool:
         last[begin:end] = end - 1
     return kernels.Pool(first, span, np.concatenate([o.size for o in own]),
                         np.concatenate([o.pieces for o in own]), np.concatenate([o.elems for o in own]), out, np.concatenate([o.whole for o in own]),
-                        np.concatenate([o.lanes for o in own]), cuts, np.column_stack([counts[:-1], counts[1:]]),
+                        np.concatenate([o.lanes for o in own]), np.array([any(b.u for b in way) for o in own for way in o.borders], np.bool_),
+                        cuts, np.column_stack([counts[:-1], counts[1:]]),
                         np.array(ways, np.int64).reshape(len(ways), -1), base, last, np.array(prefix, np.int64))
 
 
@@ -179,7 +189,7 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
-def _machine(problem: Problem, own: Tables) -> kernels.Machine:
+def _machine(problem: Problem, tensors: Sequence[str]) -> kernels.Machine:
     e, arch = problem.einsum, problem.arch
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
@@ -194,7 +204,7 @@ def _machine(problem: Problem, own: Tables) -> kernels.Machine:
             ramps.append((outside.index(f.outside) + 1, sum(1 << g for g in range(len(groups)) if g not in mine), fill_cycles(f, e, arch)))
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
-        np.array([bits[t] for t in own.tensors], np.float64), np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
+        np.array([bits[t] for t in tensors], np.float64), np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
         np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
@@ -205,11 +215,11 @@ Quantity = tuple[int, int, int, int, int]  # kind, tensor, position, masks
 Row = dict[Quantity, Floats]  # quantity -> what a unit of it adds to every part
 
 
-def _terms(problem: Problem, own: Tables, ports: Ints, parts: int, keeps: Sequence[Sequence[int]]) -> kernels.Terms:
+def _terms(problem: Problem, tensors: Sequence[str], ports: Ints, keeps: Sequence[Sequence[int]]) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on one machine."""
     e, arch = problem.einsum, problem.arch
-    depth, tensors = len(arch.levels), len(own.tensors)
-    links, lows = ({(x, parent, child): _link(problem, own, ports, parts, x, parent, child, low) for x, parent in product(range(tensors), range(depth))
+    depth, parts = len(arch.levels), int(ports[:, :2].max()) + 1
+    links, lows = ({(x, parent, child): _link(problem, tensors, ports, parts, x, parent, child, low) for x, parent in product(range(len(tensors)), range(depth))
                     for child in range(parent + 1, depth + 1)} for low in (False, True))
     _, groups = wired(arch.fanouts)
     ops = e.points() * nonzero(e)
@@ -235,7 +245,7 @@ def _terms(problem: Problem, own: Tables, ports: Ints, parts: int, keeps: Sequen
 
     (sums, span), (least, low) = summed(links), summed(lows)
     quantities = {q: i for i, q in enumerate(dict.fromkeys(q for row in (*links.values(), *sums) for q in row))}
-    link = np.zeros((tensors, depth, depth + 1, 2), np.int64)
+    link = np.zeros((len(tensors), depth, depth + 1, 2), np.int64)
     of: list[int] = []
     rows: list[Floats] = []
     for (x, parent, child), row in links.items():
@@ -251,14 +261,14 @@ def _terms(problem: Problem, own: Tables, ports: Ints, parts: int, keeps: Sequen
         np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
 
 
-def _link(problem: Problem, own: Tables, ports: Ints, parts: int, x: int, parent: int, child: int, low: bool) -> Row:
+def _link(problem: Problem, tensors: Sequence[str], ports: Ints, parts: int, x: int, parent: int, child: int, low: bool) -> Row:
     """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and at the busiest instance.
 
     reads = R - S + W', writes = W + R' - S' (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains; S, S' first
     reads, which are skipped. low: at least, without what first reads are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
-    levels, output, word = arch.levels, x == len(own.tensors) - 1, bits_of(e, arch)[own.tensors[x]]
+    levels, output, word = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
     _, groups = wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     k, compute = sum(b <= child for b in outside), child == len(levels)

@@ -57,7 +57,7 @@ class Einsum(NamedTuple):
 
 class Pool(NamedTuple):
     """Options of all ranks end to end (lanes.Options). first [R + 1] options of a rank; span [O, K, 2]; size, pieces, elems, out, whole [n]; lanes [O, K, M];
-    cuts [n, J]; way [O, 2] from, to in ways [W, D]; base [R] first tile of a rank; last [n] largest tile of the
+    ragged [O] its lanes may be uneven; cuts [n, J]; way [O, 2] from, to in ways [W, D]; base [R] first tile of a rank; last [n] largest tile of the
     same option and position; prefix [B + 1] masks of all groups at the outermost borders, so many of them."""
 
     first: Ints
@@ -68,6 +68,7 @@ class Pool(NamedTuple):
     out: Ints
     whole: Bools
     lanes: Floats
+    ragged: Bools
     cuts: Ints
     way: Ints
     ways: Ints
@@ -143,13 +144,17 @@ class Memo(NamedTuple):
 
 class Rules(NamedTuple):
     """What a mapping must keep to. windowed [X] a hull of the tensor adds up ranks; sinks [X, R] a node passes below a loop for free; inside [R] ranks that
-    may loop in time inside the lanes; still: tensor whose innermost node stands above these loops, -1: none.
+    may loop in time inside the lanes; still: tensor whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the
+    groups in mask idle. least: lanes that must be in use; ragged: only choices of lanes of which some are.
     """
 
     windowed: Bools
     sinks: Bools
     inside: Bools
     still: int
+    idle: int
+    least: int
+    ragged: bool
 
 
 class Seen(NamedTuple):
@@ -476,14 +481,23 @@ def hull(x: int, tile: Ints, low: Ints, window: int, e: Einsum, p: Pool) -> floa
 
 
 @lean
-def grows(d: int, n: int, r: int, e: Einsum, m: Machine, rules: Rules, w: Work) -> bool:
+def used(k: int, mask: int, p: Pool, w: Work) -> bool:
+    """Whether lanes outside of a position are in use, but for those of the groups in the mask."""
+    some = False
+    for r in range(w.option.shape[0]):
+        some = some or p.lanes[w.option[r], k, mask] > 1
+    return some
+
+
+@lean
+def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and what stands inside of it.
 
     Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside rises above it for free (fewer fetches); one with
     a window stays: a loop between it and its window would end it.
     """
     x, level, parent, k = w.nodes[n]
-    if k == m.position[m.room.shape[0]] and k > 0:
+    if k == m.position[m.room.shape[0]] and used(k, rules.idle, p, w):
         if not rules.inside[r]:
             return False
         if rules.still >= 0:  # once its innermost node is placed, and if it has none, nothing loops
@@ -573,12 +587,8 @@ def crossed(d: int, p: Pool, m: Machine, w: Work) -> bool:
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1
         for f in range(m.ramps.shape[0]):
-            if m.ramps[f, 0] == k:
-                some = False
-                for r in range(w.tile.shape[1]):
-                    some = some or p.lanes[w.option[r], k, int(m.ramps[f, 1])] > 1
-                if some:
-                    w.parts[d, 1] += (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
+            if m.ramps[f, 0] == k and used(k, int(m.ramps[f, 1]), p, w):
+                w.parts[d, 1] += (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
 
 
 @lean
@@ -606,7 +616,7 @@ def opened(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> boo
     for window in (True, False):  # ranks of windows first: `promising`
         for r in range(w.tile.shape[1]):
             w.at[d, r] = w.tile[d, r]
-            if (x >= 0 and e.part[x, r]) == window and grows(d, n, r, e, m, rules, w):
+            if (x >= 0 and e.part[x, r]) == window and grows(d, n, r, e, p, m, rules, w):
                 w.rank[d, w.loops[d]], w.loops[d], w.windows[d] = r, w.loops[d] + 1, w.windows[d] + window
     rewound(d, p, w)
     return True
@@ -976,7 +986,7 @@ def with_hulls(low: Floats, hulls: Hulls, option: Ints, known: Bools, e: Einsum,
 
 
 @njit(cache=True, nogil=True)
-def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, least: int, best: Floats) -> tuple[Ints, Floats]:
+def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, best: Floats) -> tuple[Ints, Floats]:
     """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have.
 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
@@ -992,6 +1002,7 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, 
     used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
     sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
     rows, lanes, low, known = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.empty(many_q), np.zeros(ranks, np.bool_)
+    ragged = np.zeros(ranks + 1, np.bool_)
     alone = np.empty((p.first[ranks], many_q))
     for r in range(ranks):
         for o in range(p.first[r], p.first[r + 1]):
@@ -1013,7 +1024,8 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, 
         if many[i + 1] == used.shape[1] - 1:  # more ways to use the dimensions than are kept: nothing is proven
             w.tally[2] = -1
         last, left = i == ranks - 1, fitting(total // lanes[i + 1], caps)
-        if last and lanes[ranks] < least:
+        ragged[i + 1] = ragged[i] or p.ragged[o]
+        if last and (lanes[ranks] < rules.least or (rules.ragged and not ragged[ranks])):
             continue
         for q in range(many_q):
             rows[i + 1, q] = rows[i, q] * alone[o, q]
@@ -1099,12 +1111,12 @@ def by_bound(bound: Floats) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, least: int, best: Floats) -> float:
+def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, best: Floats) -> float:
     """Best first over lanes, then over the levels that hold the tensors, then nests from inside out. best [3] is lowered; the nest stands in w.best_*.
 
     Returns inf; if the budget ended, a figure that nothing which was left out is below.
     """
-    vectors, bound = lane_vectors(t, e, p, m, memo, w, least, best)
+    vectors, bound = lane_vectors(t, e, p, m, rules, memo, w, best)
     parts = w.guess.shape[0]
     sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
     for c in by_bound(bound):
