@@ -119,7 +119,7 @@ def _phase(graph: Graph, row: int, stages: Stages, hidden: set[str], last: Mappi
 def _overwritten(e: Einsum, dying: set[str]) -> str:
     """The input whose place the output takes, step by step: dense, of the same size, its outermost rank the output's; one with the same indices first."""
     out = e.output
-    fits = [p for p in reversed(e.inputs) if p.tensor in dying and p.format == out.format and p.stored_elems() == out.stored_elems() and p.dims and out.dims
+    fits = [p for p in e.inputs if p.tensor in dying and p.format == out.format and p.stored_elems() == out.stored_elems() and p.dims and out.dims
             and p.dims[0] == out.dims[0] and (p.bits or 0) >= (out.bits or 0)]
     return min(fits, key=lambda p: p.dims != out.dims).tensor if fits else ""
 

@@ -141,7 +141,7 @@ def _joined(product: Einsum, total: Einsum, at: int) -> Einsum | None:
         return replace(p, dims=tuple(replace(d, terms=tuple((ranks[rank], c) for rank, c in d.terms)) for d in p.dims))
 
     others = (p for i, p in enumerate(total.inputs) if i != at)
-    return replace(product, output=renamed(total.output), inputs=(*product.inputs, *map(renamed, others)))
+    return replace(product, output=renamed(total.output), inputs=(*map(renamed, others), *product.inputs))
 
 
 def _rank(d: Dim) -> str:

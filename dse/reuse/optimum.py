@@ -133,28 +133,37 @@ def optimum(listed: AccessList, levels: Sequence[Room]) -> Optimum:
 def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[Room]) -> Optimum:
     """The least cost of so many periods, as long to solve for a thousand as for ten. lists: the accesses of any number of periods, all alike.
 
-    Cost: a few periods at both ends, and one that stands for all between, which are made alike: a schedule that can be run. Bound: two periods stand for those
-    between, which fit on average only: no schedule costs less. Where both are equal the schedule is the optimum. stays: of the period between.
+    Two periods stand for all but a few at both ends: the second for the last one of them, the first for the others. Cost: both are made alike, which is a
+    schedule that can be run. Bound: both fit on average only, so that no schedule costs less. Where the two are equal the schedule is the optimum.
+    stays: of a period between.
     """
-    few = 2 * EDGE + 1
+    few = 2 * EDGE + 2
     if periods <= few:
         return optimum(lists(periods), levels)
-    listed, more = lists(few), lists(few + 1)
-    q, r, per, between = _intervals(listed), _intervals(more), listed.per, periods - 2 * EDGE
-    times = np.where(np.arange(few) == EDGE, float(between), 1.0)
-    places = list(zip(q.first.tolist(), q.last.tolist(), q.read.tolist(), strict=True))
-    leaving = {(first - per, last - per, k): i for i, (first, last, k) in enumerate(places) if first // per == EDGE < last // per}
-    tied = np.array([leaving.get(place, i) for i, place in enumerate(places)], dtype=np.int64)
-    weight = times[q.last // per]
-    found = _solved(_Program(listed, q, levels, weight, times[q.made // per], np.ones(len(weight)), tied))
-    stands = np.where(np.arange(few + 1) == EDGE, between - 1.0, 1.0)
-    born = np.where(r.made < 0, -1, r.made // per)
-    scale = stands[np.where(born[r.value] < 0, r.first // per, born[r.value])]
-    relaxed = _solved(_Program(more, r, levels, scale, stands[born], scale, np.arange(len(scale)), (EDGE * per, per, between)))
+    listed, less = lists(few), lists(few - 1)
+    q, per, between = _intervals(listed), listed.per, periods - 2 * EDGE
+    times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
+    first, last, made = q.first // per, q.last // per, np.where(q.made < 0, -1, q.made // per)
+    spill = times[made]
+    found = _solved(_Program(listed, q, levels, times[last], spill, np.ones(len(last)), _later(q, per)))
+    scale = np.where(made[q.value] < 0, times[first], spill[q.value])
+    relaxed = _solved(_Program(listed, q, levels, scale, spill, scale, np.arange(len(scale)), (EDGE * per, per, between)))
     fewer = np.concatenate((relaxed.prices[:EDGE * per], relaxed.prices[(EDGE + 1) * per:]))
-    bound = _bound(more, r, levels, relaxed.prices)
-    grown = bound - _bound(listed, q, levels, fewer)  # of each further period: it sees the same prices
-    return _told(q, levels, weight, found, bound + (periods - few - 1) * grown, q.last // per == EDGE)
+    bound = _bound(listed, q, levels, relaxed.prices)
+    grown = bound - _bound(less, _intervals(less), levels, fewer)  # of each further period: it sees the same prices
+    return _told(q, levels, times[last], found, bound + (periods - few) * grown, last == EDGE)
+
+
+def _later(q: _Intervals, per: int) -> Ints:
+    """Of every interval the one that it is tied to: the latest one that lies alike in the two periods that stand for others, or leads into or out of them."""
+    places = list(zip(q.first.tolist(), q.last.tolist(), q.read.tolist(), strict=True))
+    number = {place: i for i, place in enumerate(places)}
+    found = []
+    for i, (first, last, k) in enumerate(places):
+        while EDGE - 1 <= first // per <= EDGE <= last // per <= EDGE + 1:
+            first, last = first + per, last + per
+        found.append(number.get((first, last, k), i))
+    return np.array(found, dtype=np.int64)
 
 
 def _told(q: _Intervals, levels: Sequence[Room], weight: Floats, found: _Answer, bound: float, shown: NDArray[np.bool_]) -> Optimum:
