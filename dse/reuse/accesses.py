@@ -170,7 +170,8 @@ def _needs(graph: Graph, edges: Sequence[Edge], group: set[int], words: Mapping[
     """Words that a pipeline of these operations holds on chip; None if they do not stream one rank.
 
     Each operation steps through one rank of its output, or, where nothing in the group reads it, of its inputs. Its consumers step through the same part of
-    the tensor. What a consumer reads from elsewhere without that rank is needed in every step. The first operation of a pipeline reads as it would alone.
+    the tensor. What a consumer reads from elsewhere without that rank is needed in every step, and so is a result that it adds to in every step. The first
+    operation of a pipeline reads as it would alone.
     """
     inner = [e for e in edges if e.source in group and e.target in group]
     fed = {e.target for e in inner}
@@ -198,7 +199,7 @@ def _streamed(graph: Graph, inner: Sequence[Edge], first: int, rank: str, words:
         if len(ranks) != 1 or not (found := ranks.pop()) or steps.setdefault(e.target, found) != found:
             return None
         fed = {other.tensor for other in inner if other.target == e.target}
-        held |= {p.tensor: words[p.tensor] for p in target.inputs if found not in p.ranks() and p.tensor not in fed and words[p.tensor] > SMALL}
+        held |= {p.tensor: words[p.tensor] for p in target.tensors() if found not in p.ranks() and p.tensor not in fed and words[p.tensor] > SMALL}
     return sum(held.values())
 
 

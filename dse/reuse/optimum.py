@@ -34,13 +34,14 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """So many words of a tensor stay in a level from one access to a later one."""
+    """So many words, of all of a tensor, stay in a level from one access to the next one that reads it."""
 
     tensor: str
     first: int
     last: int
     level: int
     words: float
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,8 @@ def _later(q: _Intervals, per: int) -> Ints:
 def _told(q: _Intervals, levels: Sequence[Room], weight: Floats, found: _Answer, bound: float, shown: NDArray[np.bool_]) -> Optimum:
     cost = q.fixed + float((weight * q.size).sum() + found.value)
     chip = float((weight[:, None] * found.stay * np.array([level.cost for level in levels])).sum())
-    stays = tuple(Stay(q.tensors[q.value[i]], int(q.first[i]), int(q.last[i]), int(level), float(found.stay[i, level]))
-                  for i, level in np.argwhere((found.stay > 0) & shown[:, None]))
+    stays = tuple(Stay(q.tensors[q.value[i]], int(q.first[i]), int(q.last[i]), level, float(found.stay[i, level]), int(q.size[i]))
+                  for i in np.flatnonzero(shown) for level in range(len(levels)))
     return Optimum(cost, cost - chip, bound, tuple(found.prices.sum(axis=0).tolist()), stays)
 
 

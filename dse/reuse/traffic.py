@@ -25,9 +25,10 @@ class Reuse:
 
     seq_flex: every operation begins and ends there. seq_overflow: what finds room stays. gogeta: pipelined, what is needed latest goes first; df and map alike.
     ideal: inputs and outputs once. bound_gogeta: the optimum of GOGETA's own accesses. optimal: of the best order found; kept: what the policy moves in the
-    order that is best for it, when reads may evict.
+    order that is best for it, where reads may evict if that helps. edges, operations: of one period, or of the first three of a loop; phases, order: of one.
     """
 
+    room: int
     seq_flex: int
     seq_overflow: Traffic
     gogeta: Traffic
@@ -35,8 +36,10 @@ class Reuse:
     bound_gogeta: Optimum
     optimal: Optimum
     kept: Traffic
-    phases: tuple[tuple[tuple[str, ...], ...], ...]
-    order: tuple[tuple[tuple[str, ...], ...], ...]
+    edges: tuple[Edge, ...]
+    operations: tuple[Einsum, ...]
+    phases: tuple[Phase, ...]
+    order: tuple[Phase, ...]
 
     def gap(self) -> float:
         """How far the policy stays above the optimum, each in the best order found for it."""
@@ -64,14 +67,15 @@ def reuse(workload: Workload, room: int, word_bits: int | None = None, method: s
         return round(least(order).cost, 3)
 
     def moved(order: Sequence[Phase]) -> Traffic:
-        return policy(listed(order, periods), room, reads_evict=True)
+        here = listed(order, periods)
+        return min((policy(here, room, reads_evict=also) for also in (True, False)), key=Traffic.words)
 
     alike = [phases, one_by_one(one), *(_narrower(one, edges, room, word_bits) if any(phase.held for phase in phases) else ())]
     best = searched(unrolled(1), min(alike, key=cost), cost)
     kept = min(moved(best), moved(searched(unrolled(1), phases, lambda order: moved(order).words())), key=Traffic.words)
     alone, given = listed(one_by_one(one), periods), listed(phases, periods)
-    return Reuse(alone.streamed(), policy(alone, room, replace=False), policy(given, room), given.compulsory(), least(phases), least(best),
-                 kept, _names(one, phases), _names(one, best))
+    return Reuse(room, alone.streamed(), policy(alone, room, replace=False), policy(given, room), given.compulsory(), least(phases), least(best),
+                 kept, tuple(edges), one.operations, tuple(phases), tuple(best))
 
 
 def _narrower(graph: Graph, edges: Sequence[Edge], room: int, word_bits: int | None) -> list[list[Phase]]:
@@ -81,10 +85,6 @@ def _narrower(graph: Graph, edges: Sequence[Edge], room: int, word_bits: int | N
 
 def _periods(workload: Workload) -> int:
     return max(workload.repeats, default=1) if workload.carried else 1
-
-
-def _names(graph: Graph, phases: Sequence[Phase]) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    return tuple(tuple(tuple(graph.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages) for phase in phases)
 
 
 def between_clusters(graph: Graph, edges: Sequence[Edge], operations: Sequence[int], clusters: int) -> tuple[int, int]:
