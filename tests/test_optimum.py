@@ -90,14 +90,13 @@ def test_two_levels(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
-    """Where bound and cost are equal; the bound is one, and the cost that of a schedule, in any case."""
+    """And are proven without unrolling, all of these."""
     rng = Random(seed)
     lists = periods(rng, rng.randint(2, 4), rng.randint(3, 8), rng.randint(1, 9))
     room = [Room(rng.randint(0, 14))]
     for count in (3, 5, 6, 9, 14):
         whole, found = optimum(lists(count), room), steady(lists, count, room)
-        assert found.bound - CLOSE <= whole.cost <= found.cost + CLOSE
-        assert found.cost - whole.cost <= found.cost - found.bound + CLOSE
+        assert abs(found.cost - whole.cost) < CLOSE and abs(found.bound - whole.cost) < CLOSE
 
 
 @pytest.mark.parametrize(("matrix", "n", "mib"), [("aft02", 1, 1), ("ecology1", 8, 4), ("barth5", 16, 1), ("nasa4704", 8, 1), ("ecology1", 1, 16)])

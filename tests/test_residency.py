@@ -40,6 +40,12 @@ def test_what_is_made_evicts_the_tail_of_what_is_needed_later() -> None:
     assert policy(other, 5) == Traffic(read=3, write=3)  # X is needed sooner than R: it stays
 
 
+def test_what_is_needed_at_the_same_time_stays() -> None:
+    """X and R are next read together: R takes the one word that is free, and pushes nothing out."""
+    given = listed(write("X"), write("R"), Access(("X", "R"), ("Y", "S")), outputs=frozenset("YS"), X=4, R=4, Y=4, S=4)
+    assert policy(given, 5) == Traffic(read=3, write=3 + 8)
+
+
 def test_clean_words_leave_for_free() -> None:
     given = listed(read("A"), write("R"), read("R"), read("A"), A=4, R=4)
     assert policy(given, 4) == Traffic(read=4 + 4)
