@@ -42,7 +42,7 @@ def test_the_best_order_is_found(wanted: tuple[int, ...], tried: int) -> None:
         place = {v: i for i, v in enumerate(flat(order))}
         return sum(place[a] > place[b] for i, a in enumerate(wanted) for b in wanted[i + 1:])
 
-    found = searched(g, [Phase(((v,),)) for v in range(6)], judge, tried)
+    found = searched(g, [Phase(((v,),)) for v in range(6)], judge, -1.0, tried)
     assert valid(g, found) and (judge(found) == 0 if tried == 200 else judge(found) <= judge([Phase(((v,),)) for v in range(6)]))
 
 
@@ -55,7 +55,7 @@ def test_operations_side_by_side_are_taken_apart() -> None:
         seen.add(tuple(v for v in flat(order) if v in (3, 4, 5)))
         return 0.0
 
-    searched(graph(hpc.cg(matrix="barth5", n=16, iterations=1, form="periodic")), pipelined(g, classified(g)), judge)
+    searched(graph(hpc.cg(matrix="barth5", n=16, iterations=1, form="periodic")), pipelined(g, classified(g)), judge, -1.0)
     assert seen == {(3, 4, 5), (4, 5, 3)}
 
 

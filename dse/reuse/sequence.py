@@ -15,10 +15,11 @@ Judge = Callable[[Sequence[Phase]], float]  # what an order costs
 TRIED = 120  # orders that a search looks at
 
 
-def searched(graph: Graph, phases: Sequence[Phase], judge: Judge, tried: int = TRIED) -> list[Phase]:
+def searched(graph: Graph, phases: Sequence[Phase], judge: Judge, floor: float, tried: int = TRIED) -> list[Phase]:
     """The best order found of the phases, as they are or with operations side by side taken apart; never worse than the one given.
 
-    All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps, from the best of the first orders.
+    All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps, from the best of the first orders. floor: no order
+    costs less; one that costs no more ends the search.
     """
     apart = [part for phase in phases for part in _parts(graph, phase)]
     starts = [list(phases)] if len(apart) == len(phases) else [list(phases), apart]
@@ -26,18 +27,20 @@ def searched(graph: Graph, phases: Sequence[Phase], judge: Judge, tried: int = T
     for start in starts:
         every = list(islice(_orders(start, _before(graph, start)), left + 1))
         for order in every[:left]:
+            if least <= floor:
+                return best
             if (cost := judge(order)) < least:
                 best, least = order, cost
         if len(every) > left:
-            return _moved(graph, best, least, judge, tried)
+            return _moved(graph, best, least, judge, floor, tried)
         left -= len(every)
     return best
 
 
-def _moved(graph: Graph, best: list[Phase], least: float, judge: Judge, tried: int) -> list[Phase]:
+def _moved(graph: Graph, best: list[Phase], least: float, judge: Judge, floor: float, tried: int) -> list[Phase]:
     """One phase at a time goes to another place, as long as an order gets better and there are orders to try."""
     improved = True
-    while improved and tried > 0:
+    while improved and tried > 0 and least > floor:
         improved = False
         before = _before(graph, best)
         for at, to in ((at, to) for at in range(len(best)) for to in range(len(best)) if to not in (at, at - 1)):

@@ -71,9 +71,9 @@ def reuse(workload: Workload, room: int, word_bits: int | None = None, method: s
         return min((policy(here, room, reads_evict=also) for also in (True, False)), key=Traffic.words)
 
     alike = [phases, one_by_one(one), *(_narrower(one, edges, room, word_bits) if any(phase.held for phase in phases) else ())]
-    best = searched(unrolled(1), min(alike, key=cost), cost)
-    kept = min(moved(best), moved(searched(unrolled(1), phases, lambda order: moved(order).words())), key=Traffic.words)
     alone, given = listed(one_by_one(one), periods), listed(phases, periods)
+    best = searched(unrolled(1), min(alike, key=cost), cost, alone.compulsory())
+    kept = min((moved(searched(unrolled(1), start, lambda order: moved(order).words(), least(best).cost + 0.5)) for start in (best, phases)), key=Traffic.words)
     return Reuse(room, alone.streamed(), policy(alone, room, replace=False), policy(given, room), given.compulsory(), least(phases), least(best),
                  kept, tuple(edges), one.operations, tuple(phases), tuple(best))
 
