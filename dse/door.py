@@ -150,8 +150,10 @@ class Stays:
         """What `dse residency --format json` prints."""
         facts, tables = explain.residency(self.arch, self.workload, self.found)
         names = [e.name.partition("@")[0] for e in self.found.operations]
+        first = self.per if len(names) > self.per else 0  # a period with a period before it
         edges = [{"source": names[e.source], "target": names[e.target], "tensor": e.tensor.partition("@")[0], "pattern": e.pattern, "transitive": e.transitive,
-                  "multicast": e.multicast, "to_next_period": e.target // self.per > e.source // self.per} for e in self.found.edges if e.source < self.per]
+                  "multicast": e.multicast, "to_next_period": e.target // self.per > e.source // self.per}
+                 for e in self.found.edges if first <= e.source < first + self.per]
         return {**facts, **{key: [dict(zip(t.header, row, strict=True)) for row in t.rows]
                             for key, t in zip(("configurations", "phases", "stays"), tables, strict=True)}, "edges": edges}
 

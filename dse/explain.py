@@ -193,7 +193,7 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
     patterns = Counter(e.pattern for e in found.edges)
     facts = {"buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits", "Optimal": f"{proven} for its order of operations",
              "one word more of buffer saves": f"{best.saved[0]:.4g} words", "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
-             "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common())}
+             "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none"}
     moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
     rows = tuple((name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1) for name, n in zip(CONFIGURATIONS, moved, strict=True))
     phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.held * word)
