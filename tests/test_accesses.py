@@ -83,6 +83,9 @@ def test_what_is_overwritten_is_read_for_the_last_time() -> None:
     assert [said(a) for a in access_list(g, one_by_one(g)).accesses] == ["read X", "write T", "update T", "read X", "update Y"]
     again = block(*texts[:2], "Z[m,n] = h(Y[m,n], T[m,n])", m=64, n=64)
     assert [said(a) for a in access_list(again, one_by_one(again)).accesses] == ["read X", "write T", "read T", "write Y", "read T", "update Y"]
+    twice = block(texts[0], "Y[m,n] = T[m,n] * T_again[m,n]", m=64, n=64)
+    twice = graph(Workload("twice", twice.operations))  # one of its two reads is the update
+    assert [said(a) for a in access_list(twice, one_by_one(twice)).accesses] == ["read X", "write T", "read T", "update T"]
     turned = block(texts[0], "Y[m,n] = g(T[n,m])", m=64, n=64)
     assert [said(a) for a in access_list(turned, one_by_one(turned)).accesses] == ["read X", "write T", "read T", "write Y"]
 

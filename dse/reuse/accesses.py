@@ -103,9 +103,10 @@ def _phase(graph: Graph, row: int, stages: Stages, hidden: set[str], last: Mappi
                 pairs[old] = e.output.tensor
         new = {fresh: old for old, fresh in pairs.items()}
         for e in (graph.operations[at] for at in stage):
-            own = new.get(e.output.tensor)
-            for p in e.inputs:
-                if p.tensor in hidden or p.tensor == own or home.get(p.tensor) == row or (shared and p.tensor in seen):
+            own = new.get(e.output.tensor, "")
+            for i, p in enumerate(e.inputs):
+                streams = p.tensor == own and own not in {q.tensor for q in e.inputs[:i]}  # one of its reads is the update
+                if p.tensor in hidden or streams or home.get(p.tensor) == row or (shared and p.tensor in seen):
                     continue
                 seen.add(p.tensor)
                 yield Access(read=(p.tensor,))
@@ -120,7 +121,7 @@ def _overwritten(e: Einsum, dying: set[str]) -> str:
     """The input whose place the output takes, step by step: dense, of the same size, its outermost rank the output's; one with the same indices first."""
     out = e.output
     fits = [p for p in e.inputs if p.tensor in dying and p.format == out.format and p.stored_elems() == out.stored_elems() and p.dims and out.dims
-            and p.dims[0] == out.dims[0] and (p.bits or 0) >= (out.bits or 0)]
+            and p.dims[0] == out.dims[0] and p.bits == out.bits]
     return min(fits, key=lambda p: p.dims != out.dims).tensor if fits else ""
 
 
