@@ -223,6 +223,17 @@ def _print_mapped(found: Any, given: argparse.Namespace) -> int:
     return 0
 
 
+def _residency(given: argparse.Namespace) -> int:
+    from dse import door, progress
+    from dse.study import read
+
+    sets = read.assignments(given.set)
+    found = progress.waited(f"{given.workload} on {given.machine}", lambda _: door.residency(given.workload, given.machine, **sets))
+    _warn(found.workload)
+    screen.print_json(found.document()) if given.format == "json" else print(found.text(screen.width()), end="")
+    return 0
+
+
 def _simulate(given: argparse.Namespace) -> int:
     from dse import door, nest
     from dse.sim.evaluate import evaluate
@@ -289,7 +300,7 @@ def _new(given: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run, "resume": _resume, "status": _status, "pareto": _pareto, "sql": _sql, "show": _show,
-    "map": _map, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
+    "map": _map, "residency": _residency, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
 
 
 if __name__ == "__main__":

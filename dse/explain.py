@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,6 +10,7 @@ from math import inf
 from typing import Any
 
 from dse.nest import Loop, to_data
+from dse.reuse.traffic import Reuse
 from dse.sim.cost import bits_of
 from dse.sim.evaluate import EinsumCost, Solution
 from hw.arch import Arch
@@ -207,3 +209,32 @@ def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
 def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     for name, cycles in cost.price.busy_cycles:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""
+
+
+CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
+
+
+def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, Any], list[Table]]:
+    """What moves between operations: facts; main-memory traffic of the configurations; the order of operations; what stays on chip."""
+    word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
+    periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
+    proven = "proven" if best.cost - best.bound <= 1e-9 * best.cost else f"at most {100 * (best.cost / best.bound - 1):.2g} % above any"
+    patterns = Counter(e.pattern for e in found.edges)
+    facts = {"buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits", "Optimal": f"{proven} for its order of operations",
+             "one word more of buffer saves": f"{best.saved[0]:.4g} words", "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
+             "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none"}
+    moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
+    rows = tuple((name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1) for name, n in zip(CONFIGURATIONS, moved, strict=True))
+    phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.held * word)
+                   for phase in found.order)
+    kept: dict[str, list[float]] = {}
+    for stay in best.stays:
+        total = kept.setdefault(stay.tensor.partition("@")[0], [0.0, 0.0, 0.0])
+        kept[stay.tensor.partition("@")[0]] = [stay.size * word, total[1] + stay.words * word, total[2] + stay.size * word]
+    stays = tuple((name, size, again, on_chip / again) for name, (size, on_chip, again) in sorted(kept.items(), key=lambda item: -item[1][1]))
+    return facts, [
+        Table("main memory, traffic between operations", ("configuration", "dram_bytes", "times_less", "gap_to_optimal"), rows,
+              "Every operation reads each operand once; what it moves within itself is not counted."),
+        Table(f"phases{periods}, in the order of Optimal", ("operations", "held_bytes"), phases,
+              "->: runs as one pipeline; |: side by side; held: weights of the pipeline's later stages."),
+        Table(f"what stays{periods}", ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"), stays)]

@@ -10,12 +10,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
 
 from dse import explain, units
+from dse.reuse.traffic import Reuse
 from dse.sim.evaluate import Solution
 from hw.arch import Arch
 from workloads.graph import Workload, unique
@@ -23,6 +24,7 @@ from workloads.graph import Workload, unique
 WIDE = 10_000  # columns when the output is no terminal: nothing is folded, nothing left out
 GAP = 2  # blanks between columns
 NARROWEST = 24  # a column of text is wrapped down to this before a column is left out
+MOST_ROWS = 16  # of a table of what stays on chip
 LONGEST = 32  # of a name that is not wrapped
 RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
 LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not wrapped
@@ -206,6 +208,17 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
         nest, tables = explain.einsum(arch, unique(workload)[i].einsum, found.einsums[i])
         blocks += ["\n".join(_wrapped(line, room) for line in nest.splitlines()) + "\n", *(_block(one, room) for one in tables)]
+    return "\n".join(blocks)
+
+
+def residency(arch: Arch, workload: Workload, found: Reuse, room: int = WIDE) -> str:
+    """Facts and tables of what stays on chip; of long tables the first rows."""
+    known, tables = explain.residency(arch, workload, found)
+    blocks = [facts(known, f"{workload.name} on {arch.name}", room)]
+    for one in tables:
+        left = len(one.rows) - MOST_ROWS
+        notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
+        blocks.append(_block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), room))
     return "\n".join(blocks)
 
 

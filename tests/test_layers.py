@@ -24,7 +24,9 @@ dse/dataflow/lanes dse/dataflow/search_kernels dse/dataflow/search dse/dataflow/
 dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/exhaustive
 dse/dataflow/random dse/dataflow/annealing
 dse/compile dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
-dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper dse/stack dse/explain
+dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper
+dse/reuse/operations dse/reuse/classify dse/reuse/order dse/reuse/accesses dse/reuse/residency dse/reuse/optimum dse/reuse/sequence dse/reuse/traffic
+dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments
 cluster/store cluster/worker cluster/pool cluster/driver

@@ -45,6 +45,9 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
+STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name in (
+    "test_optimum.py::test_no_schedule_of_single_words_is_cheaper", "test_optimum.py::test_periods_cost_what_the_whole_loop_costs",
+    "test_cases.py::test_gogeta_cases_pass"))
 MUTANTS = (
     Mutant("what later ranks bring x 1.1", KERNELS, "low[q] = rows[i + 1, q] * later[i + 1, left, q]", "low[q] = 1.1 * rows[i + 1, q] * later[i + 1, left, q]"),
     Mutant("later ranks have fewer lanes than are left", KERNELS, "fitting(total // lanes[i + 1], caps)", "fitting(max(total // lanes[i + 1] // 2, 1), caps)"),
@@ -104,6 +107,30 @@ MUTANTS = (
            "return [Term(2 * p.density, (*dims, *outer)), Term(1, (*rows, *outer))]", "return [Term(2 * p.density, (*dims, *outer))]", "nests"),
     Mutant("counts: padding is fetched", "dse/sim/counts.py", "if distinct or (clip and not inside):", "if distinct:", "nests"),
     Mutant("nodes sink below every loop of their own", "dse/sim/counts.py", "        if node.rank not in full:\n            return i + 1\n", "", "nests"),
+    Mutant("residency: what spills costs nothing", STAY, "costs[n_x:start] = p.spill[spilling]", "costs[n_x:start] = 0.0 * p.spill[spilling]", WORDS),
+    Mutant("residency: outputs spill too", STAY, "if t in made and t not in listed.outputs else 0", "if t in made else 0", WORDS),
+    Mutant("residency: an interval leaves a gap too early", STAY, "(q.last[each] * depth + level, x, scale)]",
+           "(np.maximum(q.first[each], q.last[each] - 1) * depth + level, x, scale)]", WORDS),
+    Mutant("residency: what a phase holds is given away", STAY, "np.minimum(held[:-1], held[1:]))", "0 * held[1:])", WORDS),
+    Mutant("residency: bound without the price of room", STAY, "least.sum() - (prices * _room(listed, levels)).sum())", "least.sum())", WORDS),
+    Mutant("loops: what crosses a period is not tied", STAY, "while EDGE - 1 <= first // per <= EDGE <=", "while EDGE <= first // per <= EDGE <=", LOOPS),
+    Mutant("loops: the last of the periods between counts as all", STAY, "times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)",
+           "times = np.where(np.arange(few) == EDGE, between - 0.0, 1.0)", LOOPS),
+    Mutant("loops: room of the periods between counts for one", STAY, "(EDGE * per, per, between)))", "(EDGE * per, per, 2)))", LOOPS),
+    Mutant("policy: what is needed as soon goes too", "dse/reuse/residency.py", "if n and self.next[t] > later)", "if n and self.next[t] >= later)",
+           "tests/test_residency.py::test_what_is_needed_at_the_same_time_stays"),
+    Mutant("policy: the tail that goes is clean", "dse/reuse/residency.py", "lost = max(0, self.dirty[t] - self.kept[t])", "lost = 0", POINTS),
+    Mutant("patterns: a rank that a consumer lacks does not bar", "dse/reuse/classify.py", "(rank != \"\" and not all(rank in p.ranks() for p in e.reads))",
+           "False", "tests/test_classify.py::test_conjugate_gradients"),
+    Mutant("patterns: hold over any path", "dse/reuse/classify.py", "    return longest[edge.target][1]", "    return True",
+           "tests/test_classify.py::test_conjugate_gradients"),
+    Mutant("pipelines: a group may leave and come back", "dse/reuse/accesses.py",
+           "            if e.target in group:\n                return False\n            outside",
+           "            outside", "tests/test_accesses.py::test_a_group_has_no_way_out_and_back"),
+    Mutant("pipelines: weights take no room", "dse/reuse/accesses.py", "if need is None or need > capacity or", "if need is None or",
+           "tests/test_accesses.py::test_a_pipeline_holds_the_weights_that_do_not_stream"),
+    Mutant("orders: a swizzled edge pipelines", "dse/reuse/order.py", "            and not _swizzled(link, source, target))", "            )",
+           "tests/test_order.py::test_all_assignments_of_small_chains"),
 )
 
 
