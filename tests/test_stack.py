@@ -12,7 +12,6 @@ import yaml
 from cluster.worker import Ask, Lease, job_of, solve_lease
 from dse import explain, stack
 from dse.cli import main
-from dse.dataflow import search
 from dse.nest import Infeasible, faults
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.stack import Picks, again, solve
@@ -82,21 +81,27 @@ def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
     assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
 
 
-OUTSIDE = 'extents: {p: 5, r: 3, k: 17, c: 19}\neinsums: ["D[p+r,c] += G[p,k] * F[k,c,r]"]\n'  # of the fast search: an output through a window
+WINDOW = 'extents: {p: 5, r: 3, k: 17, c: 19}\neinsums: ["D[p+r,c] += G[p,k] * F[k,c,r]"]\n'  # an output through a window
+THREE = 'extents: {a: 3, b: 2, r: 3, c: 4}\neinsums: ["D[a,b,c] += G[2*a+b+r] * F[r,c]"]\n'  # three ranks in a dimension
 
 
-@pytest.mark.parametrize("taken", [True, False])
-def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pick(taken: bool, tmp_path: Path) -> None:
-    (tmp_path / "net.yaml").write_text(OUTSIDE)
+@pytest.mark.parametrize("net", ["", WINDOW])
+def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pick(net: str, tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text(net)
     edge, cost = machine.arch(machine.load("edge_array")), {}
-    net = catalog.load("gemm:m=127,n=31,k=47" if taken else str(tmp_path / "net.yaml"))
-    for tiles, space in (("perfect", "perfect tiles, levels in order"), ("ragged_lanes", "divisor tiles, even lanes, levels in order")):
-        found = solve(edge, net, Picks(objective="edp", tiles=tiles))  # type: ignore[arg-type]
-        assert isinstance(found, list) and [one.proven for one in found[0].einsums] == [space] * len(found[0].einsums)
+    loaded = catalog.load(str(tmp_path / "net.yaml") if net else "gemm:m=127,n=31,k=47")
+    for tiles, space in (("perfect", "perfect tiles"), ("ragged_lanes", "ragged lanes, even ones")):
+        found = solve(edge, loaded, Picks(objective="edp", tiles=tiles))  # type: ignore[arg-type]
+        assert isinstance(found, list) and all(one.proven == f"{space}, levels in order around idle arrays" for one in found[0].einsums)
         assert found[0].certificate.startswith(f"optimal in {space}")
         cost[tiles] = found[0].energy_pj * found[0].latency_cycles
     assert cost["ragged_lanes"] < cost["perfect"]
-    assert all(search.taken(Problem(edge, e, "edp"), "perfect") == taken for e in net.einsums)
+
+
+def test_what_the_search_does_not_take_has_a_gap_for_a_proof(tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text(THREE)
+    found = solve(machine.arch(machine.load("edge_array")), catalog.load(str(tmp_path / "net.yaml")), Picks())
+    assert isinstance(found, list) and found[0].einsums[0].proven == "" and 0 < found[0].gap_in_space == found[0].gap_to_bound
 
 
 def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
-    python -m tests.prove mappers [--problems 10000] [--first 0] [--most 60000]
+    python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000]
 
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. A false certificate, a machine that is called
 infeasible and is not, a bound above the optimum, or a group with less than 95 % proven fails.
@@ -116,5 +116,5 @@ def asked(description: str | None, **defaults: int) -> Any:
 
 
 def main() -> int:
-    given = asked(__doc__, problems=10_000, first=0, most=60_000)
+    given = asked(__doc__, problems=10_000, first=0, most=20_000)
     return summed(over(partial(told, most=given.most), given.first, given.problems), ("perfect", "ragged_lanes"))
