@@ -31,6 +31,7 @@ from workloads.einsum import Einsum
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BUDGET = 5_000_000  # nodes placed, some ten seconds
+OUTER = 50_000  # nodes placed for a bound of what stands outside of all borders
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
 OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 
@@ -72,10 +73,12 @@ def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: 
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
     rules = kernels.Rules(np.any(own.einsum.part, axis=1), own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
-    w = _work(len(own.tensors) * len(arch.levels) + len(machine.gaps), len(own.ranks), len(arch.levels), len(terms.base), own, len(terms.quantity), budget)
+    nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
+    w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), own, len(terms.quantity), most) for most in (budget, OUTER))
+    free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
     seen = kernels.Seen(np.zeros((SLOTS, len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, len(terms.base))),
                         np.zeros(SLOTS, np.int64), np.zeros(2, np.int64))
-    floor = kernels.search(terms, own.einsum, own.pool, machine, rules, own.memo, w, seen, best)
+    floor = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
     return Found(_nest(own, e, arch, w) if w.best_count[0] >= 0 else None, int(w.tally[1]), floor)
 
 
@@ -94,9 +97,8 @@ def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantiti
     d = nodes + 2
     return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
                         whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
-                        whole(ranks), whole(nodes, 4), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(parts), np.zeros(3), whole(ranks),
-                        np.full(1, -1, np.int64),
-                        whole(ranks), whole(nodes, 4), whole(nodes, ranks))
+                        whole(ranks), whole(nodes, 4), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(1), np.zeros(parts), np.zeros(3),
+                        whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4), whole(nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,9 +198,11 @@ class Work(NamedTuple):
     nodes: Ints
     tally: Ints
     least: Floats
+    extra: Floats
     guess: Floats
     figure: Floats
     largest: Ints
+    best: Floats
     best_count: Ints
     best_option: Ints
     best_nodes: Ints
@@ -586,6 +588,8 @@ def crossed(d: int, p: Pool, m: Machine, w: Work) -> bool:
             w.entry[k, r] = w.tile[d, r]
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1
+        if k == 1:
+            w.parts[d, 0] -= w.extra[0]
         for f in range(m.ramps.shape[0]):
             if m.ramps[f, 0] == k and used(k, int(m.ramps[f, 1]), p, w):
                 w.parts[d, 1] += (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
@@ -1111,14 +1115,15 @@ def by_bound(bound: Floats) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, best: Floats) -> float:
+def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, best: Floats) -> float:
     """Best first over lanes, then over the levels that hold the tensors, then nests from inside out. best [3] is lowered; the nest stands in w.best_*.
 
-    Returns inf; if the budget ended, a figure that nothing which was left out is below.
+    free, outer: for `crowded`. Returns inf; if the budget ended, a figure that nothing which was left out is below.
     """
     vectors, bound = lane_vectors(t, e, p, m, rules, memo, w, best)
-    parts = w.guess.shape[0]
+    parts, n = w.guess.shape[0], 0
     sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
+    known, extra = np.empty(256, np.int64), np.empty(256)
     for c in by_bound(bound):
         if not below(bound[c], best):
             if bound[c, 0] > best[0] * (1 + CLOSE):
@@ -1130,13 +1135,64 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w
         summed(w.least, t, t.sum, t.sum_of, t.sum_coef, parts, sums, rest)
         own, own_bound = placements(t, sums, rest, m, w, best)
         for s in by_bound(own_bound):
-            if below(own_bound[s], best):
-                begin(own[s], t, sums, m, p, w)
+            if not below(own_bound[s], best):
+                continue
+            begin(own[s], t, sums, m, p, w)
+            held, at = outside(own[s], t, m), 0
+            while at < n and known[at] != held:
+                at += 1
+            if at == n:
+                known[n], extra[n] = held, crowded(t, e, p, free, rules, memo, w, outer, seen)
+                n = min(n + 1, 255)
+            w.extra[0] = extra[at]
+            w.parts[0, 0] += extra[at]
+            figure(w.parts[0], m, w.figure)
+            if below(w.figure, best):
                 seen.tally[0], seen.tally[1] = seen.tally[0] + 1, 0
                 nests(t, e, p, m, rules, memo, w, seen, best)
             if w.tally[1] > w.tally[2]:
                 return float(bound[c, 0])
     return np.inf
+
+
+@lean
+def outside(own: Ints, t: Terms, m: Machine) -> int:
+    """Which levels outside of all borders hold the tensors, as one number."""
+    held, levels = 0, m.room.shape[0]
+    for x in range(own.shape[0]):
+        for v in range(levels):
+            held = 2 * held + int(m.position[v] == 0 and t.keep[own[x]] >> v & 1)
+    return held
+
+
+@lean
+def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen) -> float:
+    """At least the energy above the least that the nodes outside of all borders cost, for they share room: that of the best nest of these nodes alone, around
+    single elements, which need least room, whatever lanes and nodes stand inside. free: the machine without leakage, its energy the objective, tiles held once.
+    """
+    n = 0
+    if w.position[0] == 0:
+        return 0.0
+    for i in range(w.tally[0]):
+        if w.nodes[i, 3] == 0:
+            for j in range(4):
+                outer.nodes[n, j] = w.nodes[i, j]
+            n += 1
+    outer.tally[0], outer.tally[1], outer.done[0], outer.position[0] = n, 0, 0, 0
+    for i in range(w.parts.shape[1]):
+        outer.parts[0, i] = 0.0
+    for v in range(w.need.shape[1]):
+        outer.need[0, v] = 0.0
+    for q in range(w.least.shape[0]):
+        outer.least[q] = w.least[q]
+    for r in range(w.option.shape[0]):
+        outer.option[r] = p.first[r]  # a rank's first option: no lanes
+        outer.tile[0, r] = p.span[p.first[r], 0, 0]
+    for i in range(3):
+        outer.extra[0] = 0.0
+        outer.best[i] = np.inf
+    nests(t, e, p, free, rules, memo, outer, seen, outer.best)
+    return 0.0 if outer.tally[1] > outer.tally[2] or outer.best[0] == np.inf else outer.best[0]
 
 
 @lean
