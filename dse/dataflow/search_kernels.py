@@ -492,6 +492,25 @@ def used(k: int, mask: int, p: Pool, w: Work) -> bool:
 
 
 @lean
+def innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether a position stands inside of all lanes in use, and there are some, but for those of the groups in the mask."""
+    compute, inside = m.position[m.room.shape[0]], True
+    for r in range(w.option.shape[0]):
+        inside = inside and p.lanes[w.option[r], k, mask] == p.lanes[w.option[r], compute, mask]
+    return inside and used(k, mask, p, w)
+
+
+@lean
+def stands_above(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether all nodes of the still tensor inside of the lanes are to come, and there is one."""
+    above, below_it = False, False
+    for n in range(w.tally[0]):
+        if w.nodes[n, 0] == rules.still and innermost(w.nodes[n, 3], rules.idle, p, m, w):
+            above, below_it = above or not w.done[d] >> n & 1, below_it or bool(w.done[d] >> n & 1)
+    return above and not below_it
+
+
+@lean
 def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and what stands inside of it.
 
@@ -499,15 +518,11 @@ def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, 
     a window stays: a loop between it and its window would end it.
     """
     x, level, parent, k = w.nodes[n]
-    if k == m.position[m.room.shape[0]] and used(k, rules.idle, p, w):
+    if innermost(k, rules.idle, p, m, w):
         if not rules.inside[r]:
             return False
-        if rules.still >= 0:  # once its innermost node is placed, and if it has none, nothing loops
-            free = False
-            for other in range(w.tally[0]):
-                free = free or (w.nodes[other, 0] == rules.still and w.nodes[other, 3] == k and not w.done[d] >> other & 1)
-            if not free:
-                return False
+        if rules.still >= 0 and not stands_above(d, rules, p, m, w):
+            return False
     if x < 0:
         some = False
         for f in range(m.ramps.shape[0]):
@@ -575,8 +590,18 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
 
 
 @lean
-def crossed(d: int, p: Pool, m: Machine, w: Work) -> bool:
-    """Moves out over the borders inside of which all nodes stand; whether the nest is whole."""
+def shares_unevenly(tile: int, p: Pool) -> bool:
+    """Whether the lanes directly outside of a tile share out one tile, which leaves cuts of its own."""
+    more = 0
+    for j in range(p.cuts.shape[1]):
+        more += (p.cuts[tile, j] != 0) - (p.cuts[p.out[tile], j] != 0)
+    return more > 0
+
+
+@lean
+def crossed(d: int, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+    """Moves out over the borders inside of which all nodes stand; whether the nest is whole. Uneven lanes loop in time through all of their share: where the
+    rules forbid it, the nest costs infinitely much."""
     while True:
         k = w.position[d]
         for n in range(w.tally[0]):
@@ -585,6 +610,8 @@ def crossed(d: int, p: Pool, m: Machine, w: Work) -> bool:
         if k == 0:
             return True
         for r in range(w.tile.shape[1]):
+            if (rules.still >= 0 or not rules.inside[r]) and shares_unevenly(w.tile[d, r], p) and w.tile[d, r] != p.last[w.tile[d, r]]:
+                w.parts[d, 0] += np.inf if innermost(k, rules.idle, p, m, w) else 0.0
             w.entry[k, r] = w.tile[d, r]
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1
@@ -763,7 +790,7 @@ def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
 def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, best: Floats) -> None:
     """All nests of w.nodes under the lanes of w.option, from compute outwards; larger tiles first, cut by room and by bound."""
     d = 0
-    crossed(0, p, m, w)
+    crossed(0, p, m, rules, w)
     w.node[0], w.level[0] = -1, -1
     if w.tally[0] == 0:
         kept_if_better(0, t, e, p, m, memo, w, best)
@@ -793,7 +820,7 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
         why = place(d, w.node[d], t, e, p, m, memo, w, best)
         if why != DONE:
             told(d, why, e, p, w)
-        elif crossed(d + 1, p, m, w):
+        elif crossed(d + 1, p, m, rules, w):
             kept_if_better(d + 1, t, e, p, m, memo, w, best)
             told(d, DONE, e, p, w)
         elif w.position[d + 1] != w.nodes[w.node[d], 3] and beaten(d + 1, t, e, p, memo, w, seen):
