@@ -1,6 +1,6 @@
 """Every rule of the searches made slightly wrong: a proof must catch each. Prints a table, fails if a mutant lives.
 
-    python -m tests.prove mutants [--problems 400] [--only TEXT]
+    python -m tests.prove mutants [--problems 3000] [--only TEXT]
 
 A mutant is one line of the sources changed in a copy of them. Its proof runs there in a process of its own, without compiling (the searches are short, the
 enumerations were made before, from the sources as they are); the copy without a change must pass every proof. A mutant whose line is gone fails: its rule
@@ -73,7 +73,6 @@ MUTANTS = (
            "        for i in range(1, w.parts.shape[1]):\n            worse = worse"),
     Mutant("what is beaten inside a border: cycles do not count", KERNELS, "        for i in range(w.parts.shape[1]):\n            worse = worse",
            "        for i in range(2):\n            worse = worse"),
-    Mutant("what is beaten inside a border: tiles do not count", KERNELS, "found = found and seen.key[at, r] == w.tile[d, r]", "found = found"),
     Mutant("the first lane's padding is not settled", KERNELS, "            if exact > least:", "            if exact < 0.0:"),
     Mutant("windows: other ranks as they are", KERNELS, "w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]",
            "w.largest[w.rank[d, i]] = w.tile[d, w.rank[d, i]]"),
@@ -229,7 +228,7 @@ def checked(proof: str, answers: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=400)
+    parser.add_argument("--problems", type=int, default=3000)
     parser.add_argument("--only", default="")
     given, _ = parser.parse_known_args()
     chosen = [m for m in MUTANTS if given.only in m.rule]
