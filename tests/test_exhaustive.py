@@ -106,9 +106,8 @@ def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
             assert isinstance(found, Infeasible)
         else:
             assert isinstance(found, list)
-            spent = DATAFLOW["cost_descending"](problem, Random(seed)) if name == "optimal" and not found[0].proven else lowest
-            least = min(value(problem, one[0]) for one in (lowest, spent) if isinstance(one, list))  # past its budget optimal may take that one's
-            assert value(problem, found[0]) >= least * (1 - 1e-9)
+            ours, least = value(problem, found[0]), value(problem, lowest[0])
+            assert ours <= least * (1 + 1e-9) if name == "optimal" else ours >= least * (1 - 1e-9)  # optimal: levels of different tensors in any order
 
 
 @settings(max_examples=15, deadline=None)

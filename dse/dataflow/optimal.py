@@ -13,6 +13,7 @@ from dse.nest import Infeasible, Mapping
 from dse.sim import cost
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, figure, optimum, priced
+from hw.arch import Arch
 
 
 def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, budget: int = BUDGET) -> list[EinsumCost] | Infeasible:
@@ -23,6 +24,8 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
     """
     e, arch = problem.einsum, problem.arch
     found = search(problem, tiles, constraints, budget) if taken(e, tiles) else Found(None, 0, 0.0)
+    if found.mapping and _partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
+        found = replace(found, floor=0.0)
     if found.floor == float("inf"):
         if found.mapping is None:
             return _nothing(problem, constraints)
@@ -39,6 +42,13 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
         return [optimum(best, "every space", found.visited)]
     gap = min(best.gap_to_bound, above(_rank(problem, best)[0], found.floor))
     return [replace(best, gap_in_space=gap, visited=found.visited)]
+
+
+def _partly_named(constraints: Constraints, arch: Arch) -> bool:
+    """Whether constraints name some dimensions and leave out others of the same fan-out, in whose lanes they would allow everything."""
+    named = dict(constraints.spatial)
+    inside = constraints.inside is not None or constraints.stationary != ""
+    return inside and any(0 < sum(name in named for name, _ in f.dims) < len(f.dims) for f in arch.fanouts)
 
 
 def _nothing(problem: Problem, constraints: Constraints) -> Infeasible:
