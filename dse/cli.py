@@ -235,16 +235,15 @@ def _residency(given: argparse.Namespace) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> int:
-    from dse import door, nest
-    from dse.sim.evaluate import evaluate
+    from dse import door, schedule
+    from dse.sim.graph import evaluate
     from hw import machine
     from workloads import catalog
-    from workloads.graph import unique
 
     arch, workload = machine.arch(machine.load(given.machine)), catalog.load(given.workload)
-    schedule = nest.read(Path(given.mapping), [group.names[0] for group in unique(workload)])
+    given_schedule = schedule.load(Path(given.mapping), workload)
     try:
-        found = evaluate(arch, workload, schedule)
+        found = evaluate(arch, workload, given_schedule)
     except ValueError as fault:
         raise ValueError("\n".join(f"{given.mapping}: {line}" for line in str(fault).splitlines())) from None
     return _print_mapped(door.Mapped(arch, workload, found), given)

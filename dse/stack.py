@@ -11,7 +11,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Literal
 
-from dse import cache
+from dse import cache, schedule
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
@@ -19,7 +19,8 @@ from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.sim import transfer
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, figure, in_turn, proven
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, proven
+from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -170,7 +171,7 @@ def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]
     if TILING[picks.tiling]:
         found = solve(arch, workload, picks)
         return found if isinstance(found, Infeasible) else found[0]
-    priced_anew = evaluate(arch, workload, {name: parse(text) for name, text in nests.items()}, picks.objective)
+    priced_anew = evaluate(arch, workload, schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()}), picks.objective)
     if isinstance(priced_anew, Infeasible) or not any(map(proven, certificates.values())):
         return priced_anew
     told = [replace(one, proven=proven(certificates.get(one.name, ""))) for one in priced_anew.einsums]

@@ -16,8 +16,20 @@ DATA = Path(__file__).parent / "data"
 
 def test_model_counts_cases_pass() -> None:
     passed, failed, lines = run(DATA / "model_counts_cases.json")
-    assert (passed, failed) == (4, 0), lines
-    assert [line for line in lines if "not run" in line] == lines and "M13_chain2_fused" in lines[0]
+    assert (passed, failed, lines) == (5, 0, [])
+
+
+@pytest.mark.parametrize("path", ["MM1/GLB/T2/read", "MM0/DRAM/T0/read"])
+def test_a_wrong_number_of_fused_einsums_fails(tmp_path: Path, path: str) -> None:
+    def wrong(file: dict) -> None:
+        *keys, last = ["counts_words_einsum_level_tensor_action", *path.split("/")]
+        rows = next(case for case in file["cases"] if "einsums" in case["workload"])["expected"]
+        for key in keys:
+            rows = rows[key]
+        rows[last] += 1
+
+    passed, failed, lines = changed(tmp_path, "model_counts", wrong)
+    assert (passed, failed) == (4, 1) and path in lines[0]
 
 
 def test_a_wrong_number_fails(tmp_path: Path, capsys) -> None:
@@ -25,7 +37,7 @@ def test_a_wrong_number_fails(tmp_path: Path, capsys) -> None:
     file["cases"][0]["expected"]["energy_total"] += 1
     (tmp_path / "wrong.json").write_text(json.dumps(file))
     assert main([str(tmp_path / "wrong.json")]) == 1
-    assert "3 passed, 1 failed" in capsys.readouterr().out
+    assert "4 passed, 1 failed" in capsys.readouterr().out
 
 
 def test_a_kind_without_a_runner_is_named(tmp_path: Path, capsys) -> None:

@@ -15,7 +15,9 @@ import yaml
 
 import dse
 from dse import check, door, keys, nest, starts
-from dse.sim.evaluate import Solution, evaluate
+from dse.schedule import in_turn
+from dse.sim.evaluate import Solution
+from dse.sim.graph import evaluate
 from hw import machine
 from tests.test_cli import SIZE, STUDY
 from workloads import catalog
@@ -115,7 +117,8 @@ def test_the_mapping_of_the_docs_is_read_in_both_forms_and_costs_what_is_counted
     [text, data], [same] = nests["files.md"], nests["model.md"]
     mapping = nest.parse(text)
     assert text == same and mapping == nest.from_data(yaml.safe_load(data)["gemm"])
-    found = evaluate(machine.arch(machine.load("a2")), catalog.load("gemm:m=4,n=2,k=6"), {"gemm": mapping})
+    gemm = catalog.load("gemm:m=4,n=2,k=6")
+    found = evaluate(machine.arch(machine.load("a2")), gemm, in_turn(gemm, {"gemm": mapping}))
     assert isinstance(found, Solution) and found.energy_pj == 12400 == (48 + 8) * 200 + (96 + 96) * 6 + 48 and found.latency_cycles == 12
     counted = {(c.level, c.tensor, c.action): c.elems for c in found.einsums[0].counts}
     page = (DOCS / "model.md").read_text()

@@ -13,9 +13,11 @@ from dse import door
 from dse.cli import main
 from dse.layout.count import misses
 from dse.nest import Laid, from_data, parse, to_data
+from dse.schedule import in_turn
 from dse.sim import transfer
 from dse.sim.counts import links
-from dse.sim.evaluate import Problem, einsum_cost, evaluate
+from dse.sim.evaluate import Problem, einsum_cost
+from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Access, Arch
 from tests.nests import rich_case
@@ -47,7 +49,8 @@ def edge(**fields: object) -> Arch:
 def cost(arch: Arch, *layouts: str):
     laid = [text.partition("=") for text in layouts]
     mapping = replace(parse(NEST), layouts=tuple(Laid("DRAM", tensor, text) for tensor, _, text in laid))
-    found = evaluate(arch, Workload("one", (GEMM,)), {"gemm": mapping})
+    one = Workload("one", (GEMM,))
+    found = evaluate(arch, one, in_turn(one, {"gemm": mapping}))
     assert not isinstance(found, transfer.Transfer)
     return found.einsums[0]
 
@@ -185,5 +188,6 @@ def test_map_simulate_and_the_door_agree(tmp_path: Path, capsys) -> None:
 def test_described_machines_map_and_are_never_cheaper_than_undescribed(name: str) -> None:
     spec = machine.load(name)
     felt = door.map("gemm:m=12,n=12,k=12", name)
-    plain = evaluate(machine.arch(spec).ideal(), felt.workload, {c.name: replace(c.mapping, layouts=()) for c in felt.found.einsums})
+    nests = {c.name: replace(c.mapping, layouts=()) for c in felt.found.einsums}
+    plain = evaluate(machine.arch(spec).ideal(), felt.workload, in_turn(felt.workload, nests))
     assert machine.arch(spec).described() and felt.found.energy_pj >= plain.energy_pj and felt.found.latency_cycles >= plain.latency_cycles

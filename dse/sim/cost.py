@@ -101,11 +101,16 @@ def _port_cycles(level: Level, actions: dict[str, float]) -> float:
     return (max(reads, writes) if level.ports == "separate" else reads + writes) / level.bandwidth
 
 
-def overflow(held: Sequence[Footprint], e: Einsum, arch: Arch) -> Infeasible | None:
-    """The outermost level whose tiles do not fit, or None."""
-    bits = bits_of(e, arch)
+def room_bits(f: Footprint, e: Einsum, arch: Arch) -> int:
+    """What one node takes of one instance of its level."""
+    level = next(level for level in arch.levels if level.name == f.level)
+    return f.elems * bits_of(e, arch)[f.tensor] * (2 if level.double_buffer and f.moving else 1)
+
+
+def overflow(held: Sequence[Footprint], e: Einsum, arch: Arch, taken: Sequence[tuple[str, int]] = ()) -> Infeasible | None:
+    """The outermost level whose tiles do not fit, or None. taken: bits of levels that others hold meanwhile."""
     for level in arch.levels:
-        need = sum(f.elems * bits[f.tensor] * (2 if level.double_buffer and f.moving else 1) for f in held if f.level == level.name)
+        need = sum(room_bits(f, e, arch) for f in held if f.level == level.name) + dict(taken).get(level.name, 0)
         if level.capacity_bits is not None and need > level.capacity_bits:
             return Infeasible(level.name, -(-need // 8), level.capacity_bits // 8, e.name)
     return None

@@ -1,18 +1,19 @@
-"""The one evaluator: (machine, einsum, mapping) -> cost, and (machine, workload, schedule) -> cost of the network."""
+"""The one evaluator of an einsum: (machine, einsum, mapping) -> cost; einsums in turn. Whole schedules: dse/sim/graph.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
-from dse.sim import bounds, cost, transfer
-from dse.sim.counts import Count, Footprint, count, wiring
+from dse.nest import Infeasible, Loop, Mapping, mapping_key
+from dse.schedule import Schedule
+from dse.sim import boundary, bounds, cost, transfer
+from dse.sim.boundary import ALONE, Boundary
+from dse.sim.counts import Count, Footprint, wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
-from workloads.graph import Unique, Workload, unique
+from workloads.graph import Unique
 
 PRECISE = 1e-9  # gaps below come from rounding
 
@@ -52,8 +53,28 @@ class EinsumCost:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentCost:
+    """Einsums that share loops or lanes. granules: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule.
+
+    on_chip: (tensor, level) of what it makes, reads and never lets out; peak_bits: (level, most that one instance holds meanwhile), all that is alive included.
+    """
+
+    einsums: tuple[str, ...]
+    energy_pj: float
+    latency_cycles: float
+    steady_cycles: float
+    granules: int
+    stage_cycles: tuple[float, ...]
+    on_chip: tuple[tuple[str, str], ...]
+    peak_bits: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
-    """A scheduled workload: einsums in turn, equal ones costed once and counted."""
+    """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
+
+    Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
+    """
 
     einsums: tuple[EinsumCost, ...]
     energy_pj: float
@@ -62,6 +83,8 @@ class Solution:
     gap_in_space: float
     gap_to_bound: float
     certificate: str
+    segments: tuple[SegmentCost, ...] = ()
+    schedule: Schedule | None = None
 
 
 def certified(what: str, gap_to_bound: float) -> str:
@@ -90,6 +113,9 @@ def optimum(one: EinsumCost, proven: str, visited: int) -> EinsumCost:
 
 
 def lower_bound(problem: Problem) -> float:
+    """0: nothing is known of an einsum that others hand tensors to."""
+    if problem.boundary != ALONE:
+        return 0.0
     energy, cycles = bounds.energy_pj(problem.einsum, problem.arch), bounds.latency_cycles(problem.einsum, problem.arch)
     return figure(problem.objective, energy, cycles)
 
@@ -105,20 +131,23 @@ class Violated(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a mapper solves: one einsum on one machine. objective: energy, latency or edp."""
+    """What a mapper solves: one einsum on one machine. objective: energy, latency or edp; boundary: what stands around it in a schedule."""
 
     arch: Arch
     einsum: Einsum
     objective: str
+    boundary: Boundary = ALONE
 
 
 def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     """Cost of one well-formed mapping (`nest.faults` says what is not)."""
     e, arch = problem.einsum, problem.arch
-    if blocked := lanes_overflow(mapping, e, arch):
+    around = problem.boundary
+    whole = boundary.joined(around, mapping)
+    if blocked := lanes_overflow(whole, e, arch):
         return blocked
-    held = transfer.footprints(mapping, e, arch)
-    return cost.overflow(held, e, arch) or priced(problem, mapping, count(mapping, e, arch), held)
+    held = boundary.held(around, whole, e, arch)
+    return cost.overflow(held, e, arch, around.taken) or priced(problem, whole, boundary.counted(around, whole, e, arch), held)
 
 
 def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
@@ -133,7 +162,7 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
     key, wires = canonical_key(e), wiring(arch)  # what lanes share and how wide words are is part of the rows of a mapping
-    number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}", mapping)
+    number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{problem.boundary.marks()}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = above(value, floor)
     return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p,
@@ -154,24 +183,6 @@ def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None
             if used.get(name, 1) > size:
                 return Infeasible(f"{f.name}.{name}", used[name], size, e.name, "lanes")
     return None
-
-
-def evaluate(arch: Arch, workload: Workload, schedule: Dict[str, Mapping], objective: str = "energy") -> Solution | Infeasible:
-    """Cost of a workload under given mappings, by einsum name; equal einsums share the mapping of the first.
-
-    Raises ValueError with one line per fault of a mapping.
-    """
-    groups = unique(workload)
-    missing = [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in schedule]
-    lines = missing or [line for group in groups for line in _wrong(schedule[group.names[0]], group.einsum, arch)]
-    if lines:
-        raise ValueError("\n".join(lines))
-    costs = [einsum_cost(Problem(arch, group.einsum, objective), schedule[group.names[0]]) for group in groups]
-    return in_turn(costs, groups, Problem(arch, groups[0].einsum, objective), "given mapping")
-
-
-def _wrong(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
-    return faults(mapping, e, arch) or transfer.faults(mapping, e, arch)
 
 
 def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str) -> Solution | Infeasible:

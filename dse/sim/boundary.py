@@ -1,0 +1,149 @@
+"""What stands around an einsum's own nest in a schedule, and what it changes of counts and room (docs/model.md, Schedules).
+
+The whole nest of an einsum is the shared loops and storage nodes as it sees them, then its own: counts are those of that nest, but for
+* kept tensors: of every element a share lies inside, where its nodes further out do not exist: (1 - share) of the counts as written plus share of those;
+* remote tensors: made by another stage of a pipeline and read out of the level in its lanes: the row of the parent, under that level's name;
+* held tensors: filled in the first granule only: what moves into them is counted on the nest of one granule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from dse.nest import Loop, Mapping, Store
+from dse.sim import transfer
+from dse.sim.counts import Count, Footprint, count, footprints
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+Key = tuple[str, str, str]  # level, tensor, action
+Pair = tuple[Fraction | float, Fraction | float]  # of all instances, of the busiest
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """outer: shared loops and storage nodes of the einsum's tensors; of a tensor that another einsum brings in or makes, only the innermost one.
+
+    homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
+    begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
+    kept: (tensor, level, share). pinned: tensors that are there before the run. taken: (level, bits) that others hold meanwhile.
+    """
+
+    outer: tuple[Loop | Store, ...] = ()
+    dims: tuple[str, ...] = ()
+    homes: tuple[Store, ...] = ()
+    remote: tuple[tuple[str, str, int], ...] = ()
+    held: tuple[Store, ...] = ()
+    copies: tuple[tuple[Store, int], ...] = ()
+    kept: tuple[tuple[str, str, Fraction], ...] = ()
+    pinned: frozenset[str] = frozenset()
+    taken: tuple[tuple[str, int], ...] = ()
+
+    def marks(self) -> str:
+        """What changes counts beside the nest, as text."""
+        return f" {self.remote} {self.held} {self.kept}" if self.remote or self.held or self.kept else ""
+
+
+ALONE = Boundary()
+
+
+def joined(b: Boundary, own: Mapping) -> Mapping:
+    """The whole nest of an einsum."""
+    if b is ALONE:
+        return own
+    lead = next((i for i, node in enumerate(own.nodes) if not (isinstance(node, Loop) and node.over in b.dims)), len(own.nodes))
+    return replace(own, nodes=(*b.outer, *own.nodes[:lead], *b.homes, *own.nodes[lead:]))
+
+
+def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
+    """Rows of the whole nest; as `counts.count` where the einsum stands alone."""
+    if not b.marks():
+        return count(whole, e, arch)
+    rows = _mixed(b, b.kept, whole, e, arch)
+    return tuple(Count(*key, float(total), float(busiest)) for key, (total, busiest) in rows.items() if total)
+
+
+def _mixed(b: Boundary, kept: Sequence[tuple[str, str, Fraction]], whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Pair]:
+    if not kept:
+        return _as_written(b, whole, e, arch)
+    (tensor, level, share), *rest = kept
+    far = _mixed(b, rest, whole, e, arch)
+    near = _mixed(b, rest, inside(whole, tensor, level, arch), e, arch)
+    none: Pair = (0, 0)
+    shares = {key: (far.get(key, none), near.get(key, none)) for key in far | near}
+    return {key: ((1 - share) * a[0] + share * z[0], (1 - share) * a[1] + share * z[1]) for key, (a, z) in shares.items()}
+
+
+def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
+    """The nest of what lies at a level: no node further out, and the level's own stands above all loops."""
+    order = [one.name for one in arch.levels]
+    near = order.index(level)
+    rest = [node for node in whole.nodes if not (isinstance(node, Store) and node.tensor == tensor and order.index(node.level) <= near)]
+    return replace(whole, nodes=(Store(level, tensor), *rest), layouts=())
+
+
+def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Pair]:
+    rows: dict[Key, Pair] = {(row.level, row.tensor, row.action): (row.elems, row.busiest_elems) for row in count(whole, e, arch)}
+    order = [level.name for level in arch.levels]
+    if b.held:
+        once = {(row.level, row.tensor, row.action): (row.elems, row.busiest_elems) for row in count(*one_granule(b, whole, e), arch)}
+        for store in b.held:
+            at = order.index(store.level)
+            for key in [key for key in rows if key[1] == store.tensor and key[0] in order]:
+                if order.index(key[0]) < at or (key[0] == store.level and key[2] == "write"):
+                    rows[key] = once.get(key, (0, 0))
+    for tensor, level, _ in b.remote:
+        parents = [key for key in rows if key[1] == tensor and key[0] in order and order.index(key[0]) < order.index(level)]
+        for key in parents:
+            total, _ = rows.pop(key)
+            mine = rows.get((level, tensor, "read"), (0, 0))
+            rows[level, tensor, "read"] = (mine[0] + total, mine[1])  # the other stage's port is the busy one: `remote_reads`
+    return rows
+
+
+def remote_reads(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[str, Count]:
+    """What each remote tensor's lanes serve to this einsum, spread evenly over them; part of the rows of `counted`."""
+    order = [level.name for level in arch.levels]
+    rows = count(whole, e, arch) if b.remote else ()
+    found = {}
+    for tensor, level, lanes in b.remote:
+        total = sum(row.elems for row in rows if row.tensor == tensor and order.index(row.level) < order.index(level))
+        found[tensor] = Count(level, tensor, "read", total, total / lanes)
+    return found
+
+
+def one_granule(b: Boundary, whole: Mapping, e: Einsum) -> tuple[Mapping, Einsum]:
+    """The nest and the einsum of one trip of all shared loops."""
+    tiles = {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
+    shared = [i for i, node in enumerate(whole.nodes) if isinstance(node, Loop)][: sum(isinstance(node, Loop) for node in b.outer)]
+    rest = tuple(node for i, node in enumerate(whole.nodes) if i not in shared)
+    return replace(whole, nodes=rest), replace(e, extents=tuple((rank, tiles.get(rank, n)) for rank, n in e.extents))
+
+
+def held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
+    """Room per instance, in the order of the nodes. Shared nodes sink no further than to the fork; what is handed on is held whole, in as many copies as there
+    are granules under way."""
+    found = transfer.footprints(whole, e, arch)
+    if b is ALONE:
+        return found
+    stores = [(i, node) for i, node in enumerate(whole.nodes) if isinstance(node, Store)]
+    fork = footprints(Mapping(b.outer), e)
+    once = footprints(*one_granule(b, whole, e))
+    copies, kept = dict(b.copies), {(level, tensor) for tensor, level, share in b.kept if share == 1}
+    remote = {tensor for tensor, _, _ in b.remote}
+    rows = []
+    for number, (i, node) in enumerate(stores):
+        row = fork[number] if i < len(b.outer) else found[number]
+        if node in b.homes:
+            row = footprints(replace(whole, nodes=whole.nodes[: i + 1]), e)[-1]
+        if node in b.held:
+            row = once[number]
+        if node in copies:
+            row = replace(row, elems=row.elems * copies[node], moving=False)
+        if node.tensor in b.pinned and not any(other.tensor == node.tensor for _, other in stores[:number]):
+            row = replace(row, moving=False)
+        if (node.level, node.tensor) not in kept and not (node.tensor in remote and i < len(b.outer)):
+            rows.append(row)
+    return tuple(rows)

@@ -1,0 +1,256 @@
+"""The evaluator of whole schedules: evaluate(arch, workload, schedule) -> Solution (docs/model.md, Schedules).
+
+Energies add up; segments, and branches of one, run in turn. A pipeline of B granules with stages that take g_s cycles for one:
+
+    latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share: DRAM, levels outside of their lanes, the vector unit)
+    steady  = max(B * largest g_s, the same)                                          batches back to back
+
+Leakage is billed over the latency; where the whole schedule is one pipeline, batches can follow back to back, and it is billed over the steady cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dse.nest import Infeasible, Store
+from dse.schedule import Schedule, Segment, renamed
+from dse.sim import boundary, bounds, cost, placed
+from dse.sim.boundary import ALONE
+from dse.sim.counts import Count, Footprint
+from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, above, certified, einsum_cost, figure, in_turn
+from dse.sim.placed import Graph, Placed
+from hw.arch import Arch
+from workloads.einsum import canonical_key
+from workloads.graph import Unique, Workload, counts
+
+Bits = dict[str, int]  # by level
+
+
+def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str = "energy") -> Solution | Infeasible:
+    """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError with one line per fault of the schedule."""
+    if lines := placed.faults(arch, workload, schedule):
+        raise ValueError("\n".join(lines))
+    segments = _with_room(arch, workload, schedule)
+    costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
+    times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    for i, segment in enumerate(segments):
+        for one in segment:
+            alone = one.boundary == ALONE and one.arch is arch
+            key = (canonical_key(one.einsum), str(renamed(one.nest, one.einsum))) if alone else (i, one.einsum.name)
+            if key not in costs:
+                costs[key] = (one, einsum_cost(Problem(one.arch, one.einsum, objective, one.boundary), one.nest), [], 0)
+            first, found, names, n = costs[key]
+            costs[key] = (first, found, [*names, one.einsum.name], n + times[one.einsum.name])
+    if schedule.plain():
+        groups = [Unique(str(key[0]), one.einsum, tuple(names), n) for key, (one, _, names, n) in costs.items()]
+        return in_turn([found for _, found, _, _ in costs.values()], groups, Problem(arch, groups[0].einsum, objective), "given mapping")
+    if infeasible := next((found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None):
+        return infeasible
+    priced = {name: replace(found, count=n) for _, found, names, n in costs.values() if isinstance(found, EinsumCost) for name in names}
+    return _whole(arch, workload, schedule, segments, priced, times, objective)
+
+
+def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], priced: dict[str, EinsumCost], times: dict[str, int],
+           objective: str) -> Solution:
+    g, streams = placed.graph(workload, schedule), len(segments) == 1 and schedule.segments[0].pipelined
+    peaks = _peaks(arch, workload, schedule)
+    rows, einsums = [], dict(priced)
+    for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
+        mine = [priced[one.einsum.name] for one in own]
+        if segment.pipelined:
+            mine = [_without_leakage(one) for one in mine]
+            einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
+        rows.append(_segment(segment, own, mine, arch, g, streams, times, peak))
+    energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
+    value = figure(objective, energy, latency)
+    to_bound = above(value, figure(objective, *_floor(arch, workload, schedule, g)))
+    said = "weights pinned: there before the run, never loaded; " if schedule.weights == "pinned" else ""
+    said += "leakage over steady cycles: batches back to back; " if streams else ""
+    distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
+    return Solution(tuple(distinct.values()), energy, latency, sum(row.steady_cycles for row in rows) if streams else latency, to_bound, to_bound,
+                    said + certified("not proven optimal (given schedule)", to_bound), tuple(rows), schedule)
+
+
+def _without_leakage(one: EinsumCost) -> EinsumCost:
+    """A stage of a pipeline: what leaks meanwhile is the segment's."""
+    parts = tuple(part for part in one.price.parts if part.action != "leak")
+    energy = sum(part.energy_pj for part in parts)
+    return replace(one, energy_pj=energy, price=replace(one.price, energy_pj=energy, parts=parts))
+
+
+def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost], arch: Arch, g: Graph, streams: bool, times: dict[str, int],
+             peak: Bits) -> SegmentCost:
+    names = tuple(one.einsum.name for one in own)
+    chip = tuple((t, node.level) for t, node in placed.homes(segment).items() if g.made.get(t) in names and node.level != arch.levels[0].name
+                 and not any(isinstance(n, Store) and n.tensor == t and n.level == arch.levels[0].name for n in segment.nodes))
+    held = tuple(sorted(peak.items()))
+    if not segment.pipelined:
+        energy, cycles = (sum(times[c.name] * value for c, value in zip(costs, values, strict=True))
+                          for values in ([c.energy_pj for c in costs], [c.latency_cycles for c in costs]))
+        return SegmentCost(names, energy, cycles, cycles, 0, (), chip, held)
+    b = placed.granules(segment, g)
+    stages = [cycles / b for cycles in stage_cycles(own, costs, segment, arch)]
+    shared = shared_cycles(own, costs, segment, arch)
+    steady, latency = max(b * max(stages), shared), max(sum(stages) + (b - 1) * max(stages), shared)
+    leak = arch.leak_mw() * (steady if streams else latency) / arch.clock_ghz
+    return SegmentCost(names, sum(c.energy_pj for c in costs) + leak, latency, steady, b, tuple(stages), chip, held)
+
+
+def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> list[float]:
+    """Cycles of each stage for all granules, with what it waits for in its own lanes alone: its compute, the ports of its levels, also those that other stages
+    read."""
+    f = placed.stage_array(segment, arch)
+    assert f is not None
+    inner = {level.name for level in arch.levels[f.outside:]}
+    asked: dict[str, list[Count]] = {}
+    for one in own:
+        for tensor, row in boundary.remote_reads(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, one.arch).items():
+            asked.setdefault(tensor, []).append(row)
+    found = []
+    for one, c in zip(own, costs, strict=True):
+        rows = [row for row in c.counts if row.level in inner or row.action in ("compute", "enter")] + asked.get(one.einsum.output.tensor, [])
+        found.append(cost.price(rows, one.einsum, one.arch).latency_cycles)
+    return found
+
+
+def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> float:
+    """Busy time of what all stages share: the levels outside of their lanes, the one vector unit."""
+    f = placed.stage_array(segment, arch)
+    assert f is not None
+    busy = [sum(dict(c.price.busy_cycles)[level.name] for c in costs) for level in arch.levels[: f.outside]]
+    on_unit = [arch.compute.alu_per_cycle is not None and one.einsum.kind != "mac" for one in own]
+    vector = sum(dict(c.price.busy_cycles)["MAC"] for c, there in zip(costs, on_unit, strict=True) if there)
+    return max([*busy, vector])
+
+
+def _with_room(arch: Arch, workload: Workload, schedule: Schedule) -> list[list[Placed]]:
+    """Einsums with the room that others take while they run."""
+    segments = placed.placed(arch, workload, schedule)
+    if schedule.plain():
+        return segments
+    needs = [_needs(segment, own, arch) for segment, own in zip(schedule.segments, segments, strict=True)]
+    beside = _beside(arch, workload, schedule, segments)
+    found = []
+    for i, own in enumerate(segments):
+        taken = []
+        for one, need in zip(own, needs[i], strict=True):
+            alone = _own_bits(one)
+            room = {level.name: need.get(level.name, 0) + beside[i].get(level.name, 0) - alone.get(level.name, 0) for level in arch.levels}
+            taken.append(tuple((level, bits) for level, bits in room.items() if bits))
+        found.append([replace(one, boundary=replace(one.boundary, taken=bits)) if bits else one for one, bits in zip(own, taken, strict=True)])
+    return found
+
+
+def _peaks(arch: Arch, workload: Workload, schedule: Schedule) -> list[Bits]:
+    """The most that one instance of a level holds during each segment."""
+    segments = placed.placed(arch, workload, schedule)
+    beside = _beside(arch, workload, schedule, segments)
+    most = []
+    for segment, own, more in zip(schedule.segments, segments, beside, strict=True):
+        needs = _needs(segment, own, arch)
+        most.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in needs) + more.get(level.name, 0))})
+    return most
+
+
+def _held(one: Placed) -> tuple[Footprint, ...]:
+    return boundary.held(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, one.arch)
+
+
+def _own_bits(one: Placed) -> Bits:
+    bits: Bits = {}
+    for f in _held(one):
+        bits[f.level] = bits.get(f.level, 0) + cost.room_bits(f, one.einsum, one.arch)
+    return bits
+
+
+def _needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
+    """Per branch, bits of one instance of every level while it runs: shared nodes once, its own; in a pipeline those of all stages where levels are shared."""
+    f = placed.stage_array(segment, arch)
+    outside = {level.name for level in arch.levels[: f.outside]} if f else set()
+    nodes = {(node.level, node.tensor) for node in segment.nodes if isinstance(node, Store)}
+    shared: dict[tuple[str, str], int] = {}
+    private: list[Bits] = []
+    for one in own:
+        bits: Bits = {}
+        for row in _held(one):
+            room = cost.room_bits(row, one.einsum, one.arch)
+            if (row.level, row.tensor) in nodes and (not f or row.level in outside):
+                shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), room)
+            else:
+                bits[row.level] = bits.get(row.level, 0) + room
+        private.append(bits)
+    found = []
+    for bits in private:
+        need = dict(bits)
+        for level in outside:
+            need[level] = sum(other.get(level, 0) for other in private)
+        for (level, _), room in shared.items():
+            need[level] = need.get(level, 0) + room
+        found.append(need)
+    return found
+
+
+def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]) -> list[Bits]:
+    """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
+    g = placed.graph(workload, schedule)
+    found: list[Bits] = [{} for _ in segments]
+    for one in schedule.keeps:
+        p = g.einsums[g.made[one.tensor]].output
+        room = -(-one.share.numerator * p.stored_elems() // one.share.denominator) * (p.bits or arch.word_bits)
+        for i in range(g.at[g.made[one.tensor]][0], max(g.at[name][0] for name in g.readers[one.tensor]) + 1):
+            found[i][one.level] = found[i].get(one.level, 0) + room
+    for i, own in enumerate(segments):
+        pinned: list[Bits] = [{} for _ in own]
+        for bits, stage in zip(pinned, own, strict=True):
+            outermost: set[str] = set()
+            for row in _held(stage):
+                if row.tensor in stage.boundary.pinned and row.tensor not in outermost:
+                    outermost.add(row.tensor)
+                    bits[row.level] = bits.get(row.level, 0) + cost.room_bits(row, stage.einsum, stage.arch)
+        for level in {name for bits in pinned for name in bits}:
+            most = max if schedule.segments[i].pipelined else sum
+            for j, others in enumerate(found):
+                if j != i:
+                    others[level] = others.get(level, 0) + most(bits.get(level, 0) for bits in pinned)
+    return found
+
+
+def _floor(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> tuple[float, float]:
+    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level."""
+    outer, bits, pj = arch.levels[0], {"read": 0.0, "write": 0.0}, 0.0
+    seen: dict[str, float] = {}
+    for e in workload.einsums:
+        for p in e.inputs:
+            if p.tensor not in g.made and not (schedule.weights == "pinned" and p.tensor in workload.weights):
+                seen[p.tensor] = max(seen.get(p.tensor, 0.0), bounds.words(p, e) * (p.bits or arch.word_bits))
+        if not g.readers.get(e.output.tensor):
+            bits["write"] += bounds.words(e.output, e) * (e.output.bits or arch.word_bits)
+    bits["read"] = sum(seen.values())
+    macs, vector, lanes = 0.0, 0.0, arch.instances(len(arch.levels))
+    for e, n in zip(workload.einsums, counts(workload), strict=True):
+        ops = n * bounds.needs(e).computed
+        pj += ops * cost.op_pj(e, arch)
+        if e.kind == "mac" or arch.compute.alu_per_cycle is None:
+            macs += ops / lanes / arch.compute.ops_per_cycle
+        else:
+            vector += ops / arch.compute.alu_per_cycle
+    ports = max if outer.ports == "separate" else sum
+    moved = 0.0 if outer.bypass else ports(bits.values()) / outer.width_bits / outer.bandwidth
+    cycles = max(macs, vector, moved)
+    pj += 0.0 if outer.bypass else (bits["read"] * outer.read_pj + bits["write"] * outer.write_pj) / outer.width_bits
+    return pj + arch.leak_mw() * cycles / arch.clock_ghz, cycles
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A tensor that never leaves the chip, or a share of one that stays."""
+
+    tensor: str
+    level: str
+    share: str = "all"
+
+
+def on_chip(solution: Solution) -> list[Chip]:
+    found = [Chip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
+    return found + [Chip(one.tensor, one.level, str(one.share)) for one in (solution.schedule.keeps if solution.schedule else ())]
