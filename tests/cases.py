@@ -113,7 +113,8 @@ def _fused_case(case: dict[str, Any]) -> list[str]:
         got |= {f"{c.name}/{row.level}/{row.tensor}/{row.action}": float(row.elems) for row in c.counts}
         got |= {f"held/{c.name}/{level}/{tensor}": float(elems) for level, tensor, elems in c.footprint}
         expected |= {f"{_named(key, c.name)}": n for key, n in _expected(case["expected"], c.name).items() if key.count("/") == 2}
-        expected |= {f"busy/{c.name}/{key.partition('/')[2]}": n for key, n in case["expected"]["latency_by_einsum_component"].items() if key.startswith(f"{c.name}/")}
+        busy = case["expected"]["latency_by_einsum_component"]
+        expected |= {f"busy/{key}": n for key, n in busy.items() if key.startswith(f"{c.name}/")}
     return differences(expected, got)
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.sim import transfer
-from dse.sim.counts import Count, Footprint, count, footprints
+from dse.sim.counts import Count, Footprint, count, footprints, tile_count
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -28,7 +29,8 @@ class Boundary:
 
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
     begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
-    kept: (tensor, level, share). pinned: tensors that are there before the run. taken: (level, bits) that others hold meanwhile.
+    kept: (tensor, level, share). forked: other einsums use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
+    pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; taken: (level, bits) that others hold meanwhile.
     """
 
     outer: tuple[Loop | Store, ...] = ()
@@ -38,12 +40,14 @@ class Boundary:
     held: tuple[Store, ...] = ()
     copies: tuple[tuple[Store, int], ...] = ()
     kept: tuple[tuple[str, str, Fraction], ...] = ()
+    forked: bool = False
     pinned: frozenset[str] = frozenset()
+    given: tuple[Footprint, ...] = ()
     taken: tuple[tuple[str, int], ...] = ()
 
     def marks(self) -> str:
         """What changes counts beside the nest, as text."""
-        return f" {self.remote} {self.held} {self.kept}" if self.remote or self.held or self.kept else ""
+        return f" {self.remote} {self.held} {self.kept} {self.forked}" if self.remote or self.held or self.kept or self.forked else ""
 
 
 ALONE = Boundary()
@@ -87,6 +91,9 @@ def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
 def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Pair]:
     rows: dict[Key, Pair] = {(row.level, row.tensor, row.action): (row.elems, row.busiest_elems) for row in count(whole, e, arch)}
     order = [level.name for level in arch.levels]
+    if b.forked:
+        trips = _trips(b, e)
+        rows |= {key: (max(n, trips), max(n, trips)) for key, (n, _) in rows.items() if key[2] == "enter"}
     if b.held:
         once = {(row.level, row.tensor, row.action): (row.elems, row.busiest_elems) for row in count(*one_granule(b, whole, e), arch)}
         for store in b.held:
@@ -101,6 +108,12 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
             mine = rows.get((level, tensor, "read"), (0, 0))
             rows[level, tensor, "read"] = (mine[0] + total, mine[1])  # the other stage's port is the busy one: `remote_reads`
     return rows
+
+
+def _trips(b: Boundary, e: Einsum) -> int:
+    """How often the fork is reached, lanes at once."""
+    loops = [node for node in b.outer if isinstance(node, Loop)]
+    return prod(tile_count(n, tuple((loop.tile, bool(loop.over)) for loop in loops if loop.rank == rank)) for rank, n in e.extents)
 
 
 def remote_reads(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[str, Count]:
@@ -132,10 +145,10 @@ def held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint,
     fork = footprints(Mapping(b.outer), e)
     once = footprints(*one_granule(b, whole, e))
     copies, kept = dict(b.copies), {(level, tensor) for tensor, level, share in b.kept if share == 1}
-    remote = {tensor for tensor, _, _ in b.remote}
+    remote, given = {tensor for tensor, _, _ in b.remote}, {(row.level, row.tensor): row for row in b.given}
     rows = []
     for number, (i, node) in enumerate(stores):
-        row = fork[number] if i < len(b.outer) else found[number]
+        row = given.get((node.level, node.tensor), fork[number]) if i < len(b.outer) else found[number]
         if node in b.homes:
             row = footprints(replace(whole, nodes=whole.nodes[: i + 1]), e)[-1]
         if node in b.held:

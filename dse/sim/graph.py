@@ -92,9 +92,14 @@ def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost
     b = placed.granules(segment, g)
     stages = [cycles / b for cycles in stage_cycles(own, costs, segment, arch)]
     shared = shared_cycles(own, costs, segment, arch)
-    steady, latency = max(b * max(stages), shared), max(sum(stages) + (b - 1) * max(stages), shared)
+    steady, latency = max(b * max(stages), shared), max(filled_cycles(stages, b), shared)
     leak = arch.leak_mw() * (steady if streams else latency) / arch.clock_ghz
     return SegmentCost(names, sum(c.energy_pj for c in costs) + leak, latency, steady, b, tuple(stages), chip, held)
+
+
+def filled_cycles(stages: Sequence[float], granules: int) -> float:
+    """Cycles of a pipeline from empty to empty; stages: cycles of each for one granule, one behind the other in the order of the text."""
+    return sum(stages) + (granules - 1) * max(stages)
 
 
 def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> list[float]:

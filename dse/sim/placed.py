@@ -10,8 +10,9 @@ from math import prod
 from dse import nest
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Schedule, Segment, renamed
-from dse.sim import transfer
+from dse.sim import boundary, transfer
 from dse.sim.boundary import ALONE, Boundary, joined
+from dse.sim.counts import Footprint
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection, canonical_key
 from workloads.graph import Workload, counts, owner
@@ -121,12 +122,17 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: no tensor that one einsum makes and another reads; take one of {', '.join([t for t in g.made if g.readers.get(t)][:8]) or 'none'}"
         elif not 0 < one.share <= 1:
             yield f"{line}: share = {one.share} must be above 0 and at most 1"
-        elif at_home := [i for i, segment in enumerate(schedule.segments, 1) if one.tensor in homes(segment)]:
-            yield f"{line}: segment {at_home[0]} hands it on already; keep what is read in later segments, at a level of its own nests"
+        elif at_home := [i for i, s in enumerate(schedule.segments, 1) if one.tensor in homes(s) and len(_users(one.tensor, s, g)) > 1]:
+            yield f"{line}: einsums of segment {at_home[0]} share a node of it already; keep what segments hand to later ones"
         elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:
             yield f"{line}: {one.tensor} is kept twice; leave one out"
         elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in (g.made[one.tensor], *g.readers[one.tensor])) > 1:
             yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are kept"
+
+
+def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
+    """Einsums of a segment that have a tensor, in turn."""
+    return [b.einsum for b in segment.branches if tensor in {p.tensor for p in g.einsums[b.einsum].tensors()}]
 
 
 def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
@@ -243,7 +249,20 @@ def _chip_faults(i: int, segment: Segment, schedule: Schedule, workload: Workloa
 def placed(arch: Arch, workload: Workload, schedule: Schedule) -> list[list[Placed]]:
     """Every einsum with its boundary, by segment; room that others take is left to the evaluator. The schedule has passed all checks but those of the nests."""
     g = graph(workload, schedule)
-    return [[_place(j, segment, schedule, workload, g, arch) for j in range(len(segment.branches))] for segment in schedule.segments]
+    found = []
+    for segment in schedule.segments:
+        own: list[Placed] = []
+        given: dict[Store, Footprint] = {}  # of each shared node, as the first einsum that has its tensor sees it
+        for j in range(len(segment.branches)):
+            one = _place(j, segment, schedule, workload, g, arch)
+            others = tuple(given[node] for node in one.boundary.outer if isinstance(node, Store) and node in given)
+            one = replace(one, boundary=replace(one.boundary, given=others)) if others else one
+            own.append(one)
+            if segment.nodes and len(segment.branches) > 1:
+                rows = boundary.held(one.boundary, joined(one.boundary, one.nest), one.einsum, one.arch)
+                given = {Store(row.level, row.tensor): row for row in rows} | given
+        found.append(own)
+    return found
 
 
 def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch) -> Placed:
@@ -268,12 +287,12 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
                 remote.append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), g.einsums[maker.einsum], f)))
         else:
             outer.append(node)
-    copies = [(home[t], at[-1] - at[0] + 1) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
+    copies = [(home[t], min(at[-1] - at[0] + 1, granules(segment, g))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
     kept = [(p.tensor, one.level, one.share) for one in schedule.keeps for p in e.tensors() if owner(p.tensor, g.made) == one.tensor]
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
-                     frozenset(pinned))
+                     len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned))
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
 
 
@@ -319,8 +338,13 @@ def _nest_faults(one: Placed) -> Iterator[str]:
             yield f"mapping of {e.name}: {tensor} is pinned, but stands below loop {cut[0]}, which replaces its tile; raise its node"
     for store in b.held:
         mine = next((p for p in e.inputs if p.tensor == store.tensor), None)
+        above = one.nest.nodes[: one.nest.nodes.index(store)] if store in one.nest.nodes else ()
         if mine is None or store not in one.nest.nodes or {node.rank for node in b.outer if isinstance(node, Loop)} & mine.ranks():
             yield f"mapping of {e.name}: hold {store.level} {store.tensor}: must name a store of the einsum's own nest whose input no shared loop cuts"
+        elif over := [node.rank for node in above if isinstance(node, Loop) and not node.over]:
+            yield f"mapping of {e.name}: hold {store.level} {store.tensor} stands below loop {over[0]}, which fills it anew; raise it"
+        elif store.tensor in {n.tensor for n in above if isinstance(n, Store)} | {n.tensor for n in _below_loops(b.outer) if isinstance(n, Store)}:
+            yield f"mapping of {e.name}: hold {store.level} {store.tensor} stands below another node of {store.tensor}, which is filled anew; hold that one"
     spatial = [isinstance(node, Loop) and node.over in b.dims for node in one.nest.nodes]
     lead = spatial.index(False) if False in spatial else len(spatial)
     left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
@@ -335,6 +359,10 @@ def _nest_faults(one: Placed) -> Iterator[str]:
             elif left[loop.rank] % loop.tile:
                 yield f"mapping of {e.name}: lanes share {home.tensor} out unevenly ({loop.rank} in tiles of {loop.tile}); take tiles that divide"
             left[loop.rank] = loop.tile
+
+
+def _below_loops(nodes: Sequence[Loop | Store]) -> Sequence[Loop | Store]:
+    return nodes[next((i for i, node in enumerate(nodes) if isinstance(node, Loop)), len(nodes)):]
 
 
 def granules(segment: Segment, g: Graph) -> int:

@@ -45,6 +45,8 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
+AROUND, PLACED, GRAPH, WALKED_ALL = "dse/sim/boundary.py", "dse/sim/placed.py", "dse/sim/graph.py", (
+    "tests/test_schedule_walks.py::test_schedules_move_and_hold_what_a_walk_of_all_elements_does")
 STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name in (
     "test_optimum.py::test_no_schedule_of_single_words_is_cheaper", "test_optimum.py::test_periods_cost_what_the_whole_loop_costs",
     "test_cases.py::test_gogeta_cases_pass"))
@@ -106,6 +108,25 @@ MUTANTS = (
            "return [Term(2 * p.density, (*dims, *outer)), Term(1, (*rows, *outer))]", "return [Term(2 * p.density, (*dims, *outer))]", "nests"),
     Mutant("counts: padding is fetched", "dse/sim/counts.py", "if distinct or (clip and not inside):", "if distinct:", "nests"),
     Mutant("nodes sink below every loop of their own", "dse/sim/counts.py", "        if node.rank not in full:\n            return i + 1\n", "", "nests"),
+    Mutant("schedules: a reader fills shared nodes again", PLACED, "(users[node.tensor][0] != j and node is not home[node.tensor])", "False", WALKED_ALL),
+    Mutant("schedules: what a stage hands on is read from outside", AROUND, 'rows[level, tensor, "read"] = (mine[0] + total, mine[1])',
+           'rows[key[0], tensor, "read"] = (total, mine[1])', WALKED_ALL),
+    Mutant("schedules: held tiles are filled once per granule", AROUND, "rows[key] = once.get(key, (0, 0))", "pass", WALKED_ALL),
+    Mutant("schedules: kept words are loaded", AROUND, "(1 - share) * a[0] + share * z[0]", "a[0] + 0 * z[0]", WALKED_ALL),
+    Mutant("schedules: kept tensors keep their tiles", AROUND, "order.index(node.level) <= near)", "order.index(node.level) < near)", WALKED_ALL),
+    Mutant("schedules: kept words take no room", GRAPH, "found[i][one.level] = found[i].get(one.level, 0) + room", "pass", WALKED_ALL),
+    Mutant("schedules: pinned weights leave between segments", GRAPH, "                if j != i:", "                if j < 0:", WALKED_ALL),
+    Mutant("schedules: stages have room of their own where levels are shared", GRAPH, "need[level] = sum(other.get(level, 0) for other in private)", "pass",
+           WALKED_ALL),
+    Mutant("schedules: one granule is alive at a time", PLACED, "min(at[-1] - at[0] + 1, granules(segment, g))", "1", WALKED_ALL),
+    Mutant("schedules: what is handed on sinks", AROUND, "row = footprints(replace(whole, nodes=whole.nodes[: i + 1]), e)[-1]", "pass", WALKED_ALL),
+    Mutant("schedules: shared nodes sink below the fork", AROUND, "fork[number]) if i < len(b.outer)", "found[number]) if i < len(b.outer)",
+           WALKED_ALL),
+    Mutant("schedules: any loop may be shared", PLACED, "if named(loop.rank, branch) not in p.full()]", "if False]", WALKED_ALL),
+    Mutant("schedules: tensors are cut in any way", PLACED, "tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared))", "()", WALKED_ALL),
+    Mutant("schedules: arrays stay full between einsums", AROUND, "(max(n, trips), max(n, trips))", "(n, n)", WALKED_ALL),
+    Mutant("schedules: pipelines start full", GRAPH, "return sum(stages) + (granules - 1) * max(stages)", "return granules * max(stages)",
+           "tests/test_schedule_walks.py::test_pipelines_take_what_a_walk_of_granules_takes"),
     Mutant("residency: what spills costs nothing", STAY, "costs[n_x:start] = p.spill[spilling]", "costs[n_x:start] = 0.0 * p.spill[spilling]", WORDS),
     Mutant("residency: outputs spill too", STAY, "if t in made and t not in listed.outputs else 0", "if t in made else 0", WORDS),
     Mutant("residency: an interval leaves a gap too early", STAY, "(q.last[each] * depth + level, x, scale)]",

@@ -1,0 +1,186 @@
+"""Schedules as text and values, what is refused, and what a schedule of single einsums costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.nest import Infeasible, parse
+from dse.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.sim.graph import evaluate, on_chip
+from hw.arch import Arch, Compute, Fanout, Level
+from tests.nests import random_arch, random_case, random_einsum, random_mapping
+from tests.schedules import random_schedule
+from workloads.einsum import einsum
+from workloads.graph import Workload
+
+FC = Workload("fc", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 8, "n": 6, "k": 4}, "a"),
+                     einsum("T2[p,n] += T1[p,k] * W1[k,n]", {"p": 8, "n": 2, "k": 6}, "b")), frozenset({"W0", "W1"}))
+NODES = Arch("nodes", (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), Level("BUF", 8 * 64, 8, 1.0, 1.0)),
+             (Fanout("grid", 1, (("Y", 2), ("X", 4)), (True,) * 2, (True,) * 2),), Compute(0.5, 0.5), 1.0, 8)
+FUSED = """segment
+  store DRAM T0 W0 W1 T2
+  for m in tiles of 2
+    store BUF T1
+    einsum a
+      store BUF W0
+      for n in tiles of 1
+        for k in tiles of 1
+          for m in tiles of 1
+            mac
+    einsum b with m = p
+      store BUF T2
+      for k in tiles of 1
+        for n in tiles of 1
+          for p in tiles of 1
+            mac"""
+PIPE = """weights pinned
+segment
+  store DRAM T0 T2
+  for m in tiles of 2
+    store BUF T1
+    einsum a on Y[0:1] X[0:2]
+      spatial n over X in tiles of 3
+        store BUF W0 T0
+        for n in tiles of 1
+          for k in tiles of 1
+            for m in tiles of 1
+              mac
+    einsum b on Y[1:2] X[0:1] with m = p
+      store BUF W1 T1 T2
+      for k in tiles of 1
+        for n in tiles of 1
+          for p in tiles of 1
+            mac"""
+
+
+def lines(text: str, arch: Arch = NODES, workload: Workload = FC) -> list[str]:
+    with pytest.raises(ValueError) as fault:
+        evaluate(arch, workload, parse_schedule(text))
+    return str(fault.value).splitlines()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_texts_are_read_as_they_are_printed(seed: int) -> None:
+    _, _, schedule = random_schedule(Random(seed))
+    assert parse_schedule(str(schedule)) == schedule and str(parse_schedule(str(schedule))) == str(schedule)
+
+
+def test_indentation_and_spaces_are_free() -> None:
+    loose = "\n".join(f" {line.strip()}  " for line in PIPE.replace("m = p", "m  =p").replace("Y[1:2] X[0:1]", " Y[1:2]  X[0:1]").splitlines())
+    assert parse_schedule(loose) == parse_schedule(PIPE) and str(parse_schedule(loose)) == PIPE
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_single_einsum_costs_what_it_costs_alone(seed: int) -> None:
+    e, arch, mapping = random_case(Random(seed))
+    e = replace(e, name="one")
+    one = Workload("one", (e,))
+    alone = einsum_cost(Problem(arch, e, "energy"), mapping)
+    found = evaluate(arch, one, in_turn(one, {"one": mapping}))
+    assert isinstance(alone, EinsumCost) and isinstance(found, Solution)
+    assert found.einsums == (alone,) and (found.energy_pj, found.latency_cycles, found.steady_cycles) == (alone.energy_pj, *2 * (alone.latency_cycles,))
+    head = next((i for i, node in enumerate(mapping.nodes) if i > seed % 5), 0)
+    split = Schedule((Segment((Branch("one", replace(mapping, nodes=mapping.nodes[head:])),), mapping.nodes[:head]),))
+    forked = evaluate(arch, one, split)
+    assert isinstance(forked, Solution)
+    assert (forked.energy_pj, forked.latency_cycles, forked.einsums[0].counts) == (alone.energy_pj, alone.latency_cycles, alone.counts)
+
+
+def test_equal_einsums_are_costed_once_under_names_of_their_own() -> None:
+    rng = Random(3)
+    e = replace(random_einsum(rng, ("gemm",)), name="a")
+    twin = einsum("T[x,y] += C[x,z] * V[z,y]", dict(zip("xyz", (n for _, n in e.extents), strict=True)), "b")
+    arch = random_arch(rng)
+    both = Workload("both", (e, twin)) if twin.sizes() == {"x": e.sizes()["m"], "y": e.sizes()["n"], "z": e.sizes()["k"]} else Workload("both", (e,))
+    mapping = random_mapping(rng, e, arch)
+    found, one = evaluate(arch, both, in_turn(both, {"a": mapping})), evaluate(arch, Workload("a", (e,)), in_turn(Workload("a", (e,)), {"a": mapping}))
+    assert isinstance(found, Solution) and isinstance(one, Solution)
+    assert [c.count for c in found.einsums] == [len(both.einsums)] and found.energy_pj == len(both.einsums) * one.energy_pj
+
+
+def test_a_fused_tensor_stays_on_the_chip() -> None:
+    found = evaluate(NODES, FC, parse_schedule(FUSED))
+    assert isinstance(found, Solution) and [(one.tensor, one.level) for one in on_chip(found)] == [("T1", "BUF")]
+    moved = {(c.name, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"}
+    assert not [key for key in moved if key[1] == "T1"] and moved["b", "T2", "write"] == 16 and moved["a", "W0", "read"] == 4 * 24
+    assert found.segments[0].peak_bits == (("BUF", 8 * (2 * 6 + 2 * 2)),)
+
+
+def test_a_pipeline_is_billed_by_hand() -> None:
+    """Four granules. Stage a: two lanes, 24 products each of a granule; stage b one lane, 24. T1 is read out of stage a once, and written into b's copy."""
+    found = evaluate(NODES, FC, parse_schedule(PIPE))
+    assert isinstance(found, Solution) and found.segments[0].granules == 4
+    counts = {(c.name, row.level, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts}
+    assert counts["a", "DRAM", "T0", "read"] == 32 and ("a", "DRAM", "W0", "read") not in counts and counts["a", "BUF", "T0", "write"] == 64
+    assert counts["b", "BUF", "T1", "write"] == 48 and counts["b", "BUF", "T1", "read"] == 48 + 96
+    assert found.segments[0].on_chip == (("T1", "BUF"),) and dict(found.segments[0].peak_bits)["BUF"] == 8 * max(2 * 6 + 12 + 8, 12 + 12 + 4)
+    stages = found.segments[0].stage_cycles
+    assert found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0) and found.steady_cycles == 4 * max(stages) and "pinned" in found.certificate
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("Y[0:1] X[0:2]", "Y[0:1] X[0:5]", "segment 1: einsum a on X[0:5] lies outside of the grid; X has lanes 0 to 3"),
+    ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share lanes of grid; give each its own"),
+    ("Y[1:2] X[0:1]", "Z[1:2]", "segment 1: einsum b on Z: stages lie on the lanes of one fan-out; take Y[0:2], X[0:4]"),
+    ("  for m in tiles of 2", "  for m in tiles of 3",
+     "segment 1: unmatched granularity: tiles of 3 do not divide 8 (m); the granules of a pipeline are equal"),
+    (" with m = p", "", "segment 1: shared loop m is no rank of b, which has p, n, k; say einsum b with m = RANK"),
+    (" with m = p", " with m = n", "segment 1: unmatched granularity: shared loop m runs over 8 in a, 2 in b; share loops over equal ranks"),
+    ("    store BUF T1\n", "", "segment 1: T1 goes from a to b, but no storage node above both holds it; add store LEVEL T1 there"),
+    ("weights pinned\n", "", "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned"),
+    ("store DRAM T0 T2", "store DRAM T0", "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2"),
+    ("spatial n over X in tiles of 3", "spatial k over X in tiles of 2",
+     "mapping of a: spatial k splits the sums of T1, which no lane then holds whole; split another rank"),
+    ("spatial n over X in tiles of 3", "spatial n over X in tiles of 4", "mapping of a: lanes share T1 out unevenly (n in tiles of 4); take tiles that divide"),
+    ("weights pinned", "weights pinned\nkeep BUF T1 1/2", "keep BUF T1: must be a level of the chip outside of all lanes: there is none"),
+    ("store BUF W1 T1 T2", "hold BUF T1\nstore BUF W1 T1 T2",
+     "mapping of b: hold BUF T1: must name a store of the einsum's own nest whose input no shared loop cuts"),
+])
+def test_bad_schedules_say_one_line(old: str, new: str, said: str) -> None:
+    assert PIPE.count(old) == 1
+    assert said in lines(PIPE.replace(old, new))[0:1]
+
+
+def test_a_cyclic_schedule_says_one_line() -> None:
+    a, b = (Segment((Branch(e.name, parse("store DRAM " + " ".join(p.tensor for p in e.tensors()) + "\nmac")),)) for e in FC.einsums)
+    with pytest.raises(ValueError, match=r"^schedule: cyclic, b \(segment 1\) reads T1 before a \(segment 2\) has made it; put a first$"):
+        evaluate(NODES, FC, Schedule((b, a)))
+    with pytest.raises(ValueError, match=r"^schedule: einsum b has no place; add a segment with its nest$"):
+        evaluate(NODES, FC, Schedule((a,)))
+
+
+def test_a_fused_tensor_without_room_is_infeasible() -> None:
+    small = replace(NODES, levels=(NODES.levels[0], replace(NODES.levels[1], capacity_bits=8 * 15)))
+    found = evaluate(small, FC, parse_schedule(FUSED))
+    assert isinstance(found, Infeasible) and str(found) == "b: BUF needs 16 bytes, has 15"
+
+
+def test_kept_words_are_not_loaded() -> None:
+    nest = "store DRAM {0}\nstore GLB {0}\nfor {1} in tiles of 1\nfor {2} in tiles of 1\nfor {3} in tiles of 1\nmac"
+    arch = Arch("two", (NODES.levels[0], Level("GLB", None, 8, 1.0, 1.0)), (), Compute(0.5, 0.5), 1.0, 8)
+    plain = in_turn(FC, {"a": parse(nest.format("T0 W0 T1", *"mnk")), "b": parse(nest.format("T1 W1 T2", *"pnk"))})
+    moved = []
+    for share in ("0", "1/4", "1"):
+        keeps = parse_schedule(f"keep GLB T1 {share}").keeps if share != "0" else ()
+        found = evaluate(arch, FC, replace(plain, keeps=keeps))
+        assert isinstance(found, Solution)
+        moved.append([sum(row.elems for c in found.einsums for row in c.counts if (row.level, row.tensor) == ("DRAM", "T1")),
+                      dict(found.segments[0].peak_bits)["GLB"] if found.segments else 0])
+    assert moved == [[96, 0], [72, 8 * (32 + 24 + 1 + 12)], [0, 8 * (32 + 24 + 48)]]
+
+
+def test_files_hold_either_form(tmp_path: Path) -> None:
+    path = tmp_path / "fused.txt"
+    path.write_text(FUSED)
+    assert load(path, FC) == parse_schedule(FUSED)
+    path.write_text(FUSED.replace("einsum b with m = p", "einsum b whith m = p"))
+    with pytest.raises(ValueError, match=r'fused.txt: schedule, line 11: "einsum b whith m = p" cannot stand here'):
+        load(path, FC)

@@ -1,0 +1,59 @@
+"""Closed forms of whole schedules against a walk of every element, and of pipelines against a walk in time."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.sim.evaluate import Solution
+from dse.sim.graph import evaluate, filled_cycles
+from tests.schedules import random_schedule
+from tests.walked import walk_schedule
+
+
+def differences(seed: int) -> list[str]:
+    """What the evaluator and the walk say differently of one random schedule."""
+    arch, workload, schedule = random_schedule(Random(seed))
+    found = evaluate(arch, workload, schedule)
+    assert isinstance(found, Solution), found
+    walked = walk_schedule(arch, workload, schedule)
+    lines = list(walked.wrong)
+    for c in found.einsums:
+        tally = walked.tallies[c.name]
+        for what in ("elems", "busiest_elems"):
+            got = {(row.level, row.tensor, row.action): getattr(row, what) for row in c.counts if what == "elems" or row.tensor not in walked.remote}
+            want = {key: n for key, n in (tally.total if what == "elems" else tally.busiest).items() if n and (what == "elems" or key[1] not in walked.remote)}
+            lines += [f"{c.name} {key} {what}: {got.get(key, 0)}, walked {float(want.get(key, 0))}" for key in got | want
+                      if abs(got.get(key, 0) - want.get(key, 0)) > 1e-6]
+    for i, (row, peak) in enumerate(zip(found.segments, walked.peaks, strict=False)):
+        if dict(row.peak_bits) != peak:
+            lines.append(f"segment {i + 1} holds {dict(row.peak_bits)}, walked {peak}")
+    return [f"seed {seed}: {line}" for line in lines]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_schedules_move_and_hold_what_a_walk_of_all_elements_does(seed: int) -> None:
+    assert differences(seed) == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 12), st.data())
+def test_pipelines_take_what_a_walk_of_granules_takes(cycles: list[int], granules: int, data: st.DataObject) -> None:
+    """A stage starts a granule when it is done with the one before, those it reads are made, and there is room: a tensor's home holds as many granules as there
+    are stages from its maker to its last reader, both included. In a chain to the cycle; elsewhere the closed form has stages wait for others in the order of
+    the text, and is never faster."""
+    count = len(cycles)
+    reads = {s: data.draw(st.sets(st.integers(0, s - 1))) if s else set() for s in range(count)}
+    chain = all(s - 1 in reads[s] for s in range(1, count))
+    last = {p: max([s for s in range(count) if p in reads[s]], default=p) for p in range(count)}
+    done: dict[tuple[int, int], int] = {}
+    for b in range(granules):
+        for s in range(count):
+            room = b - (last[s] - s + 1)
+            waits = [done.get((s, b - 1), 0), *(done[p, b] for p in reads[s]), done.get((last[s], room), 0) if room >= 0 else 0]
+            done[s, b] = max(waits) + cycles[s]
+    walked = max(done.values())
+    assert walked == filled_cycles(cycles, granules) if chain else walked <= filled_cycles(cycles, granules)

@@ -1,0 +1,370 @@
+"""Walks whole schedules element by element: what moves, what is held when, and that nothing is read before it is complete. Shares no code with dse/sim.
+
+Each einsum of a segment is walked by `tests/oracle.py` over its own nest; shared loops and nodes are walked here, around all of them. The stages of a pipeline
+are walked granule by granule; of what they hold meanwhile, granule b of a tensor is alive from the turn of its maker to that of its last reader.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import product
+
+from dse.nest import Loop, Mapping, Store
+from dse.schedule import Branch, Schedule, Segment
+from hw.arch import Arch
+from tests.oracle import Tally, Walk
+from workloads.einsum import Einsum
+from workloads.graph import Workload
+
+
+@dataclass
+class Stage(Walk):
+    """One einsum's walk below a fork. held: nodes that are filled in the first granule only; first: whether this is it.
+
+    alive: (level, tensor, node) -> elements that the first lane holds now; moments: all that were alive at one time.
+    """
+
+    held: tuple = ()
+    first: bool = True
+    alive: dict = field(default_factory=dict)
+    moments: set = field(default_factory=set)
+    visits: Counter = field(default_factory=Counter)
+    sums: Counter = field(default_factory=Counter)
+    whole: tuple = ()  # stores that may not sink
+
+    def rest(self, i, p):
+        return i if self.mapping.nodes[i] in self.whole else super().rest(i, p)
+
+    def fill(self, at, node, tensor, parent, elements, output):
+        if self.first or node not in self.held:
+            super().fill(at, node, tensor, parent, elements, output)
+
+    def go(self, at, env):
+        pushed = []
+        if all(lane == 0 for _, _, lane in self.lanes):
+            for tensor, level in self.resting[at]:
+                key = (level, tensor.tensor, at)
+                pushed.append((key, self.alive.get(key)))
+                self.alive[key] = len(self.box(tensor, env, clip=False))
+                self.visits[level, tensor.tensor] += self.first or Store(level, tensor.tensor) not in self.held
+            if at == len(self.mapping.nodes):
+                self.moments.add(frozenset(((level, tensor), n) for (level, tensor, _), n in self.alive.items()))
+        super().go(at, env)
+        for key, before in pushed:
+            if before is None:
+                del self.alive[key]
+            else:
+                self.alive[key] = before
+
+    def compute(self, env):
+        super().compute(env)
+        (element,) = self.box(self.e.output, env, clip=False)
+        self.sums[element] += 1
+
+
+@dataclass
+class Walked:
+    """Of a schedule: tallies per einsum, peak bits per level of every segment, faults of meaning; tensors read out of other stages' lanes."""
+
+    tallies: dict
+    peaks: list
+    wrong: list
+    remote: set
+
+
+def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
+    """Kept tensors: all that is moved where they lie as their nests say, and where they lie inside, mixed by the share of each."""
+    far = [SegmentWalk(arch, workload, segment, schedule, {}).run() for segment in schedule.segments]
+    near = [SegmentWalk(arch, workload, segment, schedule, {k.tensor: k.level for k in schedule.keeps}).run() for segment in schedule.segments]
+    share = {k.tensor: k.share for k in schedule.keeps}
+    tallies, peaks, wrong = {}, [], []
+    for i, (a, z) in enumerate(zip(far, near, strict=True)):
+        for name in a.stages:
+            tallies[name] = Tally(*(mixed(x, y, share) for x, y in ((a.stages[name].tally.total, z.stages[name].tally.total),
+                                                                    (a.stages[name].tally.busiest, z.stages[name].tally.busiest))))
+        wrong += a.wrong
+        peaks.append(a.peak(i, workload, schedule))
+    return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)})
+
+
+def mixed(far: Counter, near: Counter, share: dict) -> Counter:
+    return Counter({key: (1 - share.get(key[1], 0)) * Fraction(far[key]) + share.get(key[1], 0) * Fraction(near[key]) for key in far | near})
+
+
+@dataclass
+class SegmentWalk:
+    arch: Arch
+    workload: Workload
+    segment: Segment
+    schedule: Schedule
+    kept: dict
+    stages: dict = field(default_factory=dict)
+    shared: dict = field(default_factory=dict)  # position of a shared node -> elements that it holds now
+    moments: set = field(default_factory=set)
+    visits: Counter = field(default_factory=Counter)
+    wrong: list = field(default_factory=list)
+    granule: int = 0
+
+    def __post_init__(self):
+        self.e = {e.name: e for e in self.workload.einsums}
+        self.levels = [level.name for level in self.arch.levels]
+        self.names = [b.einsum for b in self.segment.branches]
+        stores = [(i, n) for i, n in enumerate(self.segment.nodes) if isinstance(n, Store)]
+        self.home = {n.tensor: i for i, n in stores}
+        self.users = {t: [name for name in self.names if t in {p.tensor for p in self.e[name].tensors()}] for t in self.home}
+        region = {one.dim for b in self.segment.branches for one in b.region}
+        self.fan = next((f for f in self.arch.fanouts if region & {d for d, _ in f.dims}), None)
+        for b in self.segment.branches:
+            self.stages[b.einsum] = self.stage(b, self.e[b.einsum])
+
+    def lies_in_lanes(self, node: Store) -> bool:
+        return self.fan is not None and self.levels.index(node.level) >= self.fan.outside
+
+    def stage(self, b: Branch, e: Einsum) -> Stage:
+        own = list(b.mapping.nodes)
+        homes = [self.segment.nodes[at] for t, at in self.home.items() if self.lies_in_lanes(self.segment.nodes[at]) and self.users[t][0] == e.name]
+        if homes:
+            dims = {d for d, _ in self.fan.dims}
+            lead = 0
+            while lead < len(own) and isinstance(own[lead], Loop) and own[lead].over in dims:
+                lead += 1
+            own[lead:lead] = homes
+        dead = [n for n in own if isinstance(n, Store) and n.tensor in self.kept and self.levels.index(n.level) <= self.levels.index(self.kept[n.tensor])]
+        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.held, whole=tuple(homes))
+
+    def run(self) -> SegmentWalk:
+        for stage in self.stages.values():
+            for p in stage.e.tensors():
+                chain = stage.holders.setdefault(p.tensor, [])
+                if p.tensor in self.kept:
+                    chain.append((-1000, self.kept[p.tensor]))
+                began = {n.tensor for i, n in enumerate(self.segment.nodes) if isinstance(n, Store) and n.tensor == p.tensor}
+                if began:  # the outermost node stands in the shared part: nodes of its own nest may sink
+                    self.resink(stage)
+        self.go(0, {name: {rank: (0, n) for rank, n in self.e[name].extents} for name in self.names})
+        return self
+
+    def resink(self, stage: Stage) -> None:
+        """Nodes of the own nest rest where `rest` says, if a node further out exists."""
+        begun = {n.tensor for n in self.segment.nodes if isinstance(n, Store)}
+        stage.resting = [[] for _ in range(len(stage.mapping.nodes) + 1)]
+        for i, node in enumerate(stage.mapping.nodes):
+            if isinstance(node, Store):
+                p = next(p for p in stage.e.tensors() if p.tensor == node.tensor)
+                stage.resting[stage.rest(i, p) if node.tensor in begun and node not in stage.whole else i].append((p, node.level))
+                begun.add(node.tensor)
+
+    def go(self, at: int, envs: dict) -> None:
+        nodes = self.segment.nodes
+        for i, p, name in self.resting(at):
+            held = len(self.stages[name].box(p, envs[name], clip=False))
+            if all(lane == 0 for _, _, lane in self.stages[name].lanes):
+                self.shared[i] = max(held, self.shared.get(i, 0))
+                self.visits[nodes[i]] += 1
+        if at == len(nodes):
+            self.fork(envs)
+            self.granule += 1
+            return
+        node = nodes[at]
+        if isinstance(node, Store):
+            return self.store(at, node, envs)
+        starts = {name: range(*envs[name][self.rank(node, name)], node.tile) for name in self.names}
+        for lane in range(len(starts[self.names[0]])):
+            inner = {}
+            for name in self.names:
+                rank = self.rank(node, name)
+                low = starts[name][lane]
+                inner[name] = {**envs[name], rank: (low, min(low + node.tile, envs[name][rank][1]))}
+                if node.over:
+                    self.stages[name].lanes.append((at - len(nodes), Loop(rank, node.tile, node.over), lane))
+            self.go(at + 1, inner)
+            if node.over:
+                for name in self.names:
+                    self.stages[name].lanes.pop()
+
+    def rank(self, loop: Loop, name: str) -> str:
+        branch = next(b for b in self.segment.branches if b.einsum == name)
+        return dict(branch.ranks).get(loop.rank, loop.rank)
+
+    def resting(self, at: int) -> list:
+        """Shared nodes that come to rest just above a position: (their position, projection, einsum that fills it); the outermost of a tensor stays."""
+        found, begun = [], set()
+        for i, node in enumerate(self.segment.nodes):
+            if not isinstance(node, Store) or self.lies_in_lanes(node):
+                continue
+            name = self.users[node.tensor][0]  # who fills it
+            p = next(p for p in self.e[name].tensors() if p.tensor == node.tensor)
+            if at == (i if node.tensor not in begun else self.sunk(i, p, name)):
+                found.append((i, p, name))
+            begun.add(node.tensor)
+        return found
+
+    def sunk(self, i: int, p, name: str) -> int:
+        alone = {d.terms[0][0] for d in p.dims if len(d.terms) == 1 and d.terms[0][1] == 1}
+        own = {rank for d in p.dims for rank, _ in d.terms}
+        for j in range(i + 1, len(self.segment.nodes)):
+            node = self.segment.nodes[j]
+            if isinstance(node, Store) and self.meets(j, name):
+                return j
+            if isinstance(node, Store):
+                continue
+            if node.over or self.rank(node, name) not in own:
+                return j
+            if self.rank(node, name) not in alone:
+                return j + 1
+        return len(self.segment.nodes)
+
+    def meets(self, j: int, name: str) -> bool:
+        """Whether an einsum has a shared node on its way: it fills it, or reads what another has put there."""
+        users = self.users[self.segment.nodes[j].tensor]
+        return name in users and (name == users[0] or j == self.home[self.segment.nodes[j].tensor]) and not self.lies_in_lanes(self.segment.nodes[j])
+
+    def store(self, at: int, node: Store, envs: dict) -> None:
+        if self.lies_in_lanes(node):
+            return self.go(at + 1, envs)
+        if node.tensor in self.kept and self.levels.index(node.level) <= self.levels.index(self.kept[node.tensor]):
+            return self.go(at + 1, envs)
+        first, *others = self.users[node.tensor]
+        position = at - len(self.segment.nodes)
+        w = self.stages[first]
+        p = next(p for p in w.e.tensors() if p.tensor == node.tensor)
+        chain, output = w.holders[node.tensor], p is w.e.output
+        elements = w.box(p, envs[first], clip=True)
+        if chain:
+            Walk.fill(w, position, node, p, chain[-1], elements, output)
+        chain.append((position, node.level))
+        for name in others if at == self.home[node.tensor] else ():
+            self.stages[name].holders[node.tensor].append((position, node.level))
+        self.go(at + 1, envs)
+        chain.pop()
+        for name in others if at == self.home[node.tensor] else ():
+            self.stages[name].holders[node.tensor].pop()
+        if chain and output:
+            parent_at, parent = chain[-1]
+            w.add(position, node.level, node.tensor, "read", w.words(p, elements))
+            if not w.share(p, parent_at):
+                w.add(parent_at, parent, node.tensor, "write", w.words(p, elements))
+
+    def fork(self, envs: dict) -> None:
+        for name in self.names:
+            w = self.stages[name]
+            w.first = self.granule == 0
+            if not w.first and len(self.names) == 1:  # it never left its arrays
+                w.entries[0] = []
+            for t, at in self.home.items():
+                if name in self.users[t][1:] and self.lies_in_lanes(self.segment.nodes[at]):
+                    w.holders[t] = [(-1, self.segment.nodes[at].level)]
+            self.complete(name, envs[name])
+            w.go(0, envs[name])
+            if all(lane == 0 for _, _, lane in w.lanes):
+                now = frozenset(self.shared.items())
+                self.moments |= {(name, now, moment) for moment in w.moments}
+                w.moments = set()
+
+    def complete(self, name: str, env: dict) -> None:
+        """All that the einsum may read of what the segment makes has its whole sum by now."""
+        for p in self.e[name].inputs:
+            maker = next((m for m in self.names if self.e[m].output.tensor == p.tensor), None)
+            if maker is None:
+                continue
+            due = points(self.e[maker])
+            for element in self.stages[name].box(p, env, clip=True):
+                if self.stages[maker].sums[element] != due[element]:
+                    self.wrong.append(f"{name} reads {p.tensor}{element} after {self.stages[maker].sums[element]} of {due[element]} additions")
+                    return
+
+    def peak(self, number: int, workload: Workload, schedule: Schedule) -> dict:
+        """Bits that one instance of each level holds at most, all stages of a pipeline under way."""
+        level_of = {level.name: level for level in self.arch.levels}
+        width = {p.tensor: p.bits or self.arch.word_bits for e in workload.einsums for p in e.tensors()}
+
+        def bits(level, tensor, n, twice):
+            return n * width[tensor] * (2 if level_of[level].double_buffer and twice else 1)
+
+        nodes = self.segment.nodes
+        alive = {t: self.alive_granules(t) for t in self.home}
+        by_name: dict = {}
+        shared_most: Counter = Counter()
+        for name, shared, own in self.moments:
+            held: Counter = Counter()
+            for i, n in shared:
+                node = nodes[i]
+                handed = i == self.home[node.tensor] and len(self.users[node.tensor]) > 1 and node.level != self.levels[0]
+                many = alive[node.tensor] if self.fan and handed else 0
+                twice = not many and self.visits[node] > 1 and not self.pinned(self.users[node.tensor][0], node.level, node.tensor)
+                room = bits(node.level, node.tensor, n * max(many, 1), twice)
+                if not (self.kept_whole(node.level, node.tensor)):
+                    shared_most[i] = max(shared_most[i], room)
+            for (level, tensor), n in own:
+                at = self.home.get(tensor)
+                handed = at is not None and nodes[at].level == level and self.lies_in_lanes(nodes[at]) and self.users[tensor][0] == name
+                twice = self.stages[name].visits[level, tensor] > 1 and not self.pinned(name, level, tensor)
+                if not self.kept_whole(level, tensor):
+                    held[level] += bits(level, tensor, n * alive[tensor], False) if handed else bits(level, tensor, n, twice)
+            by_name.setdefault(name, []).append(held)
+        total: Counter = Counter()
+        for level in self.levels[1:]:
+            own = {name: max(held[level] for held in every) for name, every in by_name.items()}
+            together = sum if self.fan and self.levels.index(level) < self.fan.outside else max
+            total[level] = together(own.values()) + sum(n for i, n in shared_most.items() if nodes[i].level == level)
+        at = {b.einsum: i for i, s in enumerate(schedule.segments) for b in s.branches}
+        for keep in schedule.keeps:
+            maker = next(e for e in workload.einsums if e.output.tensor == keep.tensor)
+            last = max(at[e.name] for e in workload.einsums if keep.tensor in {p.tensor for p in e.inputs})
+            if at[maker.name] <= number <= last:
+                elems = 1
+                for d in maker.output.dims:
+                    elems *= d.size
+                total[keep.level] += -(-elems * keep.share.numerator // keep.share.denominator) * width[keep.tensor]
+        for i, segment in enumerate(schedule.segments):
+            if i != number and schedule.weights == "pinned":
+                for level, n in self.pinned_bits(segment, workload, width).items():
+                    total[level] += n
+        return {level: n for level, n in total.items() if n}
+
+    def pinned_bits(self, segment: Segment, workload: Workload, width: dict) -> Counter:
+        """What the weights of another segment hold all the while: their tiles, of each stage of a pipeline in lanes of its own."""
+        own: list[Counter] = []
+        for b in segment.branches:
+            held: Counter = Counter()
+            e = self.e[b.einsum]
+            for p in e.inputs:
+                at, node = next((i, n) for i, n in enumerate((*segment.nodes, *b.mapping.nodes)) if isinstance(n, Store) and n.tensor == p.tensor)
+                if p.tensor in workload.weights and node.level != self.levels[0]:
+                    tile = e.sizes()
+                    for loop in (*segment.nodes, *b.mapping.nodes)[:at]:
+                        if isinstance(loop, Loop):
+                            rank = dict(b.ranks).get(loop.rank, loop.rank)
+                            tile[rank] = min(loop.tile, tile[rank])
+                    n = 1
+                    for d in p.dims:
+                        n *= 1 + sum(c * (tile[rank] - 1) for rank, c in d.terms)
+                    held[node.level] += n * width[p.tensor]
+            own.append(held)
+        staged = any(b.region for b in segment.branches)
+        return Counter({level: (max if staged else sum)(held[level] for held in own) for level in self.levels})
+
+    def pinned(self, name: str, level: str, tensor: str) -> bool:
+        own = [n for n in (*self.segment.nodes, *self.stages[name].mapping.nodes) if isinstance(n, Store) and n.tensor == tensor]
+        return tensor in self.workload.weights and self.schedule.weights == "pinned" and own[0].level == level != self.levels[0]
+
+    def kept_whole(self, level: str, tensor: str) -> bool:
+        return any(k.tensor == tensor and k.level == level and k.share == 1 for k in self.schedule.keeps)
+
+    def alive_granules(self, tensor: str) -> int:
+        """Granules of a tensor alive at one time: stage j works on granule b in turn b + j."""
+        turn = [self.names.index(name) for name in self.users[tensor]]
+        granules = range(max(self.granule, 1))
+        return max(sum(b + turn[0] <= now <= b + turn[-1] for b in granules) for now in range(len(granules) + len(self.names)))
+
+
+def points(e: Einsum) -> Counter:
+    """How many products are added up in each element of the output."""
+    found: Counter = Counter()
+    ranks = [rank for rank, _ in e.extents]
+    for index in product(*(range(n) for _, n in e.extents)):
+        env = dict(zip(ranks, index, strict=True))
+        found[tuple(d.offset + sum(c * env[rank] for rank, c in d.terms) for d in e.output.dims)] += 1
+    return found
