@@ -215,7 +215,7 @@ def _print_mapped(found: Any, given: argparse.Namespace) -> int:
         screen.print_json(found.totals) if given.format == "json" else print(found.text(), end="")
         return 1
     if given.format == "yaml":
-        print(yaml.safe_dump(explain.schedule(found.found), sort_keys=False), end="")
+        print(found.found.schedule or yaml.safe_dump(explain.schedule(found.found), sort_keys=False).rstrip())
     elif given.format == "json":
         screen.print_json(explain.document(found.arch, found.workload, found.found))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import inf
 from typing import Any
@@ -13,9 +13,10 @@ from dse.nest import Loop, to_data
 from dse.reuse.traffic import Reuse
 from dse.sim.cost import bits_of
 from dse.sim.evaluate import EinsumCost, Solution
+from dse.sim.graph import on_chip
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
-from workloads.graph import Workload, unique
+from workloads.graph import Workload
 
 MOST = 0.8  # of the energy: the einsums that make it are shown
 FEW = 8  # einsums that are all shown
@@ -40,7 +41,8 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
     ns = solution.latency_cycles / arch.clock_ghz
     return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
             "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(), "status": "ok", "gap_in_space": _known(solution.gap_in_space),
-            "gap_to_bound": _known(solution.gap_to_bound), "certificate": solution.certificate, "space": SPACE}
+            "gap_to_bound": _known(solution.gap_to_bound), "certificate": solution.certificate,
+            "space": "the schedule as given" if solution.schedule else SPACE}
 
 
 def _known(gap: float) -> float | None:
@@ -62,13 +64,13 @@ def lanes_used(c: EinsumCost, e: Einsum) -> int:
 
 def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
     """What may bring an answer nearer to its bound, if it is more than a tenth above."""
-    if solution.gap_to_bound <= FAR:
+    if solution.gap_to_bound <= FAR or solution.schedule:
         return ""
     if arch.described():
         return "layouts are not searched: --layout TENSOR=TEXT gives a tensor another one than row-major"
     if not all(c.proven for c in solution.einsums):
         return "not all is proven: --set solver.mapper=optimal searches exactly, smaller or rounder extents are proven sooner"
-    idle = [c.name for c, group in zip(solution.einsums, unique(workload), strict=True) if lanes_used(c, group.einsum) < arch.instances(len(arch.levels))]
+    idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
     if idle and any(c.proven.startswith("perfect") for c in solution.einsums):
         return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=ragged_lanes takes ragged lanes too"
     return "proven in its space: the bound counts what must move once, and knows no capacity"
@@ -79,12 +81,16 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     einsums: list[dict[str, Any]] = [
         {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
          "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": c.certificate,
-         "lanes": lanes_used(c, group.einsum), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
-        for c, group in zip(solution.einsums, unique(workload), strict=True)]
-    for row, c, group in zip(einsums, solution.einsums, unique(workload), strict=True):
+         "lanes": lanes_used(c, e), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
+        for c, e in listed(workload, solution)]
+    for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
         if c.moved:
-            row["layouts"] = layouts(arch, group.einsum, c)
-    return {**totals(arch, solution), "einsums": einsums}
+            row["layouts"] = layouts(arch, e, c)
+    found = {**totals(arch, solution), "einsums": einsums}
+    if solution.schedule:
+        found |= {"schedule": str(solution.schedule), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [
+            {**asdict(row), "on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)} for row in solution.segments]}
+    return found
 
 
 def schedule(solution: Solution) -> dict[str, Any]:
@@ -95,6 +101,8 @@ def schedule(solution: Solution) -> dict[str, Any]:
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
     found = totals(arch, solution)
+    if chip := on_chip(solution):
+        found["never leave the chip"] = ", ".join(f"{one.tensor} at {one.level}" for one in chip if one.share in ("all", "1")) or "none whole"
     if hint := helps(arch, workload, solution):
         found["what may help"] = hint
     if workload.folded:
@@ -107,11 +115,11 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
     """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
     every = arch.instances(len(arch.levels))
-    found = [energy(arch, solution)]
-    cost = sorted(zip(solution.einsums, unique(workload), strict=True), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    found = [energy(arch, solution), *([segments(arch, solution)] if solution.segments else [])]
+    cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
-             f"{lanes_used(c, group.einsum) or '-'} of {every}", c.gap_to_bound, group.einsum.points() * c.count, c.certificate.partition(";")[0])
-            for c, group in cost]
+             f"{lanes_used(c, e) or '-'} of {every}", c.gap_to_bound, e.points() * c.count, c.certificate.partition(";")[0])
+            for c, e in cost]
     behind = list(accumulate(row[3] for row in rows))
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
     rest = rows[shown:]
@@ -124,6 +132,27 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     return found
 
 
+SEGMENTS = ("segment", "einsums", "granules", "energy_pj", "latency_cycles", "steady_cycles", "stays_on_chip", "most_held")
+
+
+def segments(arch: Arch, solution: Solution) -> Table:
+    """What runs together: -> next in turn under shared loops, | side by side as stages of a pipeline."""
+    rows = []
+    for i, row in enumerate(solution.segments, 1):
+        held = ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits)
+        rows.append((i, (" | " if row.granules else " -> ").join(row.einsums), row.granules or None, row.energy_pj, row.latency_cycles, row.steady_cycles,
+                     ", ".join(f"{tensor} at {level}" for tensor, level in row.on_chip), held))
+    kept = [f"{one.share} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
+    said = solution.certificate.split("; ")[:-2]
+    return Table("segments", SEGMENTS, tuple(rows), "; ".join([*said, *kept, "|: stages of a pipeline, side by side; ->: in turn; most held: by one instance"]))
+
+
+def listed(workload: Workload, solution: Solution) -> list[tuple[EinsumCost, Einsum]]:
+    """What is costed, with the einsums."""
+    by_name = {e.name: e for e in workload.einsums}
+    return [(c, by_name[c.name]) for c in solution.einsums]
+
+
 def energy(arch: Arch, solution: Solution) -> Table:
     """Energy per component of the machine: what moving and computing takes, and what it takes to be switched on (leakage, background of a DRAM)."""
     names = [*(level.name for level in arch.levels), "MAC"]
@@ -132,7 +161,7 @@ def energy(arch: Arch, solution: Solution) -> Table:
         for part in cost.price.parts:
             if part.level in moved:
                 moved[part.level] += cost.count * part.energy_pj
-    ns = solution.latency_cycles / arch.clock_ghz
+    ns = solution.steady_cycles / arch.clock_ghz  # what leakage is billed over
     lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
     powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
     rows = [(name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1)) for name, mw in zip(names, powers, strict=True)]

@@ -201,12 +201,16 @@ def numbered(workload: Workload, name: str | None) -> dict[str, int]:
 def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, room: int = WIDE) -> str:
     """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of the einsum that is named ("all": of each; None:
     of the costliest)."""
-    at = numbered(workload, name)
+    numbered(workload, name)
+    costed = explain.listed(workload, found)
+    at = {own: i for i, (c, _) in enumerate(costed) for group in unique(workload) if c.name in group.names for own in group.names}
+    at |= {c.name: i for i, (c, _) in enumerate(costed)}
     blocks = [facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)]
     blocks += [_block(one, room) for one in explain.network(arch, workload, found, name == "all")]
+    blocks += [f"{found.schedule}\n"] if found.schedule else []
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
     for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
-        nest, tables = explain.einsum(arch, unique(workload)[i].einsum, found.einsums[i])
+        nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
         blocks += ["\n".join(_wrapped(line, room) for line in nest.splitlines()) + "\n", *(_block(one, room) for one in tables)]
     return "\n".join(blocks)
 
