@@ -156,7 +156,8 @@ def listed(workload: Workload, solution: Solution) -> list[tuple[EinsumCost, Ein
 def energy(arch: Arch, solution: Solution) -> Table:
     """Energy per component of the machine: what moving and computing takes, and what it takes to be switched on (leakage, background of a DRAM)."""
     names = [*(level.name for level in arch.levels), "MAC"]
-    moved = dict.fromkeys(names, 0.0)
+    nets = [f.name for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    moved = dict.fromkeys([*names, *nets], 0.0)
     for cost in solution.einsums:
         for part in cost.price.parts:
             if part.level in moved:
@@ -165,6 +166,7 @@ def energy(arch: Arch, solution: Solution) -> Table:
     lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
     powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
     rows = [(name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1)) for name, mw in zip(names, powers, strict=True)]
+    rows += [(name, moved[name], 0.0, moved[name] / (solution.energy_pj or 1)) for name in nets]
     static = sum(mw * ns for mw in powers) / (solution.energy_pj or 1)
     worst = max(range(len(names)), key=lambda i: powers[i])
     note = (f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while they wait ({names[worst]}: {powers[worst]:.4g} mW). "

@@ -125,6 +125,9 @@ ARRAY: Meanings = {
     "multicast": ("", "one read serves all lanes that want the same element; or the dimensions in which it does"),
     "reduce": ("", "lanes add their partial outputs on the way out; or the dimensions in which they do"),
     "ramp": ("", "a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights, inputs"),
+    "hop_pj": ("pJ", "a mesh of two dimensions, rows first: energy of one bit over one link"),
+    "lane_pj": ("pJ", "energy of one bit that a lane takes from the network, or gives to it"),
+    "rim": ("", "of a mesh: where on it the level outside stands; edge: along its first and last column"),
 }
 LANE: Meanings = {
     "compute": ("", "makes the node the compute, the last one"),

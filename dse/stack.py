@@ -88,7 +88,7 @@ def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = s
 def _in_turn(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
     by = (picks.tiling if TILING[picks.tiling] else f"mapper {picks.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
-    by += "; layouts not searched" if arch.described() else ""
+    by += "; layouts not searched" if arch.described() else "; hops not searched" if arch.felt() else ""
     total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
     return total if isinstance(total, Infeasible) else [total]
 
@@ -98,7 +98,7 @@ def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> E
 
     Raises ValueError with one line per layout that is none.
     """
-    if found.mapping.outside or not (layouts or problem.arch.described()):
+    if found.mapping.outside or not (layouts or problem.arch.felt()):
         return found
     mapping = replace(found.mapping, layouts=tuple(layouts))
     if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(mapping, problem.einsum, problem.arch):
@@ -127,7 +127,7 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if TILING[picks.tiling]:
         return scheduled(arch, unique(workload), picks, tell)
-    if arch.described():
+    if arch.felt():
         found = kept(arch.ideal(), workload, picks, tell)
         return found if isinstance(found, Infeasible) else in_layouts(arch, workload, picks, found[0], ())
     groups = unique(workload)

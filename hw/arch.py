@@ -75,6 +75,7 @@ Cost = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Cell = Literal["lop", "hp"]
 MemoryKind = Literal["sram", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"]
 Still = Literal["os", "ws", "is"]
+Rim = Literal["corners", "edge"]
 ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", "custom"]
 Role = Literal["input", "weight", "output"]
 Label = Literal["None", "DimN", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW"]
@@ -143,7 +144,8 @@ class Memory:
 class Array:
     """Copies of all that follows. dims: size per dimension; multicast, reduce: all dimensions, none, or those named.
 
-    ramp: a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights or inputs.
+    ramp: a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights or inputs. hop_pj: a mesh of two dimensions, energy
+    per bit and link; rim: where on it the level outside stands. lane_pj: energy per bit that a lane takes from or gives to the network, from anywhere.
     """
 
     name: Annotated[Name, Field(alias="array")]
@@ -151,6 +153,9 @@ class Array:
     multicast: Flag | tuple[str, ...] = True
     reduce: Flag | tuple[str, ...] = True
     ramp: Still | None = None
+    hop_pj: Cost = 0.0
+    lane_pj: Cost = 0.0
+    rim: Rim = "corners"
 
     __pydantic_config__ = CLOSED
 
@@ -278,6 +283,8 @@ class Fanout:
     dims: (name, size) of each dimension. multicast: one read serves all lanes that want the same element;
     reduce: lanes add their partial outputs on the way out. Both per dimension.
     ramp: what stays still in a systolic array of two dimensions, rows first: outputs, weights or inputs; "": data do not ripple through.
+    hop_pj: per bit and link of a mesh, rows first; rim: where the level outside stands. lane_pj: per bit at a lane. place: of a part of a mesh, per
+    dimension its first lane and how many the whole mesh has.
     """
 
     name: str
@@ -286,6 +293,10 @@ class Fanout:
     multicast: tuple[bool, ...]
     reduce: tuple[bool, ...]
     ramp: Still | Literal[""] = ""
+    hop_pj: float = 0.0
+    lane_pj: float = 0.0
+    rim: Rim = "corners"
+    place: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +334,13 @@ class Arch:
         return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
 
     def ideal(self) -> Arch:
-        """The machine without a word on lines, rows and banks: layouts cost nothing there, and no mapping more than here."""
-        return replace(self, levels=tuple(replace(level, access=None) for level in self.levels)) if self.described() else self
+        """The machine without a word on lines, rows, banks and networks: layouts and hops cost nothing there, and no mapping more than here."""
+        levels = tuple(replace(level, access=None) for level in self.levels) if self.described() else self.levels
+        return replace(self, levels=levels, fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in self.fanouts)) if self.felt() else self
+
+    def felt(self) -> bool:
+        """Whether anything costs that mappers do not see: layouts, or networks."""
+        return self.described() or any(f.hop_pj or f.lane_pj for f in self.fanouts)
 
     def described(self) -> bool:
         """Whether layouts are felt anywhere."""

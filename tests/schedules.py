@@ -129,6 +129,9 @@ def random_segment(rng: Random, arch: Arch, workload: Workload, part: list[Einsu
     elsewhere = {p.tensor for e in workload.einsums for p in e.inputs if e not in part}
     read = {p.tensor for e in workload.einsums for p in e.inputs}
     common = axes(part)
+    if rng.random() < 0.3:  # and one of equal ranks that may have nothing to do with each other
+        drawn = {e.name: rng.choice(list(e.sizes())) for e in part}
+        common += [drawn] if len({e.sizes()[drawn[e.name]] for e in part}) == 1 and drawn not in common else []
     deepest = f.outside if f else rng.randint(1, len(arch.levels))
     order: dict[str, int] = {}  # tensor -> the innermost level that a shared node holds it at
     nodes: list[Loop | Store] = []

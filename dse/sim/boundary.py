@@ -16,6 +16,7 @@ from math import prod
 from dse.nest import Loop, Mapping, Store
 from dse.sim import transfer
 from dse.sim.counts import Count, Footprint, count, footprints, tile_count
+from dse.sim.network import Owned
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -30,7 +31,8 @@ class Boundary:
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
     begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
     kept: (tensor, level, share). forked: other einsums use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
-    pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; taken: (level, bits) that others hold meanwhile.
+    pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; owned: lanes that hold a remote tensor, where hops
+    are priced. taken: (level, bits) that others hold meanwhile.
     """
 
     outer: tuple[Loop | Store, ...] = ()
@@ -43,6 +45,7 @@ class Boundary:
     forked: bool = False
     pinned: frozenset[str] = frozenset()
     given: tuple[Footprint, ...] = ()
+    owned: tuple[tuple[str, tuple[Owned, ...]], ...] = ()
     taken: tuple[tuple[str, int], ...] = ()
 
     def marks(self) -> str:

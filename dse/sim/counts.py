@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.nest import Loop, Mapping, Store
-from hw.arch import Arch
+from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
 
 Cut = tuple[int, bool]  # (tile, only the first tile of each cut counts)
@@ -391,3 +391,37 @@ def held_elems(p: Projection, tile: dict[str, int]) -> int:
         return whole
     rows = prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in p.dims[:-1])
     return ceil(round(2 * p.density * whole, 6)) + rows  # a density of nnz / size is no exact float
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What one tensor moves across a fan-out, both ways. served: elements at the outer side, those that lanes share once; lanes: elements at all lanes."""
+
+    tensor: Projection
+    served: float
+    lanes: float
+
+
+def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout) -> list[Delivered]:
+    """Of every tensor whose parent node stands outside of a fan-out, and the next one, or compute, inside."""
+    tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
+    nest, wires, order = shape(mapping), wiring(arch), {level.name: v for v, level in enumerate(arch.levels)}
+    draft = Draft(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)])
+
+    def total(terms: Sequence[Term]) -> float:
+        return sum(term.scale * prod(value(draft.factors[n], tiles) for n in term.factors) for term in terms)
+
+    found = []
+    for link in links(nest, e):
+        inner = order[link.child.level] if link.child else len(order)
+        if not order[link.parent.level] < f.outside <= inner:
+            continue
+        (served, _), _ = _moved(draft, link, wires)
+        every = _terms(draft, link, lambda i, loop: False, False)
+        both = [total(served), total(every)]
+        if link.tensor is e.output:
+            (skipped, _), (unfilled, _) = _moved(draft, link, wires, skip=True) if link.parent.level in wires.skips else (NOTHING, NOTHING)
+            at_lanes = total(unfilled) if link.child else total(skipped)
+            both = [2 * both[0] + total(skipped), 2 * both[1] + at_lanes]
+        found.append(Delivered(link.tensor, *both))
+    return found

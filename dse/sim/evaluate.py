@@ -8,7 +8,7 @@ from math import inf
 
 from dse.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.schedule import Schedule
-from dse.sim import boundary, bounds, cost, transfer
+from dse.sim import boundary, bounds, cost, network, transfer
 from dse.sim.boundary import ALONE, Boundary
 from dse.sim.counts import Count, Footprint, wiring
 from hw.arch import Arch
@@ -156,7 +156,9 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     counted = {(row.level, row.tensor, row.action) for row in rows}
     moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
     p = cost.price(rows, e, transfer.slowed(arch, rows, e, moved))
-    if extra := [cost.Part(*one) for one in transfer.parts(moved, arch)]:
+    extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
+    extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in network.ways(mapping, e, arch, problem.boundary.owned)]
+    if extra:
         p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):

@@ -10,7 +10,7 @@ from math import prod
 from dse import nest
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Schedule, Segment, renamed
-from dse.sim import boundary, transfer
+from dse.sim import boundary, network, transfer
 from dse.sim.boundary import ALONE, Boundary, joined
 from dse.sim.counts import Footprint
 from hw.arch import Arch, Fanout
@@ -293,6 +293,8 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
                      len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned))
+    if f and f.hop_pj:
+        found = replace(found, owned=tuple((t, _owners(t, segment, g, f)) for t, _, _ in remote))
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
 
 
@@ -307,25 +309,43 @@ def _stage_lanes(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) ->
     return used
 
 
+def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network.Owned, ...]:
+    """Lanes of the stage that makes a tensor, and what of a granule each holds."""
+    maker = next(b for b in segment.branches if g.einsums[b.einsum].output.tensor == tensor)
+    e = g.einsums[maker.einsum]
+    granule = e.sizes() | {named(loop.rank, maker): loop.tile for loop in shared_loops(segment)}
+    spatial = [isinstance(node, Loop) and node.over in {name for name, _ in f.dims} for node in maker.mapping.nodes]
+    lead = maker.mapping.nodes[: spatial.index(False) if False in spatial else len(spatial)]
+    stage = replace(e, extents=tuple(granule.items()))
+    return network.owners(Mapping(lead), stage, stage.output, _stage_lanes_of(maker, f), granule)
+
+
+def _stage_lanes_of(branch: Branch, f: Fanout) -> Fanout:
+    """What of a fan-out is a stage's."""
+    own = {one.dim: one for one in branch.region}
+    return replace(f, dims=tuple((name, own[name].size if name in own else n) for name, n in f.dims),
+                   place=tuple((own[name].first if name in own else 0, n) for name, n in f.dims))
+
+
 def _stage_arch(branch: Branch, f: Fanout | None, arch: Arch) -> Arch:
     if f is None:
         return arch
-    sizes = {one.dim: one.size for one in branch.region}
-    fanouts = tuple(replace(one, dims=tuple((name, sizes.get(name, n)) for name, n in one.dims)) if one is f else one for one in arch.fanouts)
-    return replace(arch, fanouts=fanouts)
+    return replace(arch, fanouts=tuple(_stage_lanes_of(branch, one) if one is f else one for one in arch.fanouts))
 
 
 def _nest_faults(one: Placed) -> Iterator[str]:
     """What is wrong with the whole nest of an einsum, as `nest.faults` says it; tensors that are handed on or pinned need no node further out."""
     b, e, arch = one.boundary, one.einsum, one.arch
     if b is ALONE:
-        yield from nest.faults(one.nest, e, arch) or transfer.faults(one.nest, e, arch)
+        yield from nest.faults(one.nest, e, arch) or transfer.faults(one.nest, e, arch) or _hop_faults(one.nest, one)
         return
     if b.outer and one.nest.layouts:
         yield f"mapping of {e.name}: layout {one.nest.layouts[0].level} {one.nest.layouts[0].tensor}: below shared loops tensors lie row-major; leave it out"
         return
     whole = joined(b, one.nest)
-    yield from nest.faults(whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels)))
+    if lines := nest.faults(whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))):
+        yield from lines
+        return
     order = {level.name: v for v, level in enumerate(arch.levels)}
     at = {p.tensor: [order.get(node.level, 0) for node in whole.nodes if isinstance(node, Store) and node.tensor == p.tensor] for p in e.tensors()}
     for v, level in enumerate(arch.levels):
@@ -348,6 +368,10 @@ def _nest_faults(one: Placed) -> Iterator[str]:
     spatial = [isinstance(node, Loop) and node.over in b.dims for node in one.nest.nodes]
     lead = spatial.index(False) if False in spatial else len(spatial)
     left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
+    if b.owned and any(spatial[lead:]):
+        yield f"mapping of {e.name}: spatial loops over {', '.join(b.dims)} must stand first, so that it is known which lanes read {b.owned[0][0]} from where"
+        return
+    yield from _hop_faults(whole, one)
     for home in b.homes:
         if any(spatial[lead:]):
             yield f"mapping of {e.name}: spatial loops over {', '.join(b.dims)} must stand first, so that {home.tensor} lies spread over the lanes of the stage"
@@ -359,6 +383,14 @@ def _nest_faults(one: Placed) -> Iterator[str]:
             elif left[loop.rank] % loop.tile:
                 yield f"mapping of {e.name}: lanes share {home.tensor} out unevenly ({loop.rank} in tiles of {loop.tile}); take tiles that divide"
             left[loop.rank] = loop.tile
+
+
+def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
+    try:
+        list(network.ways(whole, one.einsum, one.arch, one.boundary.owned))
+    except ValueError as fault:
+        return [f"mapping of {one.einsum.name}: {fault}"]
+    return []
 
 
 def _below_loops(nodes: Sequence[Loop | Store]) -> Sequence[Loop | Store]:

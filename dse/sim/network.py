@@ -1,0 +1,178 @@
+"""Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md, Networks).
+
+A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and
+in each of these along the column past all their rows: the union of those ways, a tree. Sums that are added up on the way take the same tree inwards. Lanes
+that want the same words are, in each dimension of the mesh, some positions; all pairs of these want them. All lanes in use have equal shares: nests that
+cut a mesh's tiles unevenly, or through windows, are refused where hops are priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+from dse.nest import Loop, Mapping
+from dse.sim.counts import Delivered, delivered
+from hw.arch import Arch, Fanout
+from workloads.einsum import Einsum, Projection
+
+Place = tuple[int, int]  # row, column
+Span = tuple[int, int]  # first index, one past the last
+
+
+def tree(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Links of the tree from a source to all lanes of these rows and columns.
+
+    >>> tree((0, 0), (1, 2), (1, 3))
+    7
+    """
+    return _reach(source[1], columns) + len(columns) * _reach(source[0], rows)
+
+
+def _reach(start: int, places: Sequence[int]) -> int:
+    return max(start, *places) - min(start, *places)
+
+
+def rim(kind: str, grid: Place) -> tuple[Place, ...]:
+    """Where memory stands: at the corners, or all along the left and right edge."""
+    rows = range(grid[0]) if kind == "edge" else sorted({0, grid[0] - 1})
+    return tuple((row, column) for row in rows for column in sorted({0, grid[1] - 1}))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A spatial loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of the rank."""
+
+    rank: str
+    dim: int
+    stride: int
+    trips: int
+    tile: int
+
+
+def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
+    """The loops over a mesh, outermost first. Raises ValueError where lanes do not get the same share in every round."""
+    dims = [name for name, _ in f.dims]
+    left, found, ragged = e.sizes(), list[Cut](), set[str]()
+    for node in mapping.nodes:
+        if not isinstance(node, Loop):
+            continue
+        ragged |= {node.rank} if left[node.rank] % node.tile else set()
+        if node.over in dims:
+            if node.rank in ragged:
+                raise ValueError(f"spatial {node.rank} over {node.over} gives lanes of {f.name} unequal shares: hops are not counted; take tiles that divide")
+            trips, dim = left[node.rank] // node.tile, dims.index(node.over)
+            found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found] + [Cut(node.rank, dim, 1, trips, node.tile)]
+        left[node.rank] = node.tile
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Lanes that want the same words: positions, the trips of the cuts that tell it from others."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    at: tuple[int, ...]
+    own: tuple[bool, ...]
+
+
+def groups(loops: Sequence[Cut], own: Sequence[bool], first: Place) -> list[Group]:
+    """own: whether lanes along a cut want words of their own (the tensor has its rank, or nothing is shared along its dimension)."""
+    found = []
+    for at in product(*(range(c.trips) if mine else (0,) for c, mine in zip(loops, own, strict=True))):
+        places = [[first[0]], [first[1]]]
+        for c, mine, i in zip(loops, own, at, strict=True):
+            places[c.dim] = [place + c.stride * n for place in places[c.dim] for n in ((i,) if mine else range(c.trips))]
+        found.append(Group(tuple(places[0]), tuple(places[1]), at, tuple(own)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What one lane holds of a tensor that its stage makes: the indices of each dimension."""
+
+    place: Place
+    spans: tuple[Span, ...]
+
+
+def owners(mapping: Mapping, e: Einsum, p: Projection, f: Fanout, granule: dict[str, int]) -> tuple[Owned, ...]:
+    """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output."""
+    loops, found = cuts(mapping, e, f), []
+    for group in groups(loops, [True] * len(loops), _first(f)):
+        spans = tuple(_part(granule[d.terms[0][0]], d.terms[0][0], loops, group) for d in p.dims)
+        found.append(Owned((group.rows[0], group.columns[0]), spans))
+    return tuple(found)
+
+
+def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
+    """What a group of lanes has of a rank; all of it, where no cut gives it a part of its own."""
+    low = 0
+    for c, i, n in zip(loops, group.at, group.own, strict=True):
+        if c.rank == rank and n:
+            low, extent = low + i * c.tile, c.tile
+    return low, low + extent
+
+
+def _first(f: Fanout) -> Place:
+    rows, columns = (f.place or tuple((0, n) for _, n in f.dims))[:2]
+    return rows[0], columns[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What one tensor moves through a network, both ways. action: hop (bits times links) or lane (bits that lanes take or give)."""
+
+    network: str
+    tensor: str
+    action: str
+    bits: float
+    energy_pj: float
+
+
+def ways(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[Owned, ...]]] = ()) -> Iterator[Way]:
+    """Of every priced network. remote: tensors that lanes of another stage hold. Raises ValueError where hops are not counted."""
+    for f in arch.fanouts:
+        if not f.hop_pj and not f.lane_pj:
+            continue
+        for one in delivered(mapping, e, arch, f):
+            word = one.tensor.bits or arch.word_bits
+            if f.lane_pj:
+                yield Way(f.name, one.tensor.tensor, "lane", one.lanes * word, one.lanes * word * f.lane_pj)
+            if f.hop_pj:
+                hops = one.served * word * _mean(one, mapping, e, f, dict(remote))
+                yield Way(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
+
+
+def _mean(one: Delivered, mapping: Mapping, e: Einsum, f: Fanout, remote: dict[str, tuple[Owned, ...]]) -> float:
+    """Links that a word takes on average, all its trips alike."""
+    p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), (f.place or tuple((0, n) for _, n in f.dims))
+    short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
+    if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
+        raise ValueError(f"spatial {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")
+    shared = f.reduce if p is e.output else f.multicast
+    wanted = groups(loops, [c.rank in p.ranks() or not shared[c.dim] for c in loops], _first(f))
+    if p.tensor not in remote:
+        sources = rim(f.rim, (rows[1], columns[1]))
+        return sum(min(tree(source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
+    split = [d for d, *spans in zip(p.dims, *(one.spans for one in remote[p.tensor]), strict=True) if len(set(spans)) > 1]
+    if windows := [d.terms[0][0] for d in split if len(d.terms) != 1 or d.terms[0][1] != 1]:
+        raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the lanes that hold it split: hops are not counted; split another rank")
+    return sum(_from_owners(group, remote[p.tensor], p, loops) for group in wanted) / len(wanted)
+
+
+def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequence[Cut]) -> float:
+    """The mean over the words of a group; each word comes from the lane that holds it."""
+    total, words = 0, 0
+    for one in held:
+        wanted = (_part(1 << 60, d.terms[0][0], loops, group) if d.terms else (0, 1) for d in p.dims)
+        common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
+        words += common
+        total += common * tree(one.place, group.rows, group.columns) if common else 0
+    return total / words
+
+
+def _common(a: Span, b: Span) -> int:
+    return max(min(a[1], b[1]) - max(a[0], b[0]), 0)

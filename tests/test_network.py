@@ -1,0 +1,175 @@
+"""Hops in closed form against walks of the mesh: trees link by link, nests element by element."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.nest import Loop, Mapping, Store
+from dse.schedule import parse_schedule
+from dse.sim import network
+from dse.sim.evaluate import Solution
+from dse.sim.graph import evaluate
+from hw import machine
+from hw.arch import Arch, Compute, Fanout, Level
+from tests.test_schedule import FC, NODES, PIPE, lines
+from workloads.einsum import Einsum, einsum
+
+KAPLA = json.loads((Path(__file__).parent / "data" / "kapla_reference.json").read_text())["hardware"]
+
+
+def links(source: tuple[int, int], lane: tuple[int, int]) -> set:
+    """Of a word's way: along the row, then along the column."""
+    (y, x), (row, column), found = source, lane, set()
+    while x != column:
+        step = 1 if column > x else -1
+        found.add(frozenset({(y, x), (y, x + step)}))
+        x += step
+    while y != row:
+        step = 1 if row > y else -1
+        found.add(frozenset({(y, x), (y + step, x)}))
+        y += step
+    return found
+
+
+def walked_tree(source: tuple[int, int], lanes: set) -> int:
+    return len(set().union(*(links(source, lane) for lane in lanes)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
+def test_a_tree_has_the_links_of_all_ways(source: tuple[int, int], rows: set[int], columns: set[int]) -> None:
+    assert network.tree(source, sorted(rows), sorted(columns)) == walked_tree(source, {(y, x) for y in rows for x in columns})
+
+
+def random_mesh(rng: Random) -> tuple[Arch, Einsum, Mapping]:
+    """A product on a mesh of which a rectangle is used: loops in time and space in any order, tiles that divide."""
+    sizes = {rank: rng.choice([1, 2, 3, 4, 6]) for rank in "mnk"}
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", sizes, "e")
+    grid = (rng.randint(1, 5), rng.randint(1, 6))
+    first = (rng.randint(0, grid[0] - 1), rng.randint(0, grid[1] - 1))
+    own = (rng.randint(1, grid[0] - first[0]), rng.randint(1, grid[1] - first[1]))
+    flags = (rng.random() < 0.7, rng.random() < 0.7)
+    f = Fanout("mesh", 1, (("Y", own[0]), ("X", own[1])), flags, flags, "", 1 / 8, 0.0, rng.choice(["corners", "edge"]),
+               ((first[0], grid[0]), (first[1], grid[1])))
+    levels = (Level("DRAM", None, 8, 1.0, 1.0, bypass=False), Level("BUF", None, 8, 1.0, 1.0, skip_first_read=rng.random() < 0.5))
+    arch = Arch("mesh", (replace(levels[0], skip_first_read=rng.random() < 0.5), levels[1]), (f,), Compute(1.0, 1.0), 1.0, 8)
+    left, nodes, room = dict(sizes), [Store("DRAM", t) for t in "ABC"], dict(f.dims)
+    for _ in range(rng.randint(0, 6)):
+        rank = rng.choice("mnk")
+        over = rng.choice(["", "Y", "X"])
+        tiles = [n for n in range(1, left[rank] + 1) if left[rank] % n == 0 and (not over or left[rank] // n <= room[over])]
+        tile = rng.choice(tiles)
+        if over:
+            room[over] //= left[rank] // tile
+        nodes.append(Loop(rank, tile, over))
+        left[rank] = tile
+    for t in rng.sample("ABC", 3):
+        while rng.random() < 0.4:
+            rank = rng.choice("mnk")
+            left[rank] = rng.choice([n for n in range(1, left[rank] + 1) if left[rank] % n == 0])
+            nodes.append(Loop(rank, left[rank]))
+        nodes.append(Store("BUF", t))
+    return arch, e, Mapping((*nodes, *(Loop(rank, 1) for rank in "mnk")))
+
+
+def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, int]:
+    """Every element of every fill and drain, from or to the corner or edge that has the shorter tree."""
+    f, found, seen = arch.fanouts[0], defaultdict(int), set()
+    (y0, rows), (x0, columns) = f.place
+    sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.rim == "edge" or y in (0, rows - 1))]
+    skips = arch.levels[0].skip_first_read
+
+    def store(node: Store, lanes: list) -> None:
+        p = next(p for p in e.tensors() if p.tensor == node.tensor)
+        ranks = [d.terms[0][0] for d in p.dims]
+        shared = f.reduce if p is e.output else f.multicast
+        asked = defaultdict(set)
+        for (y, x), env in lanes:
+            for i in range(*env[ranks[0]]):
+                for j in range(*env[ranks[1]]):
+                    asked[i, j, None if shared[0] else y, None if shared[1] else x].add((y0 + y, x0 + x))
+        for key, places in asked.items():
+            hops = min(walked_tree(source, places) for source in sources)
+            if p is e.output:
+                found[p.tensor] += hops * (1 + (not skips or (p.tensor, key, node.level) in seen))
+                seen.add((p.tensor, key, node.level))
+            else:
+                found[p.tensor] += hops
+
+    def go(at: int, lanes: list) -> None:
+        if at == len(mapping.nodes):
+            return
+        node = mapping.nodes[at]
+        if isinstance(node, Store):
+            if node.level == "BUF":
+                store(node, lanes)
+            return go(at + 1, lanes)
+        rank, trips = node.rank, (lanes[0][1][node.rank][1] - lanes[0][1][node.rank][0]) // node.tile
+        parts = [[(place, {**env, rank: (env[rank][0] + n * node.tile, env[rank][0] + (n + 1) * node.tile)}) for place, env in lanes] for n in range(trips)]
+        if not node.over:
+            for part in parts:
+                go(at + 1, part)
+            return
+        down, right = (trips, 1) if node.over == "Y" else (1, trips)
+        step = (1, 0) if node.over == "Y" else (0, 1)
+        go(at + 1, [((y * down + n * step[0], x * right + n * step[1]), env) for n, part in enumerate(parts) for (y, x), env in part])
+
+    go(0, [((0, 0), {rank: (0, n) for rank, n in e.extents})])
+    return dict(found)
+
+
+def unlike(seed: int) -> str:
+    arch, e, mapping = random_mesh(Random(seed))
+    got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
+    want = walked_hops(arch, e, mapping)
+    return "" if all(abs(got[t] - want[t]) < 1e-6 for t in want) else f"seed {seed}: {got}, walked {want}\n{mapping}\n{arch.fanouts}"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9))
+def test_hops_of_a_nest_are_those_of_all_its_words(seed: int) -> None:
+    assert unlike(seed) == ""
+
+
+def meshed(**fields) -> Arch:
+    return replace(NODES, fanouts=(replace(NODES.fanouts[0], hop_pj=1 / 8, **fields),))
+
+
+def test_words_between_stages_come_from_the_lane_that_made_them() -> None:
+    """Two lanes of stage a, at (0, 0) and (0, 1), hold 6 words of T1 each per granule; stage b reads them all at (1, 0): 1 and 2 links. T0 goes from (0, 0)
+    to both lanes, one link; T2 from (1, 0), a corner of 2 x 4 lanes."""
+    found = evaluate(meshed(), FC, parse_schedule(PIPE))
+    assert isinstance(found, Solution)
+    hops = {(c.name, part.tensor): part.energy_pj for c in found.einsums for part in c.price.parts if part.action == "hop"}
+    assert hops == {("a", "T0"): 32.0, ("b", "T1"): 4 * (6 * 1 + 6 * 2), ("b", "T2"): 0.0}
+
+
+def test_what_hops_do_not_count_is_said_in_one_line() -> None:
+    ragged = PIPE.replace("store BUF W1 T1 T2", "spatial k over X in tiles of 4\n        store BUF W1 T1 T2").replace("X[0:1]", "X[0:2]")
+    assert lines(ragged, meshed()) == ["mapping of b: spatial k over X gives lanes of grid unequal shares: hops are not counted; take tiles that divide"]
+    late = PIPE.replace("store BUF W1 T1 T2", "for k in tiles of 3\nspatial k over X in tiles of 1\nstore BUF W1 T1 T2").replace("X[0:1]", "X[0:3]")
+    assert lines(late, meshed())[-1:] == ["mapping of b: spatial loops over Y, X must stand first, so that it is known which lanes read T1 from where"]
+
+
+@pytest.mark.parametrize(("name", "key"), [("kapla_multi", "multi_node"), ("kapla_multi_4x4", "multi_node_4x4"), ("kapla_single", "single_node")])
+def test_unit_prices_are_those_of_the_reference(name: str, key: str) -> None:
+    arch, common = machine.arch(machine.load(name)), KAPLA["common"]
+    own = {**KAPLA["multi_node"], **KAPLA[key]}
+    dram, gbuf, regf = arch.levels
+    nodes, array = arch.fanouts
+    pj = lambda joules: pytest.approx(joules * 1e12, rel=1e-12)  # noqa: E731
+    assert (dram.read_pj, dram.write_pj) == (pj(common["DRAM_J_per_word"]),) * 2 and arch.compute.mac_pj == pj(common["mac_J"])
+    assert 16 * nodes.hop_pj == pj(common["noc_hop_J_per_word"]) and 16 * array.lane_pj == pj(own["ITCN_J"]) and nodes.rim == "corners"
+    assert (gbuf.read_pj, gbuf.write_pj, regf.read_pj, regf.write_pj) == (*2 * (pj(own["GBUF_J"]),), *2 * (pj(own["REGF_J"]),))
+    assert arch.leak_mw() == pj(own["static_J_per_cycle"]) and arch.clock_ghz == 1 and arch.word_bits == common["word_bits"] == 16
+    assert (dram.bandwidth, gbuf.bandwidth) == (own["dram_bandwidth_words_per_cycle"], own["bus_words_per_cycle"])
+    assert [[n for _, n in f.dims] for f in arch.fanouts] == [own["nodes"], own["pe_array"]]
+    assert (gbuf.capacity_bits, regf.capacity_bits) == (8 * own["gbuf_bytes"], 8 * own["regf_bytes"])
