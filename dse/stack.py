@@ -103,7 +103,10 @@ def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> E
     mapping = replace(found.mapping, layouts=tuple(layouts))
     if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(mapping, problem.einsum, problem.arch):
         raise ValueError("\n".join(lines))
-    cost = einsum_cost(problem, mapping)
+    try:
+        cost = einsum_cost(problem, mapping)
+    except ValueError as fault:
+        raise ValueError(f"mapping of {problem.einsum.name} as found: {fault} (--set solver.tiles=perfect)") from None
     if isinstance(cost, Infeasible):
         return cost
     same = figure(problem.objective, cost.energy_pj, cost.latency_cycles) <= figure(problem.objective, found.energy_pj, found.latency_cycles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -13,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.nest import Loop, Mapping, Store
-from dse.schedule import parse_schedule
-from dse.sim import network
+from dse.schedule import Branch, Schedule, Segment, parse_schedule
+from dse.sim import network, placed
 from dse.sim.evaluate import Solution
 from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.schedules import random_schedule
 from tests.test_schedule import FC, NODES, PIPE, lines
 from workloads.einsum import Einsum, einsum
+from workloads.graph import Workload
 
 KAPLA = json.loads((Path(__file__).parent / "data" / "kapla_reference.json").read_text())["hardware"]
 
@@ -173,3 +176,111 @@ def test_unit_prices_are_those_of_the_reference(name: str, key: str) -> None:
     assert (dram.bandwidth, gbuf.bandwidth) == (own["dram_bandwidth_words_per_cycle"], own["bus_words_per_cycle"])
     assert [[n for _, n in f.dims] for f in arch.fanouts] == [own["nodes"], own["pe_array"]]
     assert (gbuf.capacity_bits, regf.capacity_bits) == (8 * own["gbuf_bytes"], 8 * own["regf_bytes"])
+
+
+def random_stages(rng: Random) -> tuple[Arch, Workload, Schedule]:
+    """A random pipeline that hands words on through the lanes of a mesh."""
+    while True:
+        arch, workload, schedule = random_schedule(rng)
+        lanes = [node for s in schedule.segments if s.pipelined for node in s.nodes if isinstance(node, Store) and node.level not in ("L0", "DRAM")]
+        if lanes and arch.fanouts[0].name == "nodes":
+            arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8), *arch.fanouts[1:]))
+            if any(arch.levels.index(level) >= arch.fanouts[0].outside for level in arch.levels if level.name in {node.level for node in lanes}) \
+                    and not placed.faults(arch, workload, schedule):
+                return arch, workload, schedule
+
+
+def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tuple[str, str], int]:
+    """Hops of what stages read out of each other's lanes, word by word: (einsum, tensor) -> hops."""
+    f, order, found = arch.fanouts[0], [level.name for level in arch.levels], defaultdict(int)
+    dims, einsums = [name for name, _ in f.dims], {e.name: e for e in workload.einsums}
+    first = {b.einsum: tuple(next((one.first for one in b.region if one.dim == dim), 0) for dim in dims) for b in segment.branches}
+    handed = {node.tensor for node in segment.nodes if isinstance(node, Store) and order.index(node.level) >= f.outside}
+
+    def visit(b: Branch, nodes: tuple, at: int, lanes: list, seen) -> None:
+        """Calls seen(position, lanes) at every node below the shared ones; lanes: (place in the mesh, ranges of the ranks)."""
+        seen(at, lanes)
+        if at == len(nodes):
+            return
+        node = nodes[at]
+        if isinstance(node, Store):
+            return visit(b, nodes, at + 1, lanes, seen)
+        low_high = [env[node.rank] for _, env in lanes]
+        trips = max(-(-(high - low) // node.tile) for low, high in low_high)
+        parts = []
+        for n in range(trips):
+            parts.append([(place, {**env, node.rank: (low + n * node.tile, min(low + (n + 1) * node.tile, high))})
+                          for (place, env), (low, high) in zip(lanes, low_high, strict=True) if low + n * node.tile < high])
+        if node.over not in dims:
+            for part in parts:  # lanes of arrays inside of a node take turns here: what a node reads of another one is counted above them
+                visit(b, nodes, at + 1, part, seen)
+            return
+        d = dims.index(node.over)
+        visit(b, nodes, at + 1, [((place[0] * (trips if d == 0 else 1) + n * (d == 0), place[1] * (trips if d == 1 else 1) + n * (d == 1)), env)
+                                 for n, part in enumerate(parts) for place, env in part], seen)
+
+    def elements(e: Einsum, t: str, env: dict) -> set:
+        p = next(p for p in e.tensors() if p.tensor == t)
+        axes = [range(max(d.offset + sum(c * env[r][0] for r, c in d.terms), 0), min(d.offset + sum(c * (env[r][1] - 1) for r, c in d.terms) + 1, d.size))
+                for d in p.dims]
+        return set(product(*axes))
+
+    def run(envs: dict) -> None:
+        owner = {}
+        for b in segment.branches:
+            e, own = einsums[b.einsum], b.mapping.nodes
+            y0, x0 = first[b.einsum]
+            if e.output.tensor in handed:
+                lead = next((i for i, n in enumerate(own) if not (isinstance(n, Loop) and n.over in dims)), len(own))
+
+                def hold(at: int, lanes: list, e=e, lead=lead, y0=y0, x0=x0) -> None:
+                    if at == lead:
+                        owner.update({(e.output.tensor, x): (y0 + y, x0 + c) for (y, c), env in lanes for x in elements(e, e.output.tensor, env)})
+
+                visit(b, own, 0, [((0, 0), envs[b.einsum])], hold)
+            for t in handed & {p.tensor for p in e.inputs}:
+                child = next((i for i, n in enumerate(own) if isinstance(n, Store) and n.tensor == t), len(own))
+
+                def read(at: int, lanes: list, e=e, t=t, child=child, y0=y0, x0=x0) -> None:
+                    if at != child:
+                        return
+                    asked = defaultdict(set)
+                    for (y, c), env in lanes:
+                        for x in elements(e, t, env):
+                            asked[x, None if f.multicast[0] else y, None if f.multicast[1] else c].add((y0 + y, x0 + c))
+                    for (x, _, _), places in asked.items():
+                        found[e.name, t] += walked_tree(owner[t, x], places)
+
+                visit(b, own, 0, [((0, 0), envs[b.einsum])], read)
+
+    def granules(nodes: list, envs: dict) -> None:
+        if not nodes:
+            return run(envs)
+        if isinstance(nodes[0], Store):
+            return granules(nodes[1:], envs)
+        own = {b.einsum: dict(b.ranks).get(nodes[0].rank, nodes[0].rank) for b in segment.branches}
+        low, high = envs[segment.branches[0].einsum][own[segment.branches[0].einsum]]
+        for start in range(low, high, nodes[0].tile):
+            granules(nodes[1:], {name: {**env, own[name]: (start, start + nodes[0].tile)} for name, env in envs.items()})
+
+    granules(list(segment.nodes), {b.einsum: {rank: (0, n) for rank, n in einsums[b.einsum].extents} for b in segment.branches})
+    return dict(found)
+
+
+def handing_unlike(seed: int) -> str:
+    arch, workload, schedule = random_stages(Random(seed))
+    found = evaluate(arch, workload, schedule)
+    assert isinstance(found, Solution)
+    got = {(c.name, part.tensor): part.energy_pj for c in found.einsums for part in c.price.parts if part.action == "hop"}
+    for segment in schedule.segments:
+        inner = {node.over for b in segment.branches for node in b.mapping.nodes if isinstance(node, Loop)} - {"U", "V", ""}
+        for key, hops in (walked_handing(arch, workload, segment) if segment.pipelined and not inner else {}).items():
+            if abs(got[key] - hops) > 1e-6:
+                return f"seed {seed}: {key} {got[key]}, walked {hops}\n{schedule}"
+    return ""
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**9))
+def test_hops_between_stages_are_those_of_all_their_words(seed: int) -> None:
+    assert handing_unlike(seed) == ""

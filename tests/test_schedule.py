@@ -14,9 +14,11 @@ from dse.nest import Infeasible, parse
 from dse.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.graph import evaluate, on_chip
+from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_arch, random_case, random_einsum, random_mapping
 from tests.schedules import random_schedule
+from workloads import catalog
 from workloads.einsum import einsum
 from workloads.graph import Workload
 
@@ -124,6 +126,32 @@ def test_a_pipeline_is_billed_by_hand() -> None:
     assert found.segments[0].on_chip == (("T1", "BUF"),) and dict(found.segments[0].peak_bits)["BUF"] == 8 * max(2 * 6 + 12 + 8, 12 + 12 + 4)
     stages = found.segments[0].stage_cycles
     assert found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0) and found.steady_cycles == 4 * max(stages) and "pinned" in found.certificate
+
+
+def test_a_pipeline_may_write_back_what_it_hands_on() -> None:
+    """Home of T1: 3 columns of 2 rows in each of two lanes, two granules of it, whole though loops over its own ranks follow."""
+    text = PIPE.replace("weights pinned\n", "").replace("store DRAM T0 T2", "store DRAM T0 T1 T2 W0 W1")
+    text = text.replace("store BUF W0 T0\n        for n in tiles of 1", "for n in tiles of 1\n        store BUF W0 T0")
+    found = evaluate(NODES, FC, parse_schedule(text))
+    assert isinstance(found, Solution) and found.segments[0].on_chip == ()
+    moved = {(c.name, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"}
+    assert moved["a", "T1", "write"] == 48 and ("a", "T1", "read") not in moved and not [key for key in moved if key[:2] == ("b", "T1")]
+    assert ("BUF", "T1", 12) in found.einsums[0].footprint
+
+
+def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
+    """DRAM: the image and the result once. MACs: all of them. Static: of the steady cycles, batches back to back."""
+    mlp, arch = catalog.load("mlp_m:batch=64"), machine.arch(machine.load("kapla_multi"))
+    found = evaluate(arch, mlp, load(Path(__file__).parents[1] / "studies" / "mlp_pipeline.txt", mlp))
+    assert isinstance(found, Solution) and [one.tensor for one in on_chip(found)] == ["fc1", "fc2", "fc3"]
+    pj: dict[str, float] = {}
+    for c in found.einsums:
+        for part in c.price.parts:
+            pj[part.level] = pj.get(part.level, 0.0) + part.energy_pj
+    word = arch.levels[0].read_pj
+    assert pj["DRAM"] == pytest.approx(64 * (784 + 10) * word) and pj["MAC"] == pytest.approx(mlp.macs() * 0.9984)
+    assert found.energy_pj == pytest.approx(sum(pj.values()) + arch.leak_mw() * found.steady_cycles)
+    assert found.energy_pj < 0.5 * 1.1016e9 and found.steady_cycles < 0.25 * 62_548  # tests/data/kapla_reference.json: weights streamed
 
 
 @pytest.mark.parametrize(("old", "new", "said"), [

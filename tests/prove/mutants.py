@@ -45,6 +45,7 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
+HOPS, MESH = "dse/sim/network.py", "tests/test_network.py::test_hops_of_a_nest_are_those_of_all_its_words"
 AROUND, PLACED, GRAPH, WALKED_ALL = "dse/sim/boundary.py", "dse/sim/placed.py", "dse/sim/graph.py", (
     "tests/test_schedule_walks.py::test_schedules_move_and_hold_what_a_walk_of_all_elements_does")
 STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name in (
@@ -119,7 +120,16 @@ MUTANTS = (
     Mutant("schedules: stages have room of their own where levels are shared", GRAPH, "need[level] = sum(other.get(level, 0) for other in private)", "pass",
            WALKED_ALL),
     Mutant("schedules: one granule is alive at a time", PLACED, "min(at[-1] - at[0] + 1, granules(segment, g))", "1", WALKED_ALL),
-    Mutant("schedules: what is handed on sinks", AROUND, "row = footprints(replace(whole, nodes=whole.nodes[: i + 1]), e)[-1]", "pass", WALKED_ALL),
+    Mutant("schedules: what is handed on sinks", AROUND, "row = footprints(replace(whole, nodes=whole.nodes[: i + 1]), e)[-1]", "pass",
+           "tests/test_schedule.py::test_a_pipeline_may_write_back_what_it_hands_on"),
+    Mutant("hops: trees go past one column only", HOPS, "_reach(source[1], columns) + len(columns) * _reach", "_reach(source[1], columns) + _reach", MESH),
+    Mutant("hops: lanes of an outer loop lie side by side", HOPS, "[replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]", "found", MESH),
+    Mutant("hops: every lane fetches for itself", HOPS, "[c.rank in p.ranks() or not shared[c.dim] for c in loops]", "[True for c in loops]", MESH),
+    Mutant("hops: first sums are read", "dse/sim/counts.py", "both = [2 * both[0] + total(skipped), ", "both = [2 * both[0], ", MESH),
+    Mutant("hops: a part of a mesh has corners of its own", HOPS,
+           "sources = rim(f.rim, (rows[1], columns[1]))", "sources = rim(f.rim, (f.dims[0][1], f.dims[1][1]))", MESH),
+    Mutant("hops: words of a stage come from its first lane", HOPS, "tree(one.place, group.rows", "tree(held[0].place, group.rows",
+           "tests/test_network.py::test_hops_between_stages_are_those_of_all_their_words"),
     Mutant("schedules: shared nodes sink below the fork", AROUND, "fork[number]) if i < len(b.outer)", "found[number]) if i < len(b.outer)",
            WALKED_ALL),
     Mutant("schedules: any loop may be shared", PLACED, "if named(loop.rank, branch) not in p.full()]", "if False]", WALKED_ALL),
