@@ -10,6 +10,8 @@ from random import Random
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Lanes, Schedule, Segment
 from dse.sim import placed
+from dse.sim.evaluate import Solution
+from dse.sim.graph import evaluate
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_arch
 from workloads.einsum import Einsum, einsum
@@ -59,7 +61,7 @@ def size(rng: Random, even: bool) -> int:
 
 
 def random_schedule(rng: Random) -> tuple[Arch, Workload, Schedule]:
-    """One that passes all checks; what does not is drawn again."""
+    """One that passes all checks and has lanes enough; what does not is drawn again."""
     while True:
         pipelined = rng.random() < 0.4
         workload = random_workload(rng, rng.randint(2, 4), pipelined)
@@ -68,7 +70,7 @@ def random_schedule(rng: Random) -> tuple[Arch, Workload, Schedule]:
         weights = rng.choice(["streamed", "streamed", "pinned"])
         segments = tuple(random_segment(rng, arch, workload, part, pipelined, weights == "pinned") for part in cut(rng, workload))
         schedule = Schedule(segments, tuple(random_keeps(rng, arch, workload)), weights)
-        if not placed.faults(arch, workload, schedule):
+        if not placed.faults(arch, workload, schedule) and isinstance(evaluate(arch, workload, schedule), Solution):
             return arch, workload, schedule
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -175,6 +177,23 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
 def test_bad_schedules_say_one_line(old: str, new: str, said: str) -> None:
     assert PIPE.count(old) == 1
     assert said in lines(PIPE.replace(old, new))[0:1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**9))
+def test_spoilt_schedules_are_refused_in_lines(seed: int) -> None:
+    """A word, a number or a line of a good schedule changed: priced, infeasible, or ValueError with lines."""
+    rng = Random(seed)
+    text = rng.choice([PIPE, FUSED, "keep BUF T1 1/2\n" + FUSED]).splitlines()
+    for _ in range(rng.randint(1, 2)):
+        at = rng.randrange(len(text))
+        words = re.findall(r"\w+|\W+", text[at])
+        i = rng.randrange(len(words))
+        words[i] = rng.choice(["m", "n", "k", "p", "0", "1", "3", "99", "T1", "W0", "T2", "BUF", "DRAM", "X", "Y", "a", "b", "store", "for", "hold", ""])
+        text[at] = "".join(words)
+        text = rng.choice([text, text[:at] + text[at + 1:], text[:at] + [text[at]] + text[at:], text])
+    with suppress(ValueError):
+        assert isinstance(evaluate(NODES, FC, parse_schedule("\n".join(text))), Solution | Infeasible)
 
 
 def test_a_cyclic_schedule_says_one_line() -> None:

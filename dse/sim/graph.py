@@ -18,7 +18,7 @@ from dse.schedule import Schedule, Segment, renamed
 from dse.sim import boundary, bounds, cost, placed
 from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
-from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, above, certified, einsum_cost, figure, in_turn
+from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
 from dse.sim.placed import Graph, Placed
 from hw.arch import Arch
 from workloads.einsum import canonical_key
@@ -63,8 +63,10 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
             einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
         rows.append(_segment(segment, own, mine, arch, g, streams, times, peak))
     energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
-    value = figure(objective, energy, latency)
-    to_bound = above(value, figure(objective, *_floor(arch, workload, schedule, g)))
+    value, floor = figure(objective, energy, latency), _floor(arch, workload, schedule, g)
+    if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
+        raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
+    to_bound = above(value, figure(objective, *floor))
     said = "weights pinned: there before the run, never loaded; " if schedule.weights == "pinned" else ""
     said += "leakage over steady cycles: batches back to back; " if streams else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}

@@ -73,7 +73,11 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     if lines := list(_order_faults(workload, schedule)):
         return lines
     g = graph(workload, schedule)
-    lines = [*_keep_faults(arch, workload, schedule, g)]
+    if schedule.plain():  # what is wrong with a nest alone, `nest.faults` says in full
+        lines = []
+    elif lines := [f"segment {i}: {line}" for i, segment in enumerate(schedule.segments, 1) for line in _word_faults(segment, g, arch)]:
+        return lines
+    lines += _keep_faults(arch, workload, schedule, g)
     for i, segment in enumerate(schedule.segments, 1):
         lines += [f"segment {i}: {line}" for line in list(_region_faults(segment, arch)) or list(_shared_faults(segment, g, arch))]
     if not lines:
@@ -86,6 +90,24 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
         level = next(level.name for level in arch.levels if level.access)
         lines = [f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines or keeps move are not counted; leave its description out"]
     return lines
+
+
+def _word_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
+    """Names and sizes that mean nothing."""
+    levels, there = [level.name for level in arch.levels], [g.einsums[b.einsum] for b in segment.branches]
+    tensors = {p.tensor for e in there for p in e.tensors()}
+    nests = [(segment.nodes, tensors, None), *((b.mapping.nodes, {p.tensor for p in e.tensors()}, e) for b, e in zip(segment.branches, there, strict=True))]
+    for nodes, known, e in nests:
+        where = f"einsum {e.name}: " if e else ""
+        for node in nodes:
+            if isinstance(node, Loop) and (node.tile < 1 or (e and node.rank not in e.sizes())):
+                ranks = ", ".join(e.sizes()) if e else "the einsums"
+                yield f"{where}loop {node.rank} in tiles of {node.tile}: the tile must be at least 1, the rank one of {ranks}"
+            elif isinstance(node, Store) and (node.level not in levels or node.tensor not in known):
+                yield f"{where}store {node.level} {node.tensor}: levels are {', '.join(levels)}, tensors {', '.join(sorted(known))}"
+    for branch in segment.branches:
+        if branch.mapping.outside:
+            yield f"einsum {branch.einsum}: its schedule is no nest"
 
 
 def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
