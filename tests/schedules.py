@@ -9,8 +9,8 @@ from random import Random
 
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Lanes, Schedule, Segment
-from dse.sim import placed
 from dse.sim.evaluate import Solution
+from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_arch
@@ -70,7 +70,7 @@ def random_schedule(rng: Random) -> tuple[Arch, Workload, Schedule]:
         weights = rng.choice(["streamed", "streamed", "pinned"])
         segments = tuple(random_segment(rng, arch, workload, part, pipelined, weights == "pinned") for part in cut(rng, workload))
         schedule = Schedule(segments, tuple(random_keeps(rng, arch, workload)), weights)
-        if not placed.faults(arch, workload, schedule) and isinstance(evaluate(arch, workload, schedule), Solution):
+        if not faults(arch, workload, schedule) and isinstance(evaluate(arch, workload, schedule), Solution):
             return arch, workload, schedule
 
 

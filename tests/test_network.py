@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Schedule, Segment, parse_schedule
-from dse.sim import network, placed
+from dse.sim import network
 from dse.sim.evaluate import Solution
+from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
@@ -186,7 +187,7 @@ def random_stages(rng: Random) -> tuple[Arch, Workload, Schedule]:
         if lanes and arch.fanouts[0].name == "nodes":
             arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8), *arch.fanouts[1:]))
             if any(arch.levels.index(level) >= arch.fanouts[0].outside for level in arch.levels if level.name in {node.level for node in lanes}) \
-                    and not placed.faults(arch, workload, schedule):
+                    and not faults(arch, workload, schedule):
                 return arch, workload, schedule
 
 

@@ -19,6 +19,7 @@ from dse.sim import boundary, bounds, cost, placed
 from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
 from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
+from dse.sim.faults import faults
 from dse.sim.placed import Graph, Placed
 from hw.arch import Arch
 from workloads.einsum import canonical_key
@@ -29,7 +30,7 @@ Bits = dict[str, int]  # by level
 
 def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str = "energy") -> Solution | Infeasible:
     """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError with one line per fault of the schedule."""
-    if lines := placed.faults(arch, workload, schedule):
+    if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
     segments = _with_room(arch, workload, schedule)
     costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}

@@ -46,7 +46,7 @@ class Mutant:
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
 HOPS, MESH = "dse/sim/network.py", "tests/test_network.py::test_hops_of_a_nest_are_those_of_all_its_words"
-AROUND, PLACED, GRAPH, WALKED_ALL = "dse/sim/boundary.py", "dse/sim/placed.py", "dse/sim/graph.py", (
+AROUND, PLACED, REFUSED, GRAPH, WALKED_ALL = "dse/sim/boundary.py", "dse/sim/placed.py", "dse/sim/faults.py", "dse/sim/graph.py", (
     "tests/test_schedule_walks.py::test_schedules_move_and_hold_what_a_walk_of_all_elements_does")
 STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name in (
     "test_optimum.py::test_no_schedule_of_single_words_is_cheaper", "test_optimum.py::test_periods_cost_what_the_whole_loop_costs",
@@ -132,8 +132,8 @@ MUTANTS = (
            "tests/test_network.py::test_hops_between_stages_are_those_of_all_their_words"),
     Mutant("schedules: shared nodes sink below the fork", AROUND, "fork[number]) if i < len(b.outer)", "found[number]) if i < len(b.outer)",
            WALKED_ALL),
-    Mutant("schedules: any loop may be shared", PLACED, "if named(loop.rank, branch) not in p.full()]", "if False]", WALKED_ALL),
-    Mutant("schedules: tensors are cut in any way", PLACED, "tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared))", "()", WALKED_ALL),
+    Mutant("schedules: any loop may be shared", REFUSED, "if named(loop.rank, branch) not in p.full()]", "if False]", WALKED_ALL),
+    Mutant("schedules: tensors are cut in any way", REFUSED, "tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared))", "()", WALKED_ALL),
     Mutant("schedules: arrays stay full between einsums", AROUND, "(max(n, trips), max(n, trips))", "(n, n)", WALKED_ALL),
     Mutant("schedules: pipelines start full", GRAPH, "return sum(stages) + (granules - 1) * max(stages)", "return granules * max(stages)",
            "tests/test_schedule_walks.py::test_pipelines_take_what_a_walk_of_granules_takes"),
