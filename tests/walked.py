@@ -307,6 +307,10 @@ class SegmentWalk:
         total: Counter = Counter()
         for level in self.levels[1:]:
             own = {name: max(held[level] for held in every) for name, every in by_name.items()}
+            if not self.fan and schedule.weights == "pinned":  # what is pinned for another branch stays
+                pins = {name: self.pinned_bits(Segment(tuple(b for b in self.segment.branches if b.einsum == name), self.segment.nodes), workload, width, True)
+                        for name in own}
+                own = {name: n + sum(pins[other][level] for other in own if other != name) for name, n in own.items()}
             together = sum if self.fan and self.levels.index(level) < self.fan.outside else max
             total[level] = together(own.values()) + sum(n for i, n in shared_most.items() if nodes[i].level == level)
         at = {b.einsum: i for i, s in enumerate(schedule.segments) for b in s.branches}
@@ -324,15 +328,16 @@ class SegmentWalk:
                     total[level] += n
         return {level: n for level, n in total.items() if n}
 
-    def pinned_bits(self, segment: Segment, workload: Workload, width: dict) -> Counter:
-        """What the weights of another segment hold all the while: their tiles, of each stage of a pipeline in lanes of its own."""
+    def pinned_bits(self, segment: Segment, workload: Workload, width: dict, own_nests: bool = False) -> Counter:
+        """What the weights of another segment hold all the while: their tiles, of each stage of a pipeline in lanes of its own. own_nests: not what stands in
+        the shared part."""
         own: list[Counter] = []
         for b in segment.branches:
             held: Counter = Counter()
             e = self.e[b.einsum]
             for p in e.inputs:
                 at, node = next((i, n) for i, n in enumerate((*segment.nodes, *b.mapping.nodes)) if isinstance(n, Store) and n.tensor == p.tensor)
-                if p.tensor in workload.weights and node.level != self.levels[0]:
+                if p.tensor in workload.weights and node.level != self.levels[0] and not (own_nests and at < len(segment.nodes)):
                     tile = e.sizes()
                     for loop in (*segment.nodes, *b.mapping.nodes)[:at]:
                         if isinstance(loop, Loop):

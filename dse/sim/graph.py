@@ -10,7 +10,7 @@ Leakage is billed over the latency; where the whole schedule is one pipeline, ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from dse.nest import Infeasible, Store
@@ -89,7 +89,7 @@ def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost
                  and not any(isinstance(n, Store) and n.tensor == t and n.level == arch.levels[0].name for n in segment.nodes))
     held = tuple(sorted(peak.items()))
     if not segment.pipelined:
-        energy, cycles = (sum(times[c.name] * value for c, value in zip(costs, values, strict=True))
+        energy, cycles = (sum(times[name] * value for name, value in zip(names, values, strict=True))
                           for values in ([c.energy_pj for c in costs], [c.latency_cycles for c in costs]))
         return SegmentCost(names, energy, cycles, cycles, 0, (), chip, held)
     b = placed.granules(segment, g)
@@ -173,7 +173,8 @@ def _own_bits(one: Placed) -> Bits:
 
 
 def _needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
-    """Per branch, bits of one instance of every level while it runs: shared nodes once, its own; in a pipeline those of all stages where levels are shared."""
+    """Per branch, bits of one instance of every level while it runs: shared nodes once, its own, and weights that are pinned for the others; in a pipeline
+    those of all stages where levels are shared."""
     f = placed.stage_array(segment, arch)
     outside = {level.name for level in arch.levels[: f.outside]} if f else set()
     nodes = {(node.level, node.tensor) for node in segment.nodes if isinstance(node, Store)}
@@ -188,15 +189,31 @@ def _needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
             else:
                 bits[row.level] = bits.get(row.level, 0) + room
         private.append(bits)
+    pinned = [_pinned(one, nodes) for one in own]
     found = []
-    for bits in private:
+    for j, bits in enumerate(private):
         need = dict(bits)
+        for other in () if f else (*pinned[:j], *pinned[j + 1:]):
+            for level, room in other.items():
+                need[level] = need.get(level, 0) + room
         for level in outside:
             need[level] = sum(other.get(level, 0) for other in private)
         for (level, _), room in shared.items():
             need[level] = need.get(level, 0) + room
         found.append(need)
     return found
+
+
+def _pinned(one: Placed, shared: Collection[tuple[str, str]] = ()) -> Bits:
+    """What weights that are there before the run take, but for shared nodes."""
+    bits: Bits = {}
+    outermost: set[str] = set()
+    for row in _held(one):
+        if row.tensor in one.boundary.pinned and row.tensor not in outermost:
+            outermost.add(row.tensor)
+            if (row.level, row.tensor) not in shared:
+                bits[row.level] = bits.get(row.level, 0) + cost.room_bits(row, one.einsum, one.arch)
+    return bits
 
 
 def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]) -> list[Bits]:
@@ -209,13 +226,7 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
         for i in range(g.at[g.made[one.tensor]][0], max(g.at[name][0] for name in g.readers[one.tensor]) + 1):
             found[i][one.level] = found[i].get(one.level, 0) + room
     for i, own in enumerate(segments):
-        pinned: list[Bits] = [{} for _ in own]
-        for bits, stage in zip(pinned, own, strict=True):
-            outermost: set[str] = set()
-            for row in _held(stage):
-                if row.tensor in stage.boundary.pinned and row.tensor not in outermost:
-                    outermost.add(row.tensor)
-                    bits[row.level] = bits.get(row.level, 0) + cost.room_bits(row, stage.einsum, stage.arch)
+        pinned = [_pinned(one) for one in own]
         for level in {name for bits in pinned for name in bits}:
             most = max if schedule.segments[i].pipelined else sum
             for j, others in enumerate(found):

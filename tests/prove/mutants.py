@@ -117,6 +117,7 @@ MUTANTS = (
     Mutant("schedules: kept tensors keep their tiles", AROUND, "order.index(node.level) <= near)", "order.index(node.level) < near)", WALKED_ALL),
     Mutant("schedules: kept words take no room", GRAPH, "found[i][one.level] = found[i].get(one.level, 0) + room", "pass", WALKED_ALL),
     Mutant("schedules: pinned weights leave between segments", GRAPH, "                if j != i:", "                if j < 0:", WALKED_ALL),
+    Mutant("schedules: pinned weights leave between branches", GRAPH, "for other in () if f else (*pinned[:j], *pinned[j + 1:]):", "for other in ():", WALKED_ALL),
     Mutant("schedules: stages have room of their own where levels are shared", GRAPH, "need[level] = sum(other.get(level, 0) for other in private)", "pass",
            WALKED_ALL),
     Mutant("schedules: one granule is alive at a time", PLACED, "min(at[-1] - at[0] + 1, granules(segment, g))", "1", WALKED_ALL),
