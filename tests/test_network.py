@@ -55,11 +55,11 @@ def test_a_tree_has_the_links_of_all_ways(source: tuple[int, int], rows: set[int
 
 def random_mesh(rng: Random) -> tuple[Arch, Einsum, Mapping]:
     """A product on a mesh of which a rectangle is used: loops in time and space in any order, tiles that divide."""
-    sizes = {rank: rng.choice([1, 2, 3, 4, 6]) for rank in "mnk"}
+    sizes = {rank: rng.choice([1, 2, 4, 4, 6]) for rank in "mnk"}
     e = einsum("C[m,n] += A[m,k] * B[k,n]", sizes, "e")
-    grid = (rng.randint(1, 5), rng.randint(1, 6))
-    first = (rng.randint(0, grid[0] - 1), rng.randint(0, grid[1] - 1))
-    own = (rng.randint(1, grid[0] - first[0]), rng.randint(1, grid[1] - first[1]))
+    grid = (rng.randint(1, 6), rng.randint(4, 9))
+    first = (rng.randint(0, grid[0] - 1), rng.choice([0, rng.randint(0, grid[1] - 1)]))
+    own = (rng.randint(1, grid[0] - first[0]), rng.choice([grid[1] - first[1], rng.randint(1, grid[1] - first[1])]))
     flags = (rng.random() < 0.7, rng.random() < 0.7)
     f = Fanout("mesh", 1, (("Y", own[0]), ("X", own[1])), flags, flags, "", 1 / 8, 0.0, rng.choice(["corners", "edge"]),
                ((first[0], grid[0]), (first[1], grid[1])))
@@ -68,7 +68,7 @@ def random_mesh(rng: Random) -> tuple[Arch, Einsum, Mapping]:
     left, nodes, room = dict(sizes), [Store("DRAM", t) for t in "ABC"], dict(f.dims)
     for _ in range(rng.randint(0, 6)):
         rank = rng.choice("mnk")
-        over = rng.choice(["", "Y", "X"])
+        over = rng.choice(["", "Y", "X", "X"])
         tiles = [n for n in range(1, left[rank] + 1) if left[rank] % n == 0 and (not over or left[rank] // n <= room[over])]
         tile = rng.choice(tiles)
         if over:
