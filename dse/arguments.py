@@ -127,7 +127,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
                         help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N H/4 W C h4'; default: row-major")
     stays = add("residency", "what stays on chip between operations: main-memory traffic of GOGETA's configurations and the optimum", "WORKLOAD", "MACHINE")
     stays.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine, e.g. sram.capacity='16 MiB'")
-    simulated = add("simulate", "cost a given mapping", "WORKLOAD", "MACHINE", "MAPPING")
+    simulated = add("simulate", "cost a given mapping, or a whole schedule (docs/model.md, Schedules)", "WORKLOAD", "MACHINE", "MAPPING")
     for sub in (shown, mapped, simulated):
         sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")
     checked = add("check", "validate files, all faults at once")

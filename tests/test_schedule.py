@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dse import door, explain
 from dse.nest import Infeasible, parse
 from dse.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
@@ -108,6 +109,16 @@ def test_equal_einsums_are_costed_once_under_names_of_their_own() -> None:
     found, one = evaluate(arch, both, in_turn(both, {"a": mapping})), evaluate(arch, Workload("a", (e,)), in_turn(Workload("a", (e,)), {"a": mapping}))
     assert isinstance(found, Solution) and isinstance(one, Solution)
     assert [c.count for c in found.einsums] == [len(both.einsums)] and found.energy_pj == len(both.einsums) * one.energy_pj
+
+
+def test_a_schedule_is_printed_with_its_segments() -> None:
+    found = evaluate(NODES, FC, parse_schedule(PIPE))
+    assert isinstance(found, Solution)
+    mapped = door.Mapped(NODES, FC, found)
+    text, said = mapped.text(), explain.document(NODES, FC, found)
+    assert "a | b" in text and "T1 at BUF" in text and PIPE in text and "leakage over steady cycles" in " ".join(text.split())
+    assert said["schedule"] == PIPE and said["segments"][0]["granules"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
+    assert sum(row[1] + row[2] for row in explain.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
 
 
 def test_a_fused_tensor_stays_on_the_chip() -> None:
