@@ -129,10 +129,15 @@ def renamed(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     return replace(mapping, nodes=tuple(nodes), layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts))
 
 
+def _place(one: Keep) -> tuple[str, str]:
+    """Keeps have no order of their own: texts list them by level and tensor."""
+    return one.level, one.tensor
+
+
 def _lines(schedule: Schedule) -> Iterator[str]:
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
-    yield from (f"keep {one.level} {one.tensor} {one.share}" for one in schedule.keeps)
+    yield from (f"keep {one.level} {one.tensor} {one.share}" for one in sorted(schedule.keeps, key=_place))
     for segment in schedule.segments:
         yield "segment"
         shared = str(Mapping(segment.nodes)).splitlines()[:-1]
@@ -182,7 +187,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         if found.segments:
             raise ValueError("stands below a segment; keep stands above them all")
         share = Fraction(match[3])
-        return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share)), key=lambda one: (one.level, one.tensor))))
+        return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share)), key=_place)))
     if line == "segment":
         return replace(found, segments=(*found.segments, Segment(())))
     if line.split()[0] == "weights" and not found.segments:

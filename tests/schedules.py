@@ -69,7 +69,7 @@ def random_schedule(rng: Random) -> tuple[Arch, Workload, Schedule]:
         arch = replace(arch, levels=(arch.levels[0], *(replace(level, bypass=True) for level in arch.levels[1:])))
         weights = rng.choice(["streamed", "streamed", "pinned"])
         segments = tuple(random_segment(rng, arch, workload, part, pipelined, weights == "pinned") for part in cut(rng, workload))
-        schedule = Schedule(segments, tuple(random_keeps(rng, arch, workload)), weights)
+        schedule = Schedule(segments, tuple(sorted(random_keeps(rng, arch, workload), key=lambda one: (one.level, one.tensor))), weights)
         if not faults(arch, workload, schedule) and isinstance(evaluate(arch, workload, schedule), Solution):
             return arch, workload, schedule
 
