@@ -2,7 +2,8 @@
 
 Every count is a product over the dimensions of a tensor, and over the ranks that it does not have, of an exact sum over
 tiles. A rank's tiles are cut loop by loop; a loop whose lanes share one access (multicast, reduction), or of which only
-the first trip counts (skipped first reads, the busiest instance), keeps the first tile of each cut.
+the first trip counts (skipped first reads, the busiest instance), keeps the first tile of each cut. What crosses a fan-out
+(`delivered`) stands here too, past 400 lines, beside the terms that it is made of.
 """
 
 from __future__ import annotations
