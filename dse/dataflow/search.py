@@ -37,10 +37,12 @@ OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kerne
 
 
 def taken(e: Einsum, tiles: Tiles) -> bool:
-    """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's dimension of one rank of which only a part is stored."""
+    """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's dimension of one rank of which only a part is stored; a
+    compressed output."""
     sizes = e.sizes()
     cut_short = any(len(dim.terms) == 1 and dim.terms[0][1] == 1 and not 0 <= dim.offset <= dim.size - sizes[dim.terms[0][0]] for dim in e.output.dims)
-    return tiles != "ragged" and not cut_short and all(sum(sizes[rank] > 1 for rank, _ in dim.terms) <= 2 for p in e.tensors() for dim in p.dims)
+    summed = max((sum(sizes[rank] > 1 for rank, _ in dim.terms) for p in e.tensors() for dim in p.dims), default=0)
+    return tiles != "ragged" and not cut_short and e.output.format == "dense" and summed <= 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ def _terms(draft: Draft, link: Link, first: Callable[[int, Loop], bool], skip: b
     if p.format == "dense":
         return [Term(sign, (*dims, *outer))]
     rows = (*dims[:-1], *(draft.number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
-    return [Term(2 * p.density, (*dims, *outer)), Term(1, (*rows, *outer))]
+    return [Term(sign * 2 * p.density, (*dims, *outer)), Term(sign, (*rows, *outer))]
 
 
 def _passes(draft: Draft, at: int, all_lanes: bool) -> tuple[int, ...]:
