@@ -261,7 +261,7 @@ def _terms(problem: Problem, tensors: Sequence[str], ports: Ints, keeps: Sequenc
         return np.array([quantities[q] for row in of for q in row], np.int64), np.array([coef for row in of for coef in row.values()]).reshape(-1, parts)
 
     return kernels.Terms(
-        np.array(list(quantities), np.int64), link, np.array(of, np.int64), np.array(rows), np.cumsum([0, *map(len, keeps)]),
+        np.array(list(quantities), np.int64), link, np.array(of, np.int64), np.array(rows).reshape(-1, parts), np.cumsum([0, *map(len, keeps)]),
         np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
 
 
