@@ -78,6 +78,12 @@ def unpriced(rng: Random, group: str, levels: int) -> Arch:
     return replace(arch, levels=levels, compute=replace(arch.compute, mac_pj=0.0, alu_pj=0.0))
 
 
+def unshared(rng: Random, group: str, levels: int) -> Arch:
+    """As `arch_of`; one array of two dimensions whose lanes share nothing, so that every lane in use counts."""
+    arch, dims = arch_of(rng, group, levels), tuple(zip("XY", rng.choice([(3, 2), (4, 2), (4, 3), (5, 2), (5, 3), (3, 3), (6, 2)]), strict=True))
+    return replace(arch, fanouts=(Fanout("array", rng.randint(1, levels + 1), dims, (False, False), (False, False)),))
+
+
 def array_of(rng: Random, group: str, levels: int) -> Arch:
     """Where bounds on room and lanes matter most: DRAM, maybe a buffer, an array that shares, a few registers per lane; energies apart, no slow port."""
     sizes = ((rng.choice([8, 12, 16, 24, 32, 64]),) if levels > 1 else ()) + (rng.choice([2, 3, 4, 5, 6, 8, 10, 12, 16]),)

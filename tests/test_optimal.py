@@ -61,6 +61,7 @@ def test_is_not_above_the_mapper_exhaustive(seed: int, objective: str, tiles: Ti
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
 @example(293)  # the local search gave lanes a rank through which they would share output elements
+@example(600)  # uneven lanes that loop in time inside cost infinite energy, but no cycles: the answer moved what was to stay still
 def test_keeps_constraints(seed: int) -> None:
     rng = Random(seed)
     problem = small_problem(rng, rng.choice(OBJECTIVES), 4_000)

@@ -74,7 +74,7 @@ def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: 
     own = _tables(e, arch.fanouts, tiles, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
-    rules = kernels.Rules(np.any(own.einsum.part, axis=1), own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
+    rules = kernels.Rules(own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), own, len(terms.quantity), most) for most in (budget, OUTER))
     free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))

@@ -143,12 +143,11 @@ class Memo(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a mapping must keep to. windowed [X] a hull of the tensor adds up ranks; sinks [X, R] a node passes below a loop for free; inside [R] ranks that
-    may loop in time inside the lanes; still: tensor whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the
-    groups in mask idle. least: lanes that must be in use; ragged: only choices of lanes of which some are.
+    """What a mapping must keep to. sinks [X, R] a node passes below a loop for free; inside [R] ranks that may loop in time inside the lanes; still: tensor
+    whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the groups in mask idle. least: lanes that must be in
+    use; ragged: only choices of lanes of which some are.
     """
 
-    windowed: Bools
     sinks: Bools
     inside: Bools
     still: int
@@ -514,8 +513,8 @@ def stands_above(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
 def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and what stands inside of it.
 
-    Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside rises above it for free (fewer fetches); one with
-    a window stays: a loop between it and its window would end it.
+    Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside rises above it for free (fewer fetches): the loop
+    then follows those that this node sinks through, so that its window stays. But n keeps the loop if it may sink through it.
     """
     x, level, parent, k = w.nodes[n]
     if innermost(k, rules.idle, p, m, w):
@@ -535,7 +534,7 @@ def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, 
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], 3]:
         inner = w.nodes[w.node[d - 1], 0]
-        if not rules.windowed[inner] and not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):
+        if not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):
             return False
     return True
 
@@ -611,7 +610,8 @@ def crossed(d: int, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
             return True
         for r in range(w.tile.shape[1]):
             if (rules.still >= 0 or not rules.inside[r]) and shares_unevenly(w.tile[d, r], p) and w.tile[d, r] != p.last[w.tile[d, r]]:
-                w.parts[d, 0] += np.inf if innermost(k, rules.idle, p, m, w) else 0.0
+                for part in range(2):  # whatever the objective
+                    w.parts[d, part] += np.inf if innermost(k, rules.idle, p, m, w) else 0.0
             w.entry[k, r] = w.tile[d, r]
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1
