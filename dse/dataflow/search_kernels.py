@@ -224,7 +224,7 @@ def figure(parts: Floats, m: Machine, out: Floats) -> None:
     for v in range(m.ports.shape[0] - 1, -1, -1):
         own = max(parts[m.ports[v, 0]], parts[m.ports[v, 1]])
         latency = latency + own if m.ports[v, 2] else max(latency, own)
-    energy = parts[0] + m.leak * latency
+    energy = parts[0] + (m.leak * latency if m.leak > 0 else 0.0)  # what is forbidden costs infinitely many cycles
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
 
@@ -593,7 +593,7 @@ def shares_unevenly(tile: int, p: Pool) -> bool:
     """Whether the lanes directly outside of a tile share out one tile, which leaves cuts of its own."""
     more = 0
     for j in range(p.cuts.shape[1]):
-        more += (p.cuts[tile, j] != 0) - (p.cuts[p.out[tile], j] != 0)
+        more += int(p.cuts[tile, j] != 0) - int(p.cuts[p.out[tile], j] != 0)
     return more > 0
 
 

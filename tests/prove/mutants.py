@@ -35,6 +35,7 @@ KNOWN = [(43, "known", "perfect"), (20, "known", "ragged_lanes"), (176, "known",
          (10306, "two fan-outs", "ragged_lanes"), (10106, "two fan-outs", "ragged_lanes"),  # ragged lanes of a part of a rank
          (23678, "sparse", "perfect"), (23858, "sparse", "perfect"),  # rows of a tile that does not sink, above a node that does not see them
          (85, "transposed", "perfect"), (162, "transposed", "ragged_lanes"),  # windows of outputs
+         (5493, "one level", "perfect"), (3021, "array", "ragged_lanes"),  # bounds of what lanes share
          (14, "unshared", "ragged_lanes"), (66, "unshared", "ragged_lanes"),  # lanes of two dimensions in a row
          (0, "still", "perfect")]  # double buffering
 WALKED = 600  # nests that the oracle walks
@@ -112,8 +113,18 @@ MUTANTS = (
            "return lane_above if i < merge_from else loop.rank not in link.seen and shared[loop.over]", "return lane_above if i < merge_from else False",
            "nests"),
     Mutant("counts: spilled sums are never read back", "dse/sim/counts.py", "return skip and loop.rank not in link.seen", "return False", "nests"),
-    Mutant("counts: rows of a compressed tile are forgotten", "dse/sim/counts.py",
-           "return [Term(2 * p.density, (*dims, *outer)), Term(1, (*rows, *outer))]", "return [Term(2 * p.density, (*dims, *outer))]", "nests"),
+    Mutant("counts: rows of a compressed tile are forgotten", "dse/sim/counts.py", "(*dims, *outer)), Term(sign, (*rows, *outer))]", "(*dims, *outer))]",
+           "nests"),
+    Mutant("counts: first reads of compressed outputs are added", "dse/sim/counts.py", "Term(sign * 2 * p.density, (*dims, *outer)), Term(sign,",
+           "Term(2 * p.density, (*dims, *outer)), Term(1,", "nests"),
+    Mutant("lower bound: compressed outputs move all elements", "dse/sim/bounds.py", 'min(nonzero(e), 2 * p.density if p.format == "csr" else 1)', "nonzero(e)",
+           "tests/test_bounds.py::test_a_compressed_output_moves_less_than_its_elements"),
+    Mutant("what constraints forbid costs no cycles", KERNELS, "for part in range(2):  # whatever", "for part in range(1):  # whatever",
+           "tests/test_optimal.py::test_keeps_constraints"),
+    Mutant("a local search may fall to lanes that share outputs", "dse/dataflow/improve.py", "if faults(mapping, e, arch) or lanes_overflow",
+           "if lanes_overflow", "tests/test_optimal.py::test_keeps_constraints"),
+    Mutant("lanes do not cut what stands still", "dse/dataflow/cost_descending.py", "p.ranks() if still.depth[p.tensor] else p.partial()", "p.partial()",
+           "tests/test_cost_descending.py::test_infeasible_is_proven"),
     Mutant("counts: padding is fetched", "dse/sim/counts.py", "if distinct or (clip and not inside):", "if distinct:", "nests"),
     Mutant("nodes sink below every loop of their own", "dse/sim/counts.py", "        if node.rank not in full:\n            return i + 1\n", "", "nests"),
     Mutant("residency: what spills costs nothing", STAY, "costs[n_x:start] = p.spill[spilling]", "costs[n_x:start] = 0.0 * p.spill[spilling]", WORDS),
