@@ -21,6 +21,7 @@ from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.oracle import walk
 from tests.schedules import random_schedule
 from tests.test_schedule import FC, NODES, PIPE, lines
 from workloads.einsum import Einsum, einsum
@@ -141,6 +142,27 @@ def unlike(seed: int) -> str:
 @given(st.integers(0, 10**9))
 def test_hops_of_a_nest_are_those_of_all_its_words(seed: int) -> None:
     assert unlike(seed) == ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:
+    """Of inputs what is filled; of the output what is filled and drained, which is all but what each operation reads and writes."""
+    arch, e, mapping = random_mesh(Random(seed))
+    bus = replace(arch.fanouts[0], hop_pj=0.0, lane_pj=1 / 8)
+    arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], skip_first_read=False)), fanouts=(bus,))
+    tally = walk(mapping, e, arch).total
+    got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
+    want = {t: tally["BUF", t, "write"] + (tally["BUF", t, "read"] - 2 * e.points() if t == "C" else 0) for t in "ABC"}
+    assert got == want
+
+
+def test_lanes_without_a_buffer_take_each_operand() -> None:
+    """Two lanes of two products each: sums start from zero in each lane, so two reads and four writes of C."""
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 1, "n": 1, "k": 4}, "e")
+    arch = Arch("bus", (Level("DRAM", None, 8, 1.0, 1.0),), (Fanout("lanes", 1, (("X", 2),), (True,), (True,), lane_pj=1 / 8),), Compute(1.0, 1.0), 1.0, 8)
+    nest = Mapping((*(Store("DRAM", t) for t in "ABC"), Loop("k", 2, "X"), Loop("k", 1)))
+    assert {way.tensor: way.energy_pj for way in network.ways(nest, e, arch)} == {"A": 4.0, "B": 4.0, "C": 6.0}
 
 
 def meshed(**fields) -> Arch:

@@ -255,7 +255,7 @@ def _terms(draft: Draft, link: Link, first: Callable[[int, Loop], bool], skip: b
     if p.format == "dense":
         return [Term(sign, (*dims, *outer))]
     rows = (*dims[:-1], *(draft.number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
-    return [Term(2 * p.density, (*dims, *outer)), Term(1, (*rows, *outer))]
+    return [Term(sign * 2 * p.density, (*dims, *outer)), Term(sign, (*rows, *outer))]
 
 
 def _passes(draft: Draft, at: int, all_lanes: bool) -> tuple[int, ...]:
@@ -421,8 +421,8 @@ def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout) -> list[Delive
         every = _terms(draft, link, lambda i, loop: False, False)
         both = [total(served), total(every)]
         if link.tensor is e.output:
-            (skipped, _), (unfilled, _) = _moved(draft, link, wires, skip=True) if link.parent.level in wires.skips else (NOTHING, NOTHING)
-            at_lanes = total(unfilled) if link.child else total(skipped)
-            both = [2 * both[0] + total(skipped), 2 * both[1] + at_lanes]
+            (skipped, _), _ = _moved(draft, link, wires, skip=True) if link.parent.level in wires.skips else (NOTHING, NOTHING)
+            alone = _terms(draft, link, lambda i, loop, seen=link.seen: not loop.over and loop.rank not in seen, True) if skipped else []  # type: ignore[misc]
+            both = [2 * both[0] + total(skipped), 2 * both[1] + total(alone)]
         found.append(Delivered(link.tensor, *both))
     return found
