@@ -9,8 +9,8 @@ from math import inf
 from typing import Any
 
 from dse.nest import Loop, to_data
-from dse.sim.cost import bits_of
 from dse.sim.evaluate import EinsumCost, Solution
+from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import Workload, unique

@@ -80,6 +80,7 @@ MACHINE: Meanings = {
     "node_nm": ("nm", "technology node, for the tables of SRAM and logic"),
     "cell": ("", "SRAM cells: low operating power or high performance"),
     "word_bits": ("bit", "size of an element that names none of its own; default: the bits of the compute kind"),
+    "overlap": ("", "buffered: fills overlap work where a level double-buffers; free: all do, the convention of tools that take the largest busy time"),
     "tiling": ("", "for solver.tiling: smaug; the keys of tiling below"),
 }
 MEMORY: Meanings = {
@@ -97,11 +98,10 @@ MEMORY: Meanings = {
     "area_mm2": ("mm2", "of one instance, all banks"),
     "cycle_ns": ("ns", "sram: least time between two accesses of an array"),
     "ports": ("", "shared: reads and writes share the bandwidth; separate: each has it"),
-    "double_buffer": ("", "tiles that change take twice their room"),
+    "double_buffer": ("", "the next tile is filled during work on this one: tiles that change take twice their room; false: work inside stops meanwhile"),
     "bypass": ("", "tensors may skip this level; default: true but for the outermost"),
     "skip_first_read": ("", "the first read of an output element costs nothing: there is nothing to add to yet"),
     "slow": ("", "an array slower than the clock takes whole cycles (divide), or makes the machine infeasible"),
-    "transfer": ("", "next: fills overlap the work inside; same: a tile is filled before it is used"),
     "holds": ("", "which parts of an einsum may stand there: the first input, its other inputs (weight), the output"),
 }
 ARRAY: Meanings = {

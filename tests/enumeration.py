@@ -21,8 +21,8 @@ import numpy as np
 from numba import njit
 
 from dse.nest import Loop, Mapping, Store, holdable
-from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.evaluate import Problem
+from dse.sim.parts import bits_of, fill_cycles, op_cycles, op_pj
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -409,7 +409,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
             np.array([cycles for cycles, _, _ in fold], np.float64), fold_dims, folds,
             np.array(nodes, np.int64).reshape(-1, 7), np.array(words).reshape(-1, 2), np.array(hulls, np.int64).reshape(-1, len(ranks)), full, part,
             np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]),
-            np.array([(*ports[v], level.transfer == "same") for v, level in enumerate(arch.levels)], np.int64), arch.leak_mw() / arch.clock_ghz,
+            np.array([(*ports[v], False) for v, level in enumerate(arch.levels)], np.int64), arch.leak_mw() / arch.clock_ghz,
             ("energy", "latency", "edp").index(space.problem.objective))
 
 

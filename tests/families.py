@@ -42,16 +42,17 @@ def machines(rng: Random) -> list[Arch]:
     Ports inside the array are wide: where they decide, optimal does not finish in its budget, and there is nothing to compare with.
     """
     deep, multicast, reduce = rng.random() < 0.7, rng.choice([(True, True), (True, False)]), rng.choice([(True, True), (True, False)])
-    ports, transfer, bypass = rng.choice(["shared", "shared", "separate"]), rng.choice(["next", "next", "same"]), rng.random() < 0.8
+    ports, bypass = rng.choice(["shared", "shared", "separate"]), rng.random() < 0.8
     first = rng.random() < 0.8
     found = []
     for room, registers, x, y, variant in product((256, 1024, 4096), (64, 256) if deep else (0,), (2, 4), (1, 3, 4), range(3)):
         rows = (("DRAM", None, 64, 500.0), ("GBUF", 8 * room, 64, 10.0), ("REGF", 8 * registers, 16, 0.3))[: 2 + deep]
         speeds = ([0.25, 1.0, 8.0], [1.0, 8.0, inf], [8.0, inf])
         levels = tuple(Level(name, bits, width, pj * rng.choice([0.3, 1.0, 4.0]), pj * rng.choice([0.5, 1.0, 2.0]), rng.choice(speeds[v]),
-                             ports if v else "shared", bypass=v > 0 and bypass, skip_first_read=first, transfer=transfer if v else "next",
+                             ports if v else "shared", bypass=v > 0 and bypass, skip_first_read=first,
                              leak_mw=rng.choice([0.0, 5.0, 100.0])) for v, (name, bits, width, pj) in enumerate(rows))
-        arch = Arch(f"m{variant}", levels, (Fanout("array", 2, (("x", x), ("y", y)), multicast, reduce),), Compute(rng.choice([0.1, 1.0]), 0.1), 1.0, 8)
+        arch = Arch(f"m{variant}", levels, (Fanout("array", 2, (("x", x), ("y", y)), multicast, reduce),), Compute(rng.choice([0.1, 1.0]), 0.1), 1.0, 8,
+                    overlap="free")
         found.append(arch)
     return found
 

@@ -57,13 +57,14 @@ def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
     levels = tuple(Level(
         f"L{v}", capacity_bits if v else None, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
         rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), double_buffer=v > 0 and rng.random() < 0.3, bypass=v > 0,
-        skip_first_read=rng.random() < 0.8, transfer=rng.choice(["next", "next", "same"])) for v in range(depth))
+        skip_first_read=rng.random() < 0.8) for v in range(depth))
     fanouts = []
     for i, outside in enumerate(sorted(rng.sample(range(1, depth + 1), rng.randint(0, 2)))):
         dims = tuple((f"{axis}{i}", rng.randint(2, 4)) for axis in "XY"[: rng.randint(1, 2)])
         fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims),
                               rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else ""))
-    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0])), 1.0, 8)
+    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0])), 1.0, 8,
+                overlap=rng.choice(["buffered", "buffered", "free"]))
 
 
 def random_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:

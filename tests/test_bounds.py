@@ -20,7 +20,7 @@ from tests.nests import random_arch, random_case, random_einsum
 @given(st.integers(0, 2**32))
 def test_bound_is_not_above_the_cost_of_any_mapping(seed: int) -> None:
     e, arch, mapping = random_case(Random(seed))
-    p = price(count(mapping, e, arch), e, arch)
+    p = price(mapping, count(mapping, e, arch), e, arch)
     assert bounds.energy_pj(e, arch) <= p.energy_pj * (1 + 1e-9)
     assert bounds.latency_cycles(e, arch) <= p.latency_cycles * (1 + 1e-9)
 

@@ -17,7 +17,8 @@ workloads/facts workloads/onnx workloads/text workloads/retrace workloads/torch
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/machine
-dse/installed dse/nest dse/record dse/folder dse/cache dse/sim/counts dse/sim/latency dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/kernels
+dse/installed dse/nest dse/record dse/folder dse/cache dse/sim/terms dse/sim/counts dse/sim/latency dse/sim/parts dse/sim/times
+dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/kernels
 dse/dataflow/space dse/dataflow/steps dse/dataflow/walks dse/dataflow/cost_descending dse/dataflow/improve
 dse/dataflow/formula dse/dataflow/optimal_kernels dse/dataflow/optimal dse/dataflow/lanes dse/dataflow/search_kernels dse/dataflow/search
 dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/exhaustive

@@ -21,8 +21,8 @@ from dse.dataflow.optimal import solved
 from dse.dataflow.space import Constraints, Tiles, broken, row_stationary
 from dse.dataflow.walks import UNIT, Walks, lanes, walks
 from dse.nest import Infeasible, faults
-from dse.sim.counts import dim_sum, tile_sizes, tile_spans
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.sim.terms import dim_sum, tile_sizes, tile_spans
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumeration import enumerated as enumerated_anew

@@ -10,8 +10,8 @@ import pytest
 from dse.dataflow.lanes import options, wired
 from dse.dataflow.search import lanes_first, search, taken
 from dse.nest import Infeasible
-from dse.sim.counts import tile_sizes
 from dse.sim.evaluate import Problem
+from dse.sim.terms import tile_sizes
 from hw import machine
 from tests.prove.lanes import told
 from workloads import catalog

@@ -69,8 +69,8 @@ def family(archs: Sequence[Arch]) -> Family:
 
 
 def _hides(archs: Sequence[Arch]) -> tuple[tuple[float, ...], ...]:
-    """Family.hides: the least ratio of cycles per bit, b over a, of any machine. It holds where the latency is the largest busy time; so all are 0 if a level
-    adds its time instead (transfer same), and row a is 0 if its reads and writes share a port on some of the machines only."""
+    """Family.hides: the least ratio of cycles per bit, b over a, of any machine. It holds where the latency is the largest busy time; row a is 0 if its
+    reads and writes share a port on some of the machines only."""
     depth, per = len(archs[0].levels) + 1, np.array([_cycles(arch) for arch in archs])
     found = np.zeros((depth, depth))
     for v in range(depth):
@@ -78,7 +78,7 @@ def _hides(archs: Sequence[Arch]) -> tuple[tuple[float, ...], ...]:
             with np.errstate(divide="ignore", invalid="ignore"):
                 found[v] = np.nan_to_num(per / per[:, [v]], nan=0.0, posinf=MUCH).min(axis=0)
     np.fill_diagonal(found, 0.0)
-    return tuple(map(tuple, (found * all(level.transfer == "next" for arch in archs for level in arch.levels)).tolist()))
+    return tuple(map(tuple, found.tolist()))
 
 
 def _span(found: Iterable[float | None], default: float) -> tuple[float, float]:
@@ -111,7 +111,7 @@ def covers(f: Family, arch: Arch) -> bool:
         if not (_within(_share(level), f.shares[v]) and _within(_ratio(arch, v), f.ratios[v])) or (level.bandwidth < inf) > f.limited[v]:
             return False
         separate = level.ports == "separate"
-        if separate > f.separate[v] or (any(f.hides[v]) and (separate != f.separate[v] or level.transfer == "same")):
+        if separate > f.separate[v] or (any(f.hides[v]) and separate != f.separate[v]):
             return False
     per = np.array(_cycles(arch))
     return bool((np.array(f.hides) * per[:, None] <= per * (1 + 1e-12)).all())

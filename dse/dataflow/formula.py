@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from dse.dataflow.space import Constraints, Tiles
 from dse.dataflow.walks import LANES, TIME, Walks, walks
-from dse.sim.cost import bits_of, op_cycles
-from dse.sim.counts import dim_sum, nonzero
+from dse.sim.parts import bits_of, op_cycles
+from dse.sim.terms import dim_sum, nonzero
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
 

@@ -29,10 +29,12 @@ from dse.dataflow.optimal import Join, Search
 from dse.dataflow.space import FREE, named
 from dse.dataflow.steps import NODE
 from dse.nest import Infeasible, Mapping, faults
-from dse.sim.cost import bits_of, op_cycles, op_pj, overflow, price
-from dse.sim.counts import Footprint, count, footprints, nonzero
+from dse.sim.cost import overflow, price
+from dse.sim.counts import Footprint, count, footprints
 from dse.sim.evaluate import EinsumCost, Problem, lanes_overflow, optimum
 from dse.sim.evaluate import priced as costed
+from dse.sim.parts import bits_of, op_cycles, op_pj
+from dse.sim.terms import nonzero
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -273,7 +275,7 @@ def asked(f: Family, arch: Arch) -> Machine:
         cycles = 1 / (level.width_bits * level.bandwidth)
         row += [level.read_pj / level.width_bits, level.write_pj / level.width_bits, cycles, cycles]
     return Machine(cell(f, arch), row, arch.leak_mw() / arch.clock_ghz, np.array([level.ports == "separate" for level in arch.levels]),
-                   np.array([level.transfer == "same" for level in arch.levels]))
+                   np.zeros(len(arch.levels), np.bool_))
 
 
 def rates(machines: Sequence[Machine], archs: Sequence[Arch], e: Einsum) -> Floats:
@@ -320,7 +322,7 @@ def priced(own: Frontier, problem: Problem, machine: Machine | None = None) -> l
         answer = costed(problem, mapping, count(mapping, e, arch), held)
         own.told[n, shape] = optimum(answer, named("perfect", arch), 0), held
     known, held = own.told[n, shape]
-    p = price(known.counts, e, arch)
+    p = price(known.mapping, known.counts, e, arch)
     if (n, machine.cell) not in own.fits:
         if broken := lanes_overflow(known.mapping, e, arch) or overflow(held, e, arch):
             raise Forged(f"{e.name} on {arch.name}: member {n} does not fit: {broken}; {EMPTY}")

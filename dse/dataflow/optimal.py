@@ -31,9 +31,10 @@ from dse.dataflow.steps import LANES, MAC, NODE, Step, long_ranks, programs
 from dse.dataflow.walks import lanes
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
-from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
-from dse.sim.counts import count, footprints, hull, nonzero
+from dse.sim.counts import count, footprints, hull
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, figure, lower_bound, optimum, priced
+from dse.sim.parts import bits_of, fill_cycles, op_cycles, op_pj
+from dse.sim.terms import nonzero
 from hw.arch import ROLES, Arch, Compute
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -155,7 +156,8 @@ def _split(s: Search, budget: int) -> tuple[Found | None, int]:
         found, visited = _split(replace(s, problem=replace(s.problem, objective="edp")), budget)
         if found is None or visited > budget:
             return found, visited
-        p = cost.price(count(nest(s.own, e, arch, *found), e, arch), e, arch)
+        mapping = nest(s.own, e, arch, *found)
+        p = cost.price(mapping, count(mapping, e, arch), e, arch)
         goal[:] = p.latency_cycles, p.energy_pj, p.latency_cycles
     floor, (t, weight) = lower_bound(s.problem), tables(s)
     bounds, crowd = grid_bounds(s, join, t, weight), _crowd(e, arch, join, t, min(f.outside for f in arch.fanouts))
@@ -337,7 +339,7 @@ def _bare(e: Einsum, rules: Constraints) -> tuple[Einsum, Constraints]:
 def bare_arch(arch: Arch) -> Arch:
     """The machine without its prices and sizes."""
     levels = tuple(replace(level, capacity_bits=None if level.capacity_bits is None else 1, width_bits=1, read_pj=0.0, write_pj=0.0, bandwidth=1.0,
-                           ports="shared", transfer="next", leak_mw=0.0, area_mm2=0.0, access_cycles=1) for level in arch.levels)
+                           ports="shared", leak_mw=0.0, area_mm2=0.0, access_cycles=1) for level in arch.levels)
     return replace(arch, name="", levels=levels, compute=Compute(0.0, 0.0, alu_per_cycle=arch.compute.alu_per_cycle and 1.0), clock_ghz=1.0, word_bits=1)
 
 
@@ -392,7 +394,7 @@ def tables(s: Search, columns: Floats | None = None, rooms: Floats | None = None
         factor_start=factors[1], factor_rank=factors[2], factor_stride=factors[3], table=factors[4], low=factors[5], high=factors[6], floor=floors,
         start=start if columns is None else np.zeros(columns.shape[1]),
         folds=np.array([fill_cycles(f, e, arch) for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch)], np.float64),
-        port=np.array([(*ports[v], level.transfer == "same") for v, level in enumerate(levels)], np.int64),
+        port=np.array([(*own, False) for own in ports], np.int64),
         machine=np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]),
         objective=OBJECTIVES[s.problem.objective] if columns is None else kernels.ALL,
         rules=np.array([still, s.rules.least_lanes, *inside, *(not named or dim[0] in named for dim in dims)], np.int64)), weight

@@ -25,9 +25,11 @@ from dse.dataflow.optimal import solved
 from dse.dataflow.space import FREE, Constraints, Tiles, least, named
 from dse.dataflow.steps import long_ranks
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
-from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj, overflow
-from dse.sim.counts import count, footprints, hull, nonzero
+from dse.sim.cost import overflow
+from dse.sim.counts import count, footprints, hull
 from dse.sim.evaluate import EinsumCost, Problem, optimum, priced
+from dse.sim.parts import bits_of, fill_cycles, op_cycles, op_pj
+from dse.sim.terms import nonzero
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
@@ -176,7 +178,7 @@ def _machine(problem: Problem, own: Tables) -> kernels.Machine:
     outside = sorted({g.outside for g in groups})
     ports, parts = [], 2
     for level in arch.levels:
-        ports.append((parts, parts + (level.ports == "separate"), level.transfer == "same"))
+        ports.append((parts, parts + (level.ports == "separate"), False))
         parts = ports[-1][1] + 1
     ramps = []
     for f in arch.fanouts:

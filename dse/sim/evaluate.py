@@ -9,7 +9,8 @@ from math import inf
 
 from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
 from dse.sim import bounds, cost
-from dse.sim.counts import Count, Footprint, count, footprints, wiring
+from dse.sim.counts import Count, Footprint, count, footprints
+from dse.sim.terms import wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique, Workload, unique
@@ -122,7 +123,7 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
 def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
     """Cost of a mapping that fits and is counted already."""
     e, arch = problem.einsum, problem.arch
-    p = cost.price(rows, e, arch)
+    p = cost.price(mapping, rows, e, arch)
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
