@@ -13,6 +13,7 @@ from dse.dataflow.space import FREE
 from dse.nest import Infeasible
 from dse.sim.evaluate import Problem, figure
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.nests import searched
 from workloads import catalog
 from workloads.einsum import Einsum
 
@@ -61,7 +62,8 @@ def differences(kind: str, seed: int, pairs: int, budget: int) -> Iterator[str]:
     """For so many machines of a random family, objectives in turn: "" where the frontier's price is what optimal returns, else a line: what differs, or BETTER:
     the price is below what optimal returns, which says that its budget of nodes ended first."""
     rng = Random(f"{kind}/{seed}")
-    e, archs = layer(kind, rng), machines(rng)
+    e = layer(kind, rng)
+    archs = [searched(arch, e) for arch in machines(rng)]
     own = frontier.solved(e, family(archs))
     for n, arch in enumerate(rng.sample(archs, pairs)):
         objective = OBJECTIVES[n % len(OBJECTIVES)]

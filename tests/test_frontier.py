@@ -17,6 +17,7 @@ from dse.sim.counts import footprints
 from dse.sim.evaluate import Problem, einsum_cost, figure
 from hw import machine
 from tests.families import BETTER, KINDS, differences, layer, machines
+from tests.nests import free_edge
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +73,7 @@ def test_a_frontier_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_no_frontier_knows_is_said() -> None:
-    edge = machine.arch(machine.load("edge_array"))
+    edge = free_edge()
     with pytest.raises(NoFrontier, match="2 different topologies"):
         family([edge, machine.arch(machine.load("tpu_edge"))])
     with pytest.raises(NoFrontier, match="systolic"):
@@ -80,6 +81,8 @@ def test_what_no_frontier_knows_is_said() -> None:
     doubled = replace(edge, levels=(*edge.levels[:2], replace(edge.levels[2], double_buffer=True)))
     with pytest.raises(NoFrontier, match="double buffering"):
         family([doubled])
+    with pytest.raises(NoFrontier, match="overlap: free"):
+        family([replace(edge, overlap="buffered")])
     assert covers(family([edge]), edge) and not covers(family([edge]), doubled)
 
 

@@ -16,7 +16,7 @@ from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.tiling.mapper import smaug
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
-from tests.nests import random_einsum
+from tests.nests import random_einsum, searched
 from tests.small import small_problem
 from workloads.einsum import einsum
 
@@ -46,7 +46,7 @@ def problem(rng: Random, mappings: int) -> Problem:
     while True:
         e = random_einsum(rng, KINDS)
         e = replace(e, extents=tuple((rank, min(n, rng.randint(1, 6))) for rank, n in e.extents))
-        found = Problem(pads_arch(rng), e, rng.choice(OBJECTIVES))
+        found = Problem(searched(pads_arch(rng), e), e, rng.choice(OBJECTIVES))
         if rng.random() < 0.3:
             found = small_problem(rng, found.objective, mappings, tiles="ragged")
         if not uncovered(found.einsum, found.arch) and sum(size(found.einsum, arch, "ragged") for arch in orders(found.arch)) <= mappings:

@@ -13,6 +13,7 @@ from dse.nest import Infeasible
 from dse.sim.evaluate import Problem
 from dse.sim.terms import tile_sizes
 from hw import machine
+from tests.nests import free_edge
 from tests.prove.lanes import told
 from workloads import catalog
 
@@ -25,7 +26,7 @@ def test_an_answer_is_the_enumerated_optimum(seed: int) -> None:
 
 def test_large_convolutions_are_proven_and_cost_what_other_searches_proved() -> None:
     """ResNet-18's first convolution: 15 CPU seconds of its own frontier before."""
-    edge = machine.arch(machine.load("edge_array"))
+    edge = free_edge()
     (first, *_) = catalog.load("resnet18").einsums
     found = lanes_first(Problem(edge, first, "energy"), Random(0), "perfect")
     assert not isinstance(found, Infeasible) and found[0].proven and isclose(found[0].energy_pj, 208564072.726, rel_tol=1e-9)
@@ -34,7 +35,7 @@ def test_large_convolutions_are_proven_and_cost_what_other_searches_proved() -> 
 
 
 def test_a_spent_budget_and_what_is_not_taken_are_answered_by_optimal() -> None:
-    edge = machine.arch(machine.load("edge_array"))
+    edge = free_edge()
     gemm = Problem(edge, catalog.load("gemm:m=64,n=32,k=48").einsums[0], "energy")
     assert search(gemm, "perfect", budget=3)[1] > 3
     found = lanes_first(gemm, Random(0), "perfect", budget=3)

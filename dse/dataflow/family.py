@@ -54,6 +54,8 @@ def family(archs: Sequence[Arch]) -> Family:
         raise NoFrontier("takes one array below the first level, which holds everything, and no systolic one")
     if any(level.double_buffer for level in one.levels[min(borders):]):
         raise NoFrontier("takes no double buffering inside the array")
+    if one.overlap != "free":
+        raise NoFrontier("takes overlap: free, where the latency is the largest busy time")
     columns = list(zip(*(arch.levels for arch in archs), strict=True))
     rooms = tuple(tuple(sorted({level.capacity_bits for level in own if level.capacity_bits is not None})) for own in columns)
     shapes = tuple(sorted({shape_of(arch) for arch in archs}))

@@ -34,7 +34,7 @@ from dse.sim.counts import Footprint, count, footprints
 from dse.sim.evaluate import EinsumCost, Problem, lanes_overflow, optimum
 from dse.sim.evaluate import priced as costed
 from dse.sim.parts import bits_of, op_cycles, op_pj
-from dse.sim.terms import nonzero
+from dse.sim.terms import nonzero, within
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -105,7 +105,10 @@ def _stored_before(e: Einsum, f: Family, data: bytes) -> Frontier:
 
 
 def solved(e: Einsum, f: Family) -> Frontier:
-    """The members, computed. Raises NoFrontier if they are too many."""
+    """The members, computed. Raises NoFrontier if they are too many, or padding makes another lane than the first the busiest."""
+    border = min(fanout.outside for fanout in f.arch.fanouts)
+    if any(f.limited[border:]) and not all(within(dim, [e.sizes()[rank] for rank in dim.ranks()]) for p in e.tensors() for dim in p.dims):
+        raise NoFrontier(f"{e.name}: takes padding only where no level inside the array has a bandwidth")
     own = formulas(e, f.arch, "perfect", FREE)
     s = Search(Problem(f.arch, e, "energy"), own, "perfect", FREE, None)
     join = optimal.joined(e, f.arch, FREE, "perfect")

@@ -39,14 +39,15 @@ Loops = dict[str, tuple[tuple[int, int], ...]]  # rank -> (number of the loop, p
 class Factor:
     """One exact sum over tiles: of a dimension's hull lengths, or (dim None) of a rank's tiles.
 
-    cuts: per rank its extent and its loops, each as (number of the loop in the nest, pick). distinct: elements that no earlier tile had.
+    cuts: per rank its extent and its loops, each as (number of the loop in the nest, pick). distinct: elements that no earlier tile had; 2: tiles of a window
+    that slides along the last loop, and has what lies between its trips too.
     after: the least (most: the most) tiles that the loops after these cut of any one that these leave; -1: all are counted.
     """
 
     dim: Dim | None
     cuts: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
     clip: bool = False
-    distinct: bool = False
+    distinct: int = 0
     after: int = -1
     most: bool = False
 
@@ -138,7 +139,7 @@ class Sums:
     numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     known: dict[tuple[object, ...], tuple[Term, ...]] = field(default_factory=dict)
 
-    def number(self, dim: Dim | None, name: object, ranks: tuple[str, ...], cuts: Loops, clip: bool = False, distinct: bool = False,
+    def number(self, dim: Dim | None, name: object, ranks: tuple[str, ...], cuts: Loops, clip: bool = False, distinct: int = 0,
                after: int = -1, most: bool = False) -> int:
         key = (name, clip, distinct, after, most, cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]))
         found = self.numbers.setdefault(key, len(self.numbers))
@@ -202,7 +203,10 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     Sparse operands: only nonzero iterations access; a compressed tile is 2 words per nonzero and one per row (CSR).
     """
     clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
-    dims = tuple([s.number(dim, (p.tensor, i), dim.ranks(), cuts, clip, skip) for i, dim in enumerate(p.dims)])
+    slides = next((loop for number, (i, loop) in enumerate(s.loops) if link.child_at < i == link.rest - 1 and loop.rank not in p.full()
+                   and any(number == cut for cut, _ in cuts.get(loop.rank, ()))), None)
+    dims = tuple([s.number(dim, (p.tensor, i), dim.ranks(), cuts, clip, skip + bool(skip and slides and slides.rank in dim.ranks()))
+                  for i, dim in enumerate(p.dims)])
     outer = tuple([s.number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen])
     if not clip:
         yield Term(sign * nonzero(s.e), (*dims, *outer))
@@ -249,7 +253,7 @@ def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = N
         return tile_count(*ranks[0])
     if factor.distinct and len(factor.dim.terms) > 1 and any(pick not in (ALL, LANES) for _, cuts in ranks for _, pick in cuts):
         return _fresh(factor, tiles)
-    return dim_sum(factor.dim, ranks, factor.clip, factor.distinct)
+    return dim_sum(factor.dim, ranks, factor.clip, bool(factor.distinct))
 
 
 Number = Any  # a float, or an array of one per mapping
@@ -446,7 +450,7 @@ def _fresh(factor: Factor, tiles: Sequence[int]) -> int:
     assert dim is not None
     low = np.zeros((1, len(factor.cuts)), np.int64)
     size = np.array([[extent for extent, _ in factor.cuts]], np.int64)
-    wanted = np.ones(1, np.bool_)
+    wanted, step = np.ones(1, np.bool_), np.zeros(1, np.int64)
     for number, x, pick in sorted((number, x, pick) for x, (_, loops) in enumerate(factor.cuts) for number, pick in loops if pick < BELOW):
         trips = -(-size[:, x] // tiles[number])
         parent = np.repeat(np.arange(len(size)), trips)
@@ -459,6 +463,8 @@ def _fresh(factor: Factor, tiles: Sequence[int]) -> int:
     start, stop = dim.offset + low @ c, dim.offset + (low + size - 1) @ c + 1
     if factor.clip:
         start, stop = np.maximum(start, 0), np.minimum(stop, dim.size)
+    if factor.distinct == 2:
+        start[1:] = np.where(step[1:] > 0, np.minimum(start[1:], stop[:-1]), start[1:])
     base = int(start.min())
     unseen, found = np.ones(int(max(stop.max() - base, 0)), np.bool_), 0
     for a, z, counts in zip((start - base).tolist(), (stop - base).tolist(), wanted.tolist(), strict=True):
