@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 SOLVER_VERSION = 3
 
 STATUS = ("ok", "infeasible", "pruned", "error")

@@ -174,11 +174,12 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
         gap = above(figure(problem.objective, one.energy_pj, one.latency_cycles), figure(problem.objective, *least))
         solved.append(replace(one, count=group.count, gap_in_space=0.0 if one.proven else gap, gap_to_bound=gap))
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
+    steady = cycles if len(solved) > 1 else sum(c.count * c.price.steady_cycles for c in solved)  # others stand between equal einsums of a network
     value = figure(problem.objective, energy, cycles)
     floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
     gap, to_bound = above(value, _least_in_space(solved, problem.objective)), above(value, floor)
     in_space = gap if gap > PRECISE else 0.0
-    return Solution(tuple(solved), energy, cycles, cycles, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
+    return Solution(tuple(solved), energy, cycles, steady, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
 
 
 def _least_in_space(solved: Sequence[EinsumCost], objective: str) -> float:
