@@ -45,6 +45,7 @@ class Mutant:
 
 
 KERNELS, OPTIMAL, FORMULA, FRONTIER = (f"dse/dataflow/{name}.py" for name in ("optimal_kernels", "optimal", "formula", "frontier_kernels"))
+TERMS, TIMES = "dse/sim/terms.py", "tests/test_times.py::test_port_times_are_those_of_the_unrolled_nest"
 KEY = "tests/test_frontier.py::test_a_frontier_is_kept_under_all_that_it_depends_on"
 MUTANTS = (
     Mutant("room bound x 1.1", KERNELS, "out[i] += max(together - crossing[first, i]", "out[i] += max(1.1 * together - crossing[first, i]"),
@@ -111,14 +112,16 @@ MUTANTS = (
            "bounds"),
     Mutant("bound of traffic ignores multicast", "dse/sim/bounds.py", "best = min(best, n.computed / widest * pj)", "best = min(best, n.computed * pj)",
            "bounds"),
-    Mutant("counts: lanes that share are read each", "dse/sim/counts.py",
-           "return lane_above if i < merge_from else loop.rank not in link.seen and shared[loop.over]", "return lane_above if i < merge_from else False",
+    Mutant("counts: lanes that share are read each", TERMS, "return FIRST if loop.rank not in link.seen and shared[loop.over] else LANES", "return LANES",
            "nests"),
-    Mutant("counts: spilled sums are never read back", "dse/sim/counts.py", "return skip and loop.rank not in link.seen", "return False", "nests"),
-    Mutant("counts: rows of a compressed tile are forgotten", "dse/sim/counts.py",
-           "return [Term(2 * p.density, (*dims, *outer)), Term(1, (*rows, *outer))]", "return [Term(2 * p.density, (*dims, *outer))]", "nests"),
-    Mutant("counts: padding is fetched", "dse/sim/counts.py", "if distinct or (clip and not inside):", "if distinct:", "nests"),
-    Mutant("nodes sink below every loop of their own", "dse/sim/counts.py", "        if node.rank not in full:\n            return i + 1\n", "", "nests"),
+    Mutant("counts: spilled sums are never read back", TERMS, "AND_FIRST[picks[number]] if skip and loop.rank not in link.seen else picks[number]",
+           "picks[number]", "nests"),
+    Mutant("counts: rows of a compressed tile are forgotten", TERMS, "    yield Term(1, (*rows, *outer))\n", "", "nests"),
+    Mutant("counts: padding is fetched", TERMS, "if distinct or (clip and not within(dim, [extent for extent, _ in ranks])):", "if distinct:", "nests"),
+    Mutant("counts: the first lane is the busiest", "dse/sim/counts.py", "instances(sums, [tiles])", "[{}]", "nests"),
+    Mutant("nodes sink below every loop of their own", TERMS, "        if node.rank not in full:\n            return i + 1\n", "", "nests"),
+    Mutant("a fill overlaps without room", "dse/sim/times.py", "        if not c.arch.levels[v].double_buffer:\n", "        if False:\n", TIMES),
+    Mutant("a lane that padding spares stands for all", TERMS, "if inside else lanes[:known])", "if True else lanes[:known])", "nests"),
 )
 
 
