@@ -28,6 +28,9 @@ name: priced
 workloads: [{workload: "gemm:m=16,n=8,k=12", name: one}, {workload: "gemm:m=16,n=8,k=12", name: again}, {workload: "gemm:m=8,n=12,k=6", name: two}]
 machine: edge_array
 space:
+  overlap: [free]
+  gbuf.double_buffer: [false]
+  regf.double_buffer: [false]
   array.x: [2, 4]
   array.y: [2, 4]
   gbuf.capacity: [4 KiB, 8 KiB]
