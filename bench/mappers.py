@@ -1,7 +1,7 @@
 """Mappers side by side in one run: CPU seconds (compile excluded), and energy of every mapping under our evaluator.
 
 python -m bench.mappers speed [NETWORK...]       optimal on every unique einsum of edge_array, over perfect factors and over the default space (lanes that
-                                                 need not divide, dividing tiles in time: `divisor`); ragged tiles in time: python -m bench.smaug
+                                                 need not divide, dividing tiles in time: `ragged_lanes`); ragged tiles in time: python -m bench.smaug
 python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in FOLDER, default a temporary one) on
                                                  ResNet-18 and ResNet-50; AccelForge and KAPLA as published or measured before
 python -m bench.mappers baselines [NETWORK...]   cost_descending, random, annealing over optimal on edge_array, as a README table
@@ -26,7 +26,7 @@ from bench.peers import zigzag_files
 from bench.peers.environment import python_of
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
-from dse.dataflow.optimal import optimal, solved
+from dse.dataflow.optimal import optimal
 from dse.dataflow.random import MAPPINGS, random
 from dse.dataflow.space import Tiles
 from dse.nest import Infeasible
@@ -45,7 +45,7 @@ TPU_LIKE = Arch("tpu_like", (
     (Fanout("array", 2, (("x", 32), ("y", 32)), (True, True), (True, True)),), Compute(0.04, 0.04), 1.0, 8)
 SPEED = ["resnet50", "vgg19", "squeezenet", "bert_base", "llama7b:phase=prefill", "llama7b:phase=decode"]
 NETWORKS = [*sorted(catalog.MODELS.values()), "mlp_m:batch=64", "lstm"]
-SPACES: tuple[Tiles, ...] = ("perfect", "divisor")
+SPACES: tuple[Tiles, ...] = ("perfect", "ragged_lanes")
 BUDGET = 2_000_000  # nodes visited per einsum and space
 ROUNDS = (24, 32)  # of annealing here; the paper's budget is the mapper's default
 Solve = Callable[[Problem], list[EinsumCost] | Infeasible]
@@ -87,7 +87,7 @@ def speed(networks: Sequence[str]) -> Iterator[str]:
         for group in unique_macs(source):
             texts = []
             for tiles in SPACES:
-                one, seconds = timed(partial(solved, tiles=tiles, budget=BUDGET), Problem(arch, group.einsum, "energy"))
+                one, seconds = timed(partial(optimal, tiles=tiles, budget=BUDGET), Problem(arch, group.einsum, "energy"))
                 spent[tiles].append(1000 * seconds)
                 open_[tiles] += not isinstance(one, Infeasible) and not one.proven
                 texts.append(f"{tiles} {1000 * seconds:.1f} ms, {_pj(one)}")
@@ -154,7 +154,7 @@ class Ours:
 
 def _ours(e: Einsum) -> Ours:
     problem = Problem(TPU_LIKE, e, "energy")
-    same, same_s = timed(partial(solved, tiles="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE)), problem)
+    same, same_s = timed(partial(optimal, tiles="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE)), problem)
     free, free_s = timed(_optimal, problem)
     if isinstance(same, Infeasible) or isinstance(free, Infeasible):
         raise ValueError(f"{same} {free}")
@@ -181,7 +181,7 @@ def accelforge() -> Iterator[str]:
             continue
         (e,), arch, objective = einsums(case["workload"]), arch_of(data, case["arch"], case["workload"]["bits_per_value"]), OBJECTIVES[case["objective"]]
         warm_up(arch)
-        one, seconds = timed(partial(solved, tiles="perfect"), Problem(arch, e, objective))
+        one, seconds = timed(partial(optimal, tiles="perfect"), Problem(arch, e, objective))
         (listed,), listed_s = case["optimum"][objective], sum(case["cpu_s"].values())
         yield (f"{case['id']} {case['arch']} {_shape(e)} {objective}: AccelForge {listed:.9g} in {listed_s:.2f} s (listed); "
                f"optimal {_value(one, objective):.9g} in {1000 * seconds:.1f} ms, {listed_s / seconds:.0f} times faster")
@@ -201,7 +201,7 @@ def kapla() -> Iterator[str]:
 def baselines(networks: Sequence[str]) -> Iterator[str]:
     """Energy over optimal and CPU seconds of every mapper, unique einsums weighted by how often they run; equal ones of several networks are solved once."""
     mappers: dict[str, Solve] = {
-        "optimal": partial(solved, budget=BUDGET), "cost_descending": lambda problem: cost_descending(problem, Random(0)),
+        "optimal": partial(optimal, budget=BUDGET), "cost_descending": lambda problem: cost_descending(problem, Random(0)),
         "random": lambda problem: random(problem, Random(0)), "annealing": lambda problem: annealing(problem, Random(0), *ROUNDS)}
     arch = edge_array()
     warm_up(arch)

@@ -30,12 +30,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cluster import build
 from cluster import store as stores
 from cluster.store import RunFault, Store
 from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, machine_key, pruned, solve_lease, tables_of
 from dse import folder
-from dse.dataflow.family import NoFrontier, family
 from dse.installed import shadowing
 from dse.study import pareto, plan
 from dse.study import study as studies
@@ -43,7 +41,6 @@ from dse.study.plan import Asks
 from dse.study.prune import static_violations
 from dse.study.sampler import permutation
 from dse.study.study import Study
-from dse.units import duration
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
 MOST_PER_LEASE = 1024
@@ -52,7 +49,6 @@ COMMIT_ROWS = 200_000
 REPORT_S = 1.0
 PROBES = 20
 START_S = 10.0  # of Ray and its actors
-PRICED_S = 1e-4  # of one einsum of a machine from its frontier, rows included; 2.6 ms per machine were measured for 27
 ROW_BYTES = 40  # of one row of any table in a merged part; measured 15 to 60
 MOST_TEXT = 1 << 18  # bytes of an input that env.json holds a copy of
 PACKAGES = ("ray", "optuna", "duckdb", "pyarrow", "numpy", "numba", "scipy", "moocore")
@@ -89,12 +85,10 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. solved: in this session; built: what frontiers it took. exit_code: 0, or 1 if it was interrupted, stopped by errors, or holds error
-    rows."""
+    """How a run ended. solved: in this session. exit_code: 0, or 1 if it was interrupted, stopped by errors, or holds error rows."""
 
     status: Status
     solved: int
-    built: str
 
     @property
     def exit_code(self) -> int:
@@ -117,7 +111,6 @@ class Run:
     settled: list[pareto.Trial] = field(default_factory=list)
     feasible: list[tuple[float, ...]] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)  # why machines have no schedule
-    built: str = ""  # what frontiers this session took
     batches: list[dict[str, pa.Table]] = field(default_factory=list)
     rows: int = 0
     events: list[Row] = field(default_factory=list)
@@ -166,12 +159,10 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
         workers = study.workers if workers is None else workers
         if run.todo or not run.end:
             with _interruptible(run, progress) as listen:
-                _build(run, workers, report)
-                if not run.halt:
-                    report("running", "; ".join(filter(None, [run.built, "starting actors" if workers != 0 else ""])))
-                    with _mapper(run, workers, address) as mapped:
-                        listen()  # again: Ray takes SIGTERM when it starts
-                        _loop(run, mapped, report)
+                report("running", "starting actors" if workers != 0 else "")
+                with _mapper(run, workers, address) as mapped:
+                    listen()  # again: Ray takes SIGTERM when it starts
+                    _loop(run, mapped, report)
         return _ended(run, report)
     finally:
         stores.close(store)
@@ -184,42 +175,23 @@ def resume(out: Path, workers: int | None = None, address: str | None = None, pr
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
-    """What a run would take, from PROBES random machines of the space solved in-process and a few frontiers, which stay in the cache.
-
-    Where frontiers would be built first, a heuristic mapper stands in for them: it finds the same machines feasible, with as many rows.
-    """
-    whole, priced, size = job_of(study), build.wanted(study), study.space.size
-    job = job_of(replace(study, solver=replace(study.solver, mapper="cost_descending"))) if priced else whole
+    """What a run would take, from PROBES random machines of the space solved in-process."""
+    job, size = job_of(study), study.space.size
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
     asks = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
+    solve_lease(job, Lease(0, asks[:1]))  # loads the kernels, which a run does once
     solved = [solve_lease(job, Lease(0, (ask,))) for ask in asks]
     kept = len(asks) / len(chosen)
     points = study.stop.points
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    fronts = _fronts_to_build(whole) if priced else {}
-    searched = priced and not fronts
-    each_s = PRICED_S * sum(len(groups) for groups in job.uniques) if fronts else sum(done.seconds for done in solved) / max(1, len(asks))
+    each_s = sum(done.seconds for done in solved) / max(1, len(asks))
     rows = sum(table.num_rows for done in solved for table in done.tables.values()) / max(1, len(asks))
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
-    cores_s = machines * each_s + fronts.get("frontiers_core_s", 0.0)
-    return {"machines_in_space": size, "machines_to_solve": machines, "unique_einsums": len(build.einsums(whole)), **fronts,
-            "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(asks) - feasible} infeasible or failed"
-                      + ("; searched one by one, which takes longer than the probes did" if searched else ""),
-            "machine_s": each_s, "core_s": cores_s, "workers": slots, "whole_s": START_S * (workers != 0) + cores_s / slots,
+    return {"machines_in_space": size, "machines_to_solve": machines, "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
+            "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(asks) - feasible} infeasible or failed",
+            "machine_s": each_s, "core_s": machines * each_s, "workers": slots, "whole_s": START_S * (workers != 0) + machines * each_s / slots,
             "disk_mb": _short(machines * rows * ROW_BYTES / 1e6), "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
-
-
-def _fronts_to_build(job: Job) -> dict[str, Any]:
-    """Of a study that is priced from frontiers: how many there are, and what the missing ones take; nothing where its machines share no family."""
-    try:
-        shared = family(build.machines(job.study))
-    except NoFrontier:
-        return {}
-    wanted = build.einsums(job)
-    missing = build.missing(wanted, shared)
-    seconds, built = build.foreseen(missing, shared)
-    return {"frontiers_in_cache": len(wanted) - len(missing) + built, "frontiers_to_build": len(missing) - built, "frontiers_core_s": seconds}
 
 
 def _short(value: float) -> float:
@@ -381,29 +353,6 @@ def _lease(run: Run) -> Lease:
     return Lease(run.leases, tuple(run.todo.popleft() for _ in range(size)))
 
 
-def _build(run: Run, workers: int | None, report: Callable[..., Status]) -> None:
-    """Frontiers into the job. One process per worker of this host."""
-    if not build.wanted(run.job.study):
-        return
-
-    begun = time.monotonic()
-
-    def tell(stage: build.Stage) -> bool:
-        if time.monotonic() - run.reported >= REPORT_S:
-            spent = time.monotonic() - begun
-            left = f", about {duration(spent / stage.share - spent)} left" if 0.02 < stage.share < 1 else ""
-            now = f", now {' and '.join(stage.now)}" if stage.now else ""
-            report("running", run.halt or f"{stage.done} of {stage.of} frontiers in {duration(spent)}{now}{left}")
-        return bool(run.halt)
-
-    cpus = os.cpu_count() or 1
-    found = build.frontiers(run.job, min(cpus if workers is None else workers, cpus), tell)
-    run.job = found.job
-    run.built = f"{found.count} frontiers in {found.seconds:.1f} s" if found.count else ""
-    run.events.extend(event("frontiers", line) for line in (run.built,) if line)
-    _note(run, "frontiers", *found.lines)
-
-
 @contextmanager
 def _mapper(run: Run, workers: int | None, address: str | None) -> Iterator[Map]:
     """In-process, or over actors; Ray is loaded only for these."""
@@ -500,7 +449,7 @@ def _ended(run: Run, report: Callable[..., Status]) -> Outcome:
     state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
     run.events.append(event("stop", reason))
     _commit(run)
-    return Outcome(report(state, reason), run.solved, run.built)
+    return Outcome(report(state, reason), run.solved)
 
 
 def _why_empty(run: Run) -> str:

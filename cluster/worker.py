@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 
 from dse import record
-from dse.dataflow.frontier import Frontier
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.sim import bounds
@@ -65,7 +64,6 @@ class Job:
     """What a worker is told once, and what follows from it for every machine.
 
     uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine.
-    frontiers: per workload, by canonical key, of einsums that are priced; none before cluster/build.py has built them.
     """
 
     study: Study
@@ -75,7 +73,6 @@ class Job:
     schemas: Mapping[str, pa.Schema]
     key: str
     deadline_s: float | None
-    frontiers: tuple[Mapping[str, Frontier], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +107,7 @@ def job_of(study: Study) -> Job:
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
     shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
-    return Job(study, workloads, uniques, tuple(workload.macs() for workload in workloads), schemas, json.dumps(content), study.limits.seconds,
-               ({},) * len(workloads))
+    return Job(study, workloads, uniques, tuple(workload.macs() for workload in workloads), schemas, json.dumps(content), study.limits.seconds)
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
@@ -226,8 +222,8 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     head |= _bounds(job, arch)
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
-    for ref, groups, frontiers in zip(study.workloads, job.uniques, job.frontiers, strict=True):
-        found = scheduled(arch, groups, study.solver, frontiers)
+    for ref, groups in zip(study.workloads, job.uniques, strict=True):
+        found = scheduled(arch, groups, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)

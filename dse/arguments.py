@@ -18,6 +18,7 @@ EXAMPLES = {
     "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) AS energy_pj FROM designs GROUP BY ALL"',
     "show": "dse show runs/edge-small best --einsum res2_0_b --neighbours",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
+    "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='16 MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
     "list": "dse list keys",
@@ -102,7 +103,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     for sub in (run, resume):
         sub.add_argument("--workers", type=_count, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")
         sub.add_argument("--address", metavar="ADDR", help="an existing Ray cluster")
-    run.add_argument("--dry-run", action="store_true", help="what the run would take: machines, frontiers, hours, disk; starts nothing")
+    run.add_argument("--dry-run", action="store_true", help="what the run would take: machines, hours, disk; starts nothing")
     status = add("status", "what a run has done; works while it runs", "DIR")
     front = add("pareto", "the front of a run", "DIR", forms=TABLES)
     front.add_argument("--objectives", metavar="A,B,...", help="columns of points; -x or x:max maximises (default: the study's)")
@@ -122,6 +123,10 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=(*TEXTS, "yaml"))
     mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
     mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
+    mapped.add_argument("--layout", action="append", default=[], metavar="TENSOR=TEXT",
+                        help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N H/4 W C h4'; default: row-major")
+    stays = add("residency", "what stays on chip between operations: main-memory traffic of GOGETA's configurations and the optimum", "WORKLOAD", "MACHINE")
+    stays.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine, e.g. sram.capacity='16 MiB'")
     simulated = add("simulate", "cost a given mapping", "WORKLOAD", "MACHINE", "MAPPING")
     for sub in (shown, mapped, simulated):
         sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")

@@ -1,7 +1,7 @@
 """What is kept between runs, in $DSE_CACHE (~/.cache/dse): a file per question, written whole, named after all that its answer depends on.
 
 A file begins with the SHA-256 of its name and content. One that is torn, changed or another's is removed, said in one line, and its question answered anew.
-That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`stack.kept`, `frontier.priced`).
+That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`stack.kept`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dse.record import MODEL_VERSION, SOLVER_VERSION
 DIGEST = hashlib.sha256().digest_size
 LARGEST = 1 << 30
 ROOT = Path(__file__).resolve().parent.parent
-ANSWERS = ("dse/record.py", "dse/folder.py", "dse/nest.py", "dse/stack.py", "dse/sim", "dse/dataflow", "hw/arch.py", "hw/tiling.py",
+ANSWERS = ("dse/record.py", "dse/folder.py", "dse/nest.py", "dse/stack.py", "dse/layout", "dse/sim", "dse/dataflow", "hw/arch.py", "hw/tiling.py",
            "workloads/document.py", "workloads/einsum.py", "workloads/graph.py")  # what an answer depends on: all that dse/dataflow and dse/sim import
 
 

@@ -100,9 +100,9 @@ def _drive(study: Study, out: Path, given: argparse.Namespace, mended: Sequence[
         print(_plain(note), file=sys.stderr)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if given.format == "json":
-        screen.print_json({"dir": str(out), "solved": outcome.solved, "built": outcome.built, **asdict(outcome.status)})
+        screen.print_json({"dir": str(out), "solved": outcome.solved, **asdict(outcome.status)})
     else:
-        screen.print_end(str(out), outcome.status, outcome.solved, outcome.built)
+        screen.print_end(str(out), outcome.status, outcome.solved)
     return int(outcome.exit_code)
 
 
@@ -201,7 +201,8 @@ def _map(given: argparse.Namespace) -> int:
 
     sets = read.assignments(given.set)
     name = f"{given.workload} on {given.machine}"
-    found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", tell=steps.tell, **sets))
+    found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", layouts=given.layout,
+                                                             tell=steps.tell, **sets))
     _warn(found.workload)
     return _print_mapped(found, given)
 
@@ -219,6 +220,17 @@ def _print_mapped(found: Any, given: argparse.Namespace) -> int:
         screen.print_json(explain.document(found.arch, found.workload, found.found))
     else:
         print(found.text(given.einsum, screen.width()))
+    return 0
+
+
+def _residency(given: argparse.Namespace) -> int:
+    from dse import door, progress
+    from dse.study import read
+
+    sets = read.assignments(given.set)
+    found = progress.waited(f"{given.workload} on {given.machine}", lambda _: door.residency(given.workload, given.machine, **sets))
+    _warn(found.workload)
+    screen.print_json(found.document()) if given.format == "json" else print(found.text(screen.width()), end="")
     return 0
 
 
@@ -288,7 +300,7 @@ def _new(given: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run, "resume": _resume, "status": _status, "pareto": _pareto, "sql": _sql, "show": _show,
-    "map": _map, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
+    "map": _map, "residency": _residency, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dse.dataflow import frontier, ragged
-from dse.dataflow.family import family
-from dse.dataflow.optimal import solved
-from dse.dataflow.search import search
+from dse.dataflow import ragged
+from dse.dataflow.optimal import optimal
 from dse.sim.evaluate import Problem
 from hw import machine
 from workloads import catalog
@@ -14,10 +12,8 @@ from workloads import catalog
 def main() -> None:
     e = catalog.load("gemm:m=4,n=4,k=4").einsums[0]
     problem = Problem(machine.arch(machine.load("edge_array")), e, "energy")
-    for tiles in ("perfect", "divisor", "ragged"):
-        solved(problem, tiles)
-    search(problem, "perfect")
-    frontier.priced(frontier.solved(e, family([problem.arch])), problem)
+    optimal(problem)
+    optimal(problem, budget=1)  # the local search, too
     ragged.solved(Problem(machine.arch(machine.load("smv")), e, "energy"))
 
 

@@ -16,13 +16,16 @@ import pyarrow as pa
 
 from dse import check, explain, folder, record, screen, stack
 from dse.nest import Infeasible
+from dse.reuse.classify import CLASSIFIERS
+from dse.reuse.traffic import Reuse, reuse
 from dse.sim.evaluate import Solution
+from dse.stack import Picks
 from dse.study import read
 from dse.study import study as studies
 from dse.study.study import Study
 from hw import machine as machines
 from hw import space as spaces
-from hw.arch import Arch
+from hw.arch import Arch, Machine
 from workloads import catalog
 from workloads.graph import Workload
 
@@ -107,22 +110,91 @@ class Mapped:
         return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
 
 
-def map(workload: str, machine: str, *, objective: str = "", tell: stack.Tell = stack.silent, **sets: Any) -> Mapped:
+def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), tell: stack.Tell = stack.silent, **sets: Any) -> Mapped:
     """Solve one workload on one machine; kept in $DSE_CACHE, so that the next question to it is quick.
 
     workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
-    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "divisor"}.
+    layouts: "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one.
+    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "perfect"}.
     Raises ValueError in one line per fault.
     """
-    block = {key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}
+    picks, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    given = [_layout(text) for text in layouts]
+    found = stack.kept(arch, loaded, picks, tell)
+    if given and isinstance(found, list):
+        found = stack.in_layouts(arch, loaded, picks, found[0], given)
+    return Mapped(arch, loaded, found[0] if isinstance(found, list) else found)
+
+
+def _layout(text: str) -> tuple[str, str, str]:
+    """(tensor, level, layout) of TENSOR[@LEVEL]=TEXT."""
+    match = re.fullmatch(r"\s*(\w+)(?:@(\w+))?\s*=\s*(\S.*)", text)
+    if not match:
+        raise ValueError(f'layout {text}: write TENSOR=TEXT or TENSOR@LEVEL=TEXT, e.g. I="N H W/16 C w16"')
+    return match[1], (match[2] or "").upper(), match[3]
+
+
+def _asked(machine: str, sets: Mapping[str, Any]) -> tuple[Picks, Machine]:
+    """The picks and the machine that keys as in --set ask for."""
     faults = read.Faults([])
-    picks = read.solver(({"objective": objective} if objective else {}) | block, faults)
+    picks = read.solver({key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}, faults)
     if faults.lines:
         raise ValueError("\n".join(faults.lines))
-    spec = spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
+    return picks, spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """What one workload keeps on chip of one machine between its operations."""
+
+    arch: Arch
+    workload: Workload
+    found: Reuse
+
+    @property
+    def configurations(self) -> Answer:
+        """Main-memory traffic of GOGETA's configurations and of the optimum, a row each."""
+        one = explain.residency(self.arch, self.workload, self.found)[1][0]
+        return Answer(pa.Table.from_pylist([dict(zip(one.header, row, strict=True)) for row in one.rows]))
+
+    def document(self) -> dict[str, Any]:
+        """What `dse residency --format json` prints."""
+        facts, tables = explain.residency(self.arch, self.workload, self.found)
+        names = [e.name.partition("@")[0] for e in self.found.operations]
+        first = self.per if len(names) > self.per else 0  # a period with a period before it
+        edges = [{"source": names[e.source], "target": names[e.target], "tensor": e.tensor.partition("@")[0], "pattern": e.pattern, "transitive": e.transitive,
+                  "multicast": e.multicast, "to_next_period": e.target // self.per > e.source // self.per}
+                 for e in self.found.edges if first <= e.source < first + self.per]
+        return {**facts, **{key: [dict(zip(t.header, row, strict=True)) for row in t.rows]
+                            for key, t in zip(("configurations", "phases", "stays"), tables, strict=True)}, "edges": edges}
+
+    @property
+    def per(self) -> int:
+        """Operations of a period."""
+        return sum(len(stage) for phase in self.found.phases for stage in phase.stages)
+
+    def text(self, room: int = screen.WIDE) -> str:
+        """What `dse residency` prints."""
+        return screen.residency(self.arch, self.workload, self.found, room)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Stays:
+    """What stays on chip between the operations of a workload, in the first level below main memory: GOGETA's configurations (arXiv 2303.11499), the optimum.
+
+    method: gogeta-published classifies edges as printed there. sets: fields of the machine and `solver.fuse_elementwise`, as in `map`.
+    Raises ValueError in one line per fault.
+    """
+    picks, spec = _asked(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
-    found = stack.kept(arch, loaded, picks, tell)
-    return Mapped(arch, loaded, found[0] if isinstance(found, list) else found)
+    if method not in CLASSIFIERS:
+        raise ValueError(f"method = {method} must be {' or '.join(CLASSIFIERS)}")
+    if len(arch.levels) < 2 or not (bits := arch.levels[1].capacity_bits):
+        raise ValueError(f"{machine}: needs a bounded memory below main memory; give its second memory a capacity")
+    return Stays(arch, loaded, reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method))
 
 
 def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | None = None, address: str | None = None,

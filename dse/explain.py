@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,6 +10,7 @@ from math import inf
 from typing import Any
 
 from dse.nest import Loop, to_data
+from dse.reuse.traffic import Reuse
 from dse.sim.evaluate import EinsumCost, Solution
 from dse.sim.parts import bits_of
 from hw.arch import Arch
@@ -62,20 +64,26 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
     """What may bring an answer nearer to its bound, if it is more than a tenth above."""
     if solution.gap_to_bound <= FAR:
         return ""
-    if not all(c.proven for c in solution.einsums):
+    if arch.described():
+        return "layouts are not searched: --layout TENSOR=TEXT gives a tensor another one than row-major"
+    if not all(c.space for c in solution.einsums):
         return "not all is proven: --set solver.mapper=optimal searches exactly, smaller or rounder extents are proven sooner"
     idle = [c.name for c, group in zip(solution.einsums, unique(workload), strict=True) if lanes_used(c, group.einsum) < arch.instances(len(arch.levels))]
-    if idle and any(c.proven.startswith("perfect") for c in solution.einsums):
-        return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=divisor takes ragged lanes too"
+    if idle and any(c.space.startswith("perfect") for c in solution.einsums):
+        return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=ragged_lanes takes ragged lanes too"
     return "proven in its space: the bound counts what must move once, and knows no capacity"
 
 
 def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """What `dse map --format json` prints."""
-    einsums = [{"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
-                "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": c.certificate,
-                "lanes": lanes_used(c, group.einsum), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
-               for c, group in zip(solution.einsums, unique(workload), strict=True)]
+    einsums: list[dict[str, Any]] = [
+        {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
+         "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": c.certificate,
+         "lanes": lanes_used(c, group.einsum), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
+        for c, group in zip(solution.einsums, unique(workload), strict=True)]
+    for row, c, group in zip(einsums, solution.einsums, unique(workload), strict=True):
+        if c.moved:
+            row["layouts"] = layouts(arch, group.einsum, c)
     return {**totals(arch, solution), "einsums": einsums}
 
 
@@ -149,6 +157,8 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     return text, [
         Table("traffic of one run", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
               "An action moves width_bits: elements * bits / width_bits of them."),
+        *([Table("layouts of one run", LAYOUTS, tuple(_laid(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
+          if cost.moved else []),
         Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_held(arch, e, cost))),
         Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "binds"), tuple(_busy(cost))),
     ]
@@ -160,6 +170,27 @@ def _traffic(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield (part.level, part.tensor, part.action, width.get(part.level), None if part.action == "leak" else part.actions, part.energy_pj,
                part.energy_pj / (cost.energy_pj or 1))
     yield "total", "", "", None, None, cost.energy_pj, None
+
+
+LAYOUTS = ("level", "tensor", "action", "layout", "useful_bytes", "moved_bytes", "useful", "runs", "rows_opened", "busiest_bank_words", "exact")
+
+
+def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
+    """Where each tensor lies how, and what that moves, as plain data."""
+    return [dict(zip(LAYOUTS, row, strict=True)) for row in _laid(arch, e, cost) if row[1] != "all"]
+
+
+def _laid(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    bits = bits_of(e, arch)
+    for level in arch.levels:
+        own = [one for one in cost.moved if one.level == level.name]
+        useful = [one.elems * bits[one.tensor] / 8 for one in own]
+        moved = [one.moved_bits.n / 8 for one in own]
+        for one, wanted, all_ in zip(own, useful, moved, strict=True):
+            yield (one.level, one.tensor, one.action, one.layout, wanted, all_, wanted / (all_ or 1), one.runs, one.activations.n, one.conflict.n,
+                   "yes" if one.exact else "no")
+        if len(own) > 1:
+            yield level.name, "all", "", "", sum(useful), sum(moved), sum(useful) / (sum(moved) or 1), None, None, None, ""
 
 
 def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
@@ -178,3 +209,32 @@ def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
 def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     for name, cycles in cost.price.busy_cycles:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""
+
+
+CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
+
+
+def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, Any], list[Table]]:
+    """What moves between operations: facts; main-memory traffic of the configurations; the order of operations; what stays on chip."""
+    word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
+    periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
+    proven = "proven" if best.cost - best.bound <= 1e-9 * best.cost else f"at most {100 * (best.cost / best.bound - 1):.2g} % above any"
+    patterns = Counter(e.pattern for e in found.edges)
+    facts = {"buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits", "Optimal": f"{proven} for its order of operations",
+             "one word more of buffer saves": f"{best.saved[0]:.4g} words", "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
+             "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none"}
+    moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
+    rows = tuple((name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1) for name, n in zip(CONFIGURATIONS, moved, strict=True))
+    phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.held * word)
+                   for phase in found.order)
+    kept: dict[str, list[float]] = {}
+    for stay in best.stays:
+        total = kept.setdefault(stay.tensor.partition("@")[0], [0.0, 0.0, 0.0])
+        kept[stay.tensor.partition("@")[0]] = [stay.size * word, total[1] + stay.words * word, total[2] + stay.size * word]
+    stays = tuple((name, size, again, on_chip / again) for name, (size, on_chip, again) in sorted(kept.items(), key=lambda item: -item[1][1]))
+    return facts, [
+        Table("main memory, traffic between operations", ("configuration", "dram_bytes", "times_less", "gap_to_optimal"), rows,
+              "Every operation reads each operand once; what it moves within itself is not counted."),
+        Table(f"phases{periods}, in the order of Optimal", ("operations", "held_bytes"), phases,
+              "->: runs as one pipeline; |: side by side; held: weights of the pipeline's later stages."),
+        Table(f"what stays{periods}", ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"), stays)]

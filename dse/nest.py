@@ -1,5 +1,6 @@
 """Mappings: one loop nest with storage nodes per einsum (LoopTree notation, docs/model.md).
 
+    layout DRAM A: M/16 K m16            (where a layout is named: else row-major)
     store DRAM A B C
     for m in tiles of 16
       store GLB A B C
@@ -26,10 +27,11 @@ from workloads.einsum import Einsum
 
 LOOP = re.compile(r"^for\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
 SPATIAL = re.compile(r"^spatial\s+(\w+)\s+over\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
+LAYOUT = re.compile(r"^layout\s+(\w+)\s+(\w+)\s*:\s*(\S.*)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 MOST_NODES = 1000
 OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
-FORMS = '"store LEVEL TENSOR...", "for RANK in tiles of N", "spatial RANK over DIM in tiles of N", "mac"'
+FORMS = '"layout LEVEL TENSOR: TEXT", "store LEVEL TENSOR...", "for RANK in tiles of N", "spatial RANK over DIM in tiles of N", "mac"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,24 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Laid:
+    """The layout of a tensor at a level, as text (dse/layout/text.py): of the whole tensor at the outermost level, elsewhere of the tile that stands there."""
+
+    level: str
+    tensor: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Mapping:
-    """Loops and storage nodes, outermost first; compute stands below the last.
+    """Loops and storage nodes, outermost first; compute stands below the last. layouts: row-major where none is named.
 
     outside: a schedule that is no such nest, as text: OUTSIDE, why, and what it does; there are no nodes then.
     """
 
     nodes: tuple[Loop | Store, ...]
     outside: str = ""
+    layouts: tuple[Laid, ...] = ()
 
     def __str__(self) -> str:
         return self.outside or "\n".join(_lines(self))
@@ -83,6 +95,7 @@ def mapping_key(einsum_key: str, mapping: Mapping) -> str:
 
 
 def _lines(mapping: Mapping) -> Iterator[str]:
+    yield from (f"layout {one.level} {one.tensor}: {one.text}" for one in mapping.layouts)
     indent = ""
     for level, group in groupby(mapping.nodes, key=lambda node: node.level if isinstance(node, Store) else None):
         if level is not None:
@@ -98,6 +111,7 @@ def _lines(mapping: Mapping) -> Iterator[str]:
 def parse(text: str) -> Mapping:
     """The inverse of str(mapping) of a nest; indentation is free. Raises ValueError naming the line."""
     nodes: list[Loop | Store] = []
+    layouts: list[Laid] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith(OUTSIDE):
         raise ValueError(f"mapping is {lines[0]}; only nests are priced, dse map --set solver.tiling=smaug makes it again")
@@ -106,18 +120,20 @@ def parse(text: str) -> Mapping:
             break
         if match := STORE.match(line):
             nodes.extend(Store(match[1], tensor) for tensor in match[2].split())
+        elif match := LAYOUT.match(line):
+            layouts.append(Laid(match[1], match[2], " ".join(match[3].split())))
         elif match := LOOP.match(line):
             nodes.append(Loop(match[1], int(match[2])))
         elif match := SPATIAL.match(line):
             nodes.append(Loop(match[1], int(match[3]), match[2]))
         else:
             raise ValueError(f'mapping, line {number}: "{line}" is none of {FORMS}; mac stands last')
-    return Mapping(tuple(nodes))
+    return Mapping(tuple(nodes), layouts=tuple(layouts))
 
 
 def to_data(mapping: Mapping) -> list[dict[str, Any]]:
-    """The YAML form of a nest: a list of {store, tensors}, {for, tile} and {spatial, over, tile}."""
-    data: list[dict[str, Any]] = []
+    """The YAML form of a nest: a list of {layout, level, tensor}, {store, tensors}, {for, tile} and {spatial, over, tile}."""
+    data: list[dict[str, Any]] = [{"layout": one.text, "level": one.level, "tensor": one.tensor} for one in mapping.layouts]
     for node in mapping.nodes:
         if isinstance(node, Loop):
             data.append({"spatial": node.rank, "over": node.over, "tile": node.tile} if node.over else {"for": node.rank, "tile": node.tile})
@@ -131,8 +147,11 @@ def to_data(mapping: Mapping) -> list[dict[str, Any]]:
 def from_data(data: Sequence[Any]) -> Mapping:
     """The inverse of to_data. Raises ValueError naming the entry."""
     nodes: list[Loop | Store] = []
+    layouts: list[Laid] = []
     for number, entry in enumerate(data, 1):
         match entry:
+            case {"layout": str(text), "level": str(level), "tensor": str(tensor), **rest} if not rest:
+                layouts.append(Laid(level, tensor, " ".join(text.split())))
             case {"store": str(level), "tensors": [*tensors], **rest} if tensors and not rest:
                 nodes.extend(Store(level, str(tensor)) for tensor in tensors)
             case {"for": str(rank), "tile": int(tile), **rest} if not rest:
@@ -140,8 +159,9 @@ def from_data(data: Sequence[Any]) -> Mapping:
             case {"spatial": str(rank), "over": str(dim), "tile": int(tile), **rest} if not rest:
                 nodes.append(Loop(rank, tile, dim))
             case _:
-                raise ValueError(f"mapping, entry {number}: {entry!r} is none of {{store, tensors}}, {{for, tile}}, {{spatial, over, tile}}")
-    return Mapping(tuple(nodes))
+                forms = "{layout, level, tensor}, {store, tensors}, {for, tile}, {spatial, over, tile}"
+                raise ValueError(f"mapping, entry {number}: {entry!r} is none of {forms}")
+    return Mapping(tuple(nodes), layouts=tuple(layouts))
 
 
 def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
@@ -154,7 +174,7 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
             text = file.read(document.MOST_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         raise ValueError(f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); see dse map --format yaml") from None
-    data, wrong = (text, []) if text.lstrip().startswith(("store", "for", "spatial", OUTSIDE)) else document.parse(text)
+    data, wrong = (text, []) if text.lstrip().startswith(("layout", "store", "for", "spatial", OUTSIDE)) else document.parse(text)
     if wrong or len(text) > document.MOST_BYTES:
         raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map --format yaml")
     if data is None:
@@ -189,7 +209,8 @@ def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
     """What makes a mapping no mapping of this einsum on this machine, one line each; capacities are checked by the evaluator."""
     if len(mapping.nodes) > MOST_NODES:
         return [f"mapping of {e.name}: {len(mapping.nodes)} loops and storage nodes, more than the {MOST_NODES} that any einsum needs"]
-    return [f"mapping of {e.name}: {line}" for line in (*_loop_faults(mapping, e, arch), *_store_faults(mapping, e, arch), *_spatial_faults(mapping, e, arch))]
+    lines = (*_loop_faults(mapping, e, arch), *_store_faults(mapping, e, arch), *_spatial_faults(mapping, e, arch), *_layout_faults(mapping, e))
+    return [f"mapping of {e.name}: {line}" for line in lines]
 
 
 def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
@@ -238,6 +259,20 @@ def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     for tensor, levels in held.items():
         if not levels:
             yield f"tensor {tensor} has no storage node; store it at one level at least"
+
+
+def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:
+    stored = [(node.level, node.tensor) for node in mapping.nodes if isinstance(node, Store)]
+    known = [p.tensor for p in e.tensors()]
+    for i, one in enumerate(mapping.layouts):
+        place = (one.level, one.tensor)
+        if one.tensor not in known:
+            yield f"layout {one.level} {one.tensor}: no such tensor; the einsum has {', '.join(known)}"
+        elif place not in stored:
+            at = [level for level, tensor in stored if tensor == one.tensor]
+            yield f"layout {one.level} {one.tensor}: {one.tensor} is not stored at {one.level}; give its layout at {' or '.join(at)}"
+        elif place in [(other.level, other.tensor) for other in mapping.layouts[:i]]:
+            yield f"layout {one.level} {one.tensor} stands twice; leave one out"
 
 
 def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:

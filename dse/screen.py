@@ -10,12 +10,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
 
 from dse import explain, units
+from dse.reuse.traffic import Reuse
 from dse.sim.evaluate import Solution
 from hw.arch import Arch
 from workloads.graph import Workload, unique
@@ -23,6 +24,7 @@ from workloads.graph import Workload, unique
 WIDE = 10_000  # columns when the output is no terminal: nothing is folded, nothing left out
 GAP = 2  # blanks between columns
 NARROWEST = 24  # a column of text is wrapped down to this before a column is left out
+MOST_ROWS = 16  # of a table of what stays on chip
 LONGEST = 32  # of a name that is not wrapped
 RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
 LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not wrapped
@@ -209,16 +211,27 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     return "\n".join(blocks)
 
 
+def residency(arch: Arch, workload: Workload, found: Reuse, room: int = WIDE) -> str:
+    """Facts and tables of what stays on chip; of long tables the first rows."""
+    known, tables = explain.residency(arch, workload, found)
+    blocks = [facts(known, f"{workload.name} on {arch.name}", room)]
+    for one in tables:
+        left = len(one.rows) - MOST_ROWS
+        notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
+        blocks.append(_block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), room))
+    return "\n".join(blocks)
+
+
 def _block(one: explain.Table, room: int) -> str:
     return table(one.header, one.rows, one.title, room=room) + (_wrapped(one.note, room) + "\n" if one.note else "")
 
 
-def print_end(out: str, status: Any, solved: int, built: str) -> None:
+def print_end(out: str, status: Any, solved: int) -> None:
     """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
     reason, _, empty = status.reason.partition("; the front is empty: ")
     state = "nothing is left to do: " if status.state == "finished" and not solved else "" if reason.startswith(status.state) else f"{status.state}, "
     say(f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
-        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}{built and f'; {built}'}")
+        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}")
     asked = [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"'] if status.front else [
         f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
     print("next:", "\n      ".join(map(safe, asked)))

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -16,28 +15,24 @@ from dse import cache
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
-from dse.dataflow.family import NoFrontier, covers, family
-from dse.dataflow.frontier import Frontier, asked, frontier, priced
-from dse.dataflow.optimal import BUDGET, best_known, optimal, searched
+from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
-from dse.dataflow.search import lanes_first
-from dse.dataflow.space import FREE
-from dse.nest import OUTSIDE, Infeasible, faults, parse
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, in_turn, proven
+from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
+from dse.sim import transfer
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, figure, in_turn, proven
 from dse.tiling.mapper import smaug
-from hw.arch import Arch
+from hw.arch import Arch, Cost
 from workloads.einsum import Einsum
 from workloads.graph import Unique, Workload, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
-DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing, "optimal": optimal,
-                               "lanes_first": lanes_first}
+DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing,
+                               "optimal": lambda problem, _: optimal(problem)}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
-TILES = {"perfect": "optimal: every loop divides; large sweeps price frontiers",
-         "divisor": "optimal: lanes as even as can be, the last may have less, loops in time divide; no frontiers"}
-PROOF = ("gap_in_space", "proven", "visited")  # of an EinsumCost, besides its mapping
-NONE: Mapping[str, Frontier] = MappingProxyType({})
+TILES = {"perfect": "optimal: every loop divides",
+         "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide"}
+PROOF = ("gap_in_space", "proven", "space", "visited")  # of an EinsumCost, besides its mapping
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
@@ -50,90 +45,98 @@ def silent(_number: int, _efforts: Sequence[float], _name: str) -> None:
 class Picks:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
 
-    tiles, of the mapper optimal: perfect, all of them divide; divisor, lanes may be ragged.
+    Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less. near: what is proven to be above the optimum by
+    no more than this share is not searched further.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
 
     objective: Literal["energy", "latency", "edp"] = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
-    tiles: Literal["perfect", "divisor"] = "perfect"
+    tiles: Literal["perfect", "ragged_lanes"] = "ragged_lanes"
+    near: Cost = 0.01
     fuse_elementwise: bool = True
     seed: int = 0
 
 
-def prices(picks: Picks) -> bool:
-    """Whether frontiers hold the answers to these picks."""
-    return picks.tiling == "mapper" and picks.tiles == "perfect" and DATAFLOW[picks.mapper] is optimal
-
-
-def _perfect(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    """The search; where it spends its budget of visited nodes without a proof (the first convolutions of networks), the frontier of this one machine, which
-    proves the optimum."""
-    found = searched(problem, "perfect", FREE, BUDGET)
-    if isinstance(found, Infeasible) or found[0].proven:
-        return found
-    try:
-        return priced(frontier(problem.einsum, family([problem.arch])), problem)
-    except NoFrontier:
-        return best_known(problem, found, "perfect")
-
-
 def effort(e: Einsum) -> float:
     """How long a search for an einsum takes beside others, in no unit: its ways to cut every rank once, to the power of 1.5; a quarter where nothing is
-    multiplied.
-
-    Measured on the frontiers of ResNet-50 (edge_small.yaml): 0.025 to 0.055 ms of CPU each.
-    """
+    multiplied."""
     cuts = math.prod(2 * sum(n % k == 0 for k in range(1, math.isqrt(n) + 1)) for _, n in e.extents)
     return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
 
 
-def solve(arch: Arch, workload: Workload, picks: Picks, frontiers: Mapping[str, Frontier] = NONE) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once.
-
-    frontiers: by canonical key, of einsums of this workload; those that cover the machine are priced, all other einsums solved.
-    """
-    return scheduled(arch, unique(workload), picks, frontiers)
+def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once."""
+    return scheduled(arch, unique(workload), picks)
 
 
-def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, frontiers: Mapping[str, Frontier], tell: Tell = silent) -> list[Solution] | Infeasible:
-    """As `solve`, of the different einsums of a workload."""
-    tiler, own = TILING[picks.tiling], prices(picks)
-    chosen = partial(lanes_first, tiles=picks.tiles) if DATAFLOW[picks.mapper] is lanes_first else DATAFLOW[picks.mapper]
-    mapper = tiler or (_perfect if own else chosen)
-    families = {id(front.family): front.family for front in frontiers.values()} if own else {}  # as a rule one
-    known = frontiers if families and all(covers(f, arch) for f in families.values()) else NONE
-    machines = {number: asked(f, arch) for number, f in families.items()} if known else {}
+def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
+    """As `solve`, of the different einsums of a workload. Mappings are found where layouts cost nothing, and then cost what they do in row-major ones."""
+    exact: Mapper = lambda problem, _: optimal(problem, picks.tiles, near=picks.near)  # noqa: E731
+    mapper, plain = TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper]), arch.ideal()
     costs: list[EinsumCost | Infeasible] = []
     efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
     for number, group in enumerate(groups):
         tell(number, efforts, group.einsum.name)
-        problem, front = Problem(arch, group.einsum, picks.objective), known.get(group.key)
-        found = priced(front, problem, machines[id(front.family)]) if front else mapper(problem, Random(f"{picks.seed}/{group.key}"))
+        found = mapper(Problem(plain, group.einsum, picks.objective), Random(f"{picks.seed}/{group.key}"))
         if isinstance(found, Infeasible):
             return found
-        costs.append(found[0])
+        costs.append(laid(Problem(arch, group.einsum, picks.objective), found[0]))
     return _in_turn(arch, groups, picks, costs)
 
 
 def _in_turn(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
     by = (picks.tiling if TILING[picks.tiling] else f"mapper {picks.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
+    by += "; layouts not searched" if arch.described() else ""
     total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
     return total if isinstance(total, Infeasible) else [total]
+
+
+def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> EinsumCost | Infeasible:
+    """A mapping that was found where layouts cost nothing, in these ones (else row-major). What was proven of it holds still if it costs no more.
+
+    Raises ValueError with one line per layout that is none.
+    """
+    if found.mapping.outside or not (layouts or problem.arch.described()):
+        return found
+    mapping = replace(found.mapping, layouts=tuple(layouts))
+    if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(mapping, problem.einsum, problem.arch):
+        raise ValueError("\n".join(lines))
+    cost = einsum_cost(problem, mapping)
+    if isinstance(cost, Infeasible):
+        return cost
+    same = figure(problem.objective, cost.energy_pj, cost.latency_cycles) <= figure(problem.objective, found.energy_pj, found.latency_cycles)
+    return replace(cost, **{name: getattr(found, name) for name in PROOF}) if same else replace(cost, visited=found.visited)
+
+
+def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution, layouts: Sequence[tuple[str, str, str]]) -> list[Solution] | Infeasible:
+    """A solution with layouts (tensor, level or "" for the outermost, text), each in all einsums that have the tensor. Raises ValueError if none has."""
+    groups = unique(workload)
+    known = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
+    if strange := [tensor for tensor, _, _ in layouts if tensor not in known]:
+        there = f"{', '.join(known[:12])}{' ...' if known[12:] else ''}"
+        raise ValueError(f"layout of {strange[0]}: no einsum of {workload.name} has such a tensor; there are {there}")
+    found = [laid(Problem(arch, group.einsum, picks.objective), one,
+                  [Laid(level or arch.levels[0].name, tensor, text) for tensor, level, text in layouts if tensor in {p.tensor for p in group.einsum.tensors()}])
+             for one, group in zip(solution.einsums, groups, strict=True)]
+    return _in_turn(arch, groups, picks, found)
 
 
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if TILING[picks.tiling]:
-        return scheduled(arch, unique(workload), picks, NONE, tell)
+        return scheduled(arch, unique(workload), picks, tell)
+    if arch.described():
+        found = kept(arch.ideal(), workload, picks, tell)
+        return found if isinstance(found, Infeasible) else in_layouts(arch, workload, picks, found[0], ())
     groups = unique(workload)
     path = cache.place("map", (arch, [group.einsum for group in groups], picks), ".json")
     costs = _recalled(path, [Problem(arch, group.einsum, picks.objective) for group in groups])
     if costs:
         return _in_turn(arch, groups, picks, costs)
-    found = scheduled(arch, groups, picks, NONE, tell)
+    found = scheduled(arch, groups, picks, tell)
     if isinstance(found, list):
         cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Annotated, Literal, get_args
 
@@ -69,6 +69,7 @@ Rate = Annotated[float, BeforeValidator(read_rate), WithJsonSchema({"type": "str
 Actions = Annotated[float, BeforeValidator(_infinite), Field(gt=0, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(gt=0, strict=True)]
+Whole = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Cell = Literal["lop", "hp"]
@@ -93,6 +94,11 @@ class Memory:
     the clock takes whole cycles, or makes the machine infeasible. leak_mw, area_mm2: of the whole level, banks and channels included.
     double_buffer: the next tile is filled while this one is worked on, into room of its own; else work inside stops while tiles are exchanged.
     holds: which parts of an einsum may stand there (`nest.role`): the first input, its other inputs (weight), the output.
+
+    Where these are given, layouts are felt (`Access`). burst: bytes that move at once, a line. partial_write rmw: lines written in part are read before.
+    row, row_banks, row_pj, row_ns: DRAM rows, banks (which take turns every row_interleave bytes, default: a row), energy of opening one, and time from one
+    opening to the next in a bank. bank_map (sram): how words lie over the banks. dma_ns: time of a descriptor, of dma_queues side by side, each of runs that
+    dma_strides repeat. prefetch_lines: lines that a miss brings; prefetch_run, prefetch_line: misses per run and line as measured; miss_ns: time of a miss.
     """
 
     name: Annotated[Name, Field(alias="memory")]
@@ -114,6 +120,21 @@ class Memory:
     skip_first_read: Flag = True
     slow: Literal["divide", "infeasible"] = "divide"
     holds: Roles = ROLES  # type: ignore[assignment]
+    burst: Bytes | None = None
+    partial_write: Literal["masked", "rmw"] = "masked"
+    row: Bytes | None = None
+    row_banks: Count | None = None
+    row_interleave: Bytes | None = None
+    row_pj: Cost | None = None
+    row_ns: Cost | None = None
+    bank_map: Literal["word", "block", "xor"] | None = None
+    dma_ns: Cost | None = None
+    dma_queues: Count | None = None
+    dma_strides: Whole | None = None
+    prefetch_lines: Count | None = None
+    prefetch_run: Cost | None = None
+    prefetch_line: Cost | None = None
+    miss_ns: Cost | None = None
 
     __pydantic_config__ = CLOSED
 
@@ -197,13 +218,42 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """What a level says of its memory beyond words and bandwidth; layouts are felt there (docs/model.md, Layouts).
+
+    line_bits: what moves at once (a line, a burst; of an SRAM its word). row_*: DRAM rows, banks, which take turns every granule_bits, energy and cycles of
+    opening one. banks, bank_map: arrays of an SRAM that serve a word at a time each, of capacity_bits together; 0: not counted. rmw: a line that is partly
+    written is read before. dma_*: descriptors, which name runs repeated by so many strides. prefetch_*: lines that a miss brings; misses per run and per line,
+    where calibrated.
+    """
+
+    line_bits: int
+    row_bits: int = 0
+    row_banks: int = 1
+    granule_bits: int = 0
+    row_pj: float = 0.0
+    row_cycles: float = 0.0
+    rmw: bool = False
+    banks: int = 0
+    bank_map: str = "word"
+    capacity_bits: int = 0
+    descriptor_cycles: float = 0.0
+    dma_queues: int = 1
+    dma_strides: int = 0
+    prefetch_lines: int = 0
+    prefetch_run: float | None = None
+    prefetch_line: float | None = None
+    miss_cycles: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """One storage level, per instance. Energies per action of width_bits; bandwidth in actions per cycle.
 
     capacity_bits None: unbounded. ports separate: reads and writes each have the bandwidth; shared: they add up.
     bypass: tensors may skip this level. skip_first_read False: the first read of an output element is paid here.
     leak_mw of a DRAM is its background power. access_cycles: clock cycles from one access of an array to the next, already in the bandwidth.
-    holds: roles of the tensors that may stand here; where bypass is False, those must.
+    holds: roles of the tensors that may stand here; where bypass is False, those must. access None: layouts cost nothing here.
     """
 
     name: str
@@ -220,6 +270,7 @@ class Level:
     area_mm2: float = 0.0
     access_cycles: int = 1
     holds: tuple[str, ...] = ROLES
+    access: Access | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +327,14 @@ class Arch:
     def instances(self, outside: int) -> int:
         """Copies of what has `outside` levels outside of it: levels[outside], or the lanes for len(levels)."""
         return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
+
+    def ideal(self) -> Arch:
+        """The machine without a word on lines, rows and banks: layouts cost nothing there, and no mapping more than here."""
+        return replace(self, levels=tuple(replace(level, access=None) for level in self.levels)) if self.described() else self
+
+    def described(self) -> bool:
+        """Whether layouts are felt anywhere."""
+        return any(level.access for level in self.levels)
 
     def area_mm2(self) -> float:
         """Silicon of all instances; DRAM has none of its own on the chip."""

@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import ceil, inf, log
 from pathlib import Path
 
-from hw.arch import ROLES, SIZE_UNITS, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node
+from hw.arch import ROLES, SIZE_UNITS, Access, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node
 
 DATA = Path(__file__).parent / "data"
 
@@ -228,7 +228,15 @@ def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]
 
 
 def nesting_faults(nodes: Sequence[Node | None]) -> list[str]:
-    """DRAM that stands inside of SRAM: the levels are listed the wrong way round. None: a node that could not be read."""
+    """DRAM that stands inside of SRAM: the levels are listed the wrong way round; lines, rows or banks inside of an array. None: a node that could not be
+    read."""
+    first = next((i for i, node in enumerate(nodes) if isinstance(node, Array)), len(nodes))
+    deep = [node for node in nodes[first:] if isinstance(node, Memory) and (node.burst is not None or node.bank_map is not None)]
+    lines = [f"{node.name}.{'burst' if node.burst else 'bank_map'} is inside of an array; layouts are counted outside of arrays, leave it out" for node in deep]
+    return lines + _wrong_way_round(nodes)
+
+
+def _wrong_way_round(nodes: Sequence[Node | None]) -> list[str]:
     memories = [(i, node) for i, node in enumerate(nodes) if isinstance(node, Memory) and node.kind != "custom"]
     chips = [at for at, (_, node) in enumerate(memories) if node.kind == "sram"]
     if not chips:
@@ -276,7 +284,7 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
         faults.append(f"{key}.holds = [{', '.join(node.holds)}] cannot be: the outermost level holds every tensor; leave it out")
     if outermost and node.bypass:
         faults.append(f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out")
-    return faults
+    return faults + _access_faults(node)
 
 
 def _custom_faults(node: Memory | Lane, numbers: Sequence[str]) -> list[str]:
@@ -334,7 +342,51 @@ def _level(spec: Machine, node: Memory, outermost: bool) -> Level:
         name=node.name.upper(), capacity_bits=None if node.capacity is None else 8 * node.capacity, width_bits=node.width_bits,
         read_pj=_given(node.read_pj, read), write_pj=_given(node.write_pj, write), bandwidth=_given(stated, rate),
         ports=node.ports, double_buffer=node.double_buffer, bypass=not outermost and node.bypass is not False, skip_first_read=node.skip_first_read,
-        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, holds=node.holds)
+        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, holds=node.holds,
+        access=_access(node, clock_ghz))
+
+
+def _access(node: Memory, clock_ghz: float) -> Access | None:
+    """What layouts are felt by; None where nothing is described."""
+    if node.burst is None and node.bank_map is None:
+        return None
+    row, line = 8 * (node.row or 0), 8 * node.burst if node.burst else node.width_bits
+    return Access(
+        line, row, node.row_banks or 1, 8 * (node.row_interleave or 0) or row, node.row_pj or 0.0, (node.row_ns or 0.0) * clock_ghz,
+        node.partial_write == "rmw", node.banks if node.bank_map else 0, node.bank_map or "word", 8 * (node.capacity or 0), (node.dma_ns or 0.0) * clock_ghz,
+        node.dma_queues or 1, node.dma_strides or 0, node.prefetch_lines or 0, node.prefetch_run, node.prefetch_line, (node.miss_ns or 0.0) * clock_ghz)
+
+
+def _access_faults(node: Memory) -> list[str]:
+    """Contradictions in what is described of lines, rows and banks."""
+    key, burst, row = node.name, node.burst, node.row
+    given = [f for f in ("row", "row_banks", "row_interleave", "row_pj", "row_ns", "dma_ns", "dma_queues", "dma_strides", "prefetch_lines", "prefetch_run",
+                         "prefetch_line", "miss_ns") if getattr(node, f) is not None]
+    rows = [f for f in given if f.startswith("row_")]
+    faults = [f"{key}.{given[0]} needs burst, the bytes that move at once; add e.g. burst: 64 B"] if given and burst is None else []
+    if burst is None and node.partial_write == "rmw":
+        faults.append(f"{key}.partial_write = rmw needs burst, the bytes that move at once; add e.g. burst: 64 B")
+    if burst is not None and row is not None and (burst > row or row % burst):
+        faults.append(f"{key}.burst = {show_bytes(burst)} must divide row = {show_bytes(row)}; lower burst, or raise row")
+    if rows and row is None:
+        faults.append(f"{key}.{rows[0]} needs row; add e.g. row: 2 KiB")
+    if node.row_interleave is not None and row is not None and burst is not None and (row % node.row_interleave or node.row_interleave % burst):
+        faults.append(f"{key}.row_interleave = {show_bytes(node.row_interleave)} must divide row = {show_bytes(row)} and be a multiple of burst = "
+                      f"{show_bytes(burst)}; use one of both")
+    if node.bank_map is not None and node.kind != "sram":
+        faults.append(f"{key}.bank_map = {node.bank_map} is for kind: sram; leave it out, or use row_banks")
+    elif node.bank_map is not None and burst is not None:
+        faults.append(f"{key}.bank_map = {node.bank_map} stands beside burst = {show_bytes(burst)}; an sram is counted by words or by lines, leave one out")
+    if node.bank_map is not None and node.capacity is not None and (8 * node.capacity) % (node.banks * node.width_bits):
+        faults.append(f"{key}.bank_map = {node.bank_map}: banks = {node.banks} do not hold whole words of width_bits = {node.width_bits}; change one of them")
+    if (node.prefetch_run is None) != (node.prefetch_line is None):
+        faults.append(f"{key}.prefetch_run and prefetch_line are one calibration; give both or none")
+    needs = [(f, g) for f, g in (("miss_ns", "prefetch_lines"), ("prefetch_run", "prefetch_lines"), ("dma_queues", "dma_ns"), ("dma_strides", "dma_ns"))
+             if f in given and g not in given]
+    faults += [f"{key}.{f} needs {g}; add it, or leave {f} out" for f, g in needs]
+    if (burst is not None or node.bank_map is not None) and node.actions_per_cycle == inf:
+        faults.append(f"{key}.actions_per_cycle = inf leaves no time to lines, rows and banks; give a rate")
+    return faults
 
 
 def _sram_timing(node: Memory, cycle: float, stated: float | None) -> tuple[int, float]:

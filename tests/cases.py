@@ -18,6 +18,8 @@ from dse.sim.cost import Price, price
 from dse.sim.counts import count, footprints
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_dataflow import eyeriss, systolic_cycles
+from tests.cases_gogeta import gogeta
+from tests.cases_layout import layout
 from tests.cases_optimal import optimal_mapping
 from tests.cases_read import FAULTS, NotRun, leak, read_einsum, told
 from tests.cases_smaug import smaug_tiling
@@ -126,7 +128,7 @@ def differences(expected: dict[str, float], got: dict[str, float]) -> list[str]:
 
 RUNNERS: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, list[str]]]]] = {
     "model_counts": model_counts, "systolic_cycles": systolic_cycles, "eyeriss": eyeriss, "smaug_tiling": smaug_tiling,
-    "optimal_mapping": optimal_mapping}
+    "optimal_mapping": optimal_mapping, "layout": layout, "gogeta": gogeta}
 
 
 def run(path: Path) -> tuple[int, int, list[str]]:

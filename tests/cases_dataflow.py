@@ -9,7 +9,7 @@ from functools import cache
 from math import isclose
 from typing import Any
 
-from dse.dataflow.optimal import within
+from dse.dataflow.optimal import optimal
 from dse.dataflow.space import broken, pe_set, row_stationary, row_stationary_loops, systolic, used_pes
 from dse.nest import Infeasible, Loop, Mapping, Store, faults
 from dse.sim.counts import count
@@ -157,7 +157,7 @@ def _energies(file: dict[str, Any], test: dict[str, Any], layers: Layers) -> Fou
 def _least_dram(e: Einsum, arch: Arch) -> float:
     """Energy at DRAM of the optimum over all row-stationary mappings, in 1e9 MACs."""
     skipping = replace(arch, levels=tuple(replace(level, skip_first_read=True) for level in arch.levels))
-    found = within(Problem(skipping, e, "energy"), "perfect", row_stationary(e, arch.fanouts[0]), BUDGET)
+    found = optimal(Problem(skipping, e, "energy"), "perfect", row_stationary(e, arch.fanouts[0]), BUDGET)
     if isinstance(found, Infeasible) or not found[0].proven:
         raise ValueError(f"DRAM: no proven optimum in {BUDGET:,} nodes")
     return sum(part.energy_pj for part in found[0].price.parts if part.level == "DRAM") / 1e9

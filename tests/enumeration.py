@@ -263,6 +263,16 @@ def enumerated(problem: Problem, tiles: str, order: Order = "levels") -> Best:
     return Best((float(best[0]), float(best[1]), float(best[2])), found and nest(e, arch, *found), total)
 
 
+def mappings(problem: Problem, tiles: str, order: Order = "levels") -> Iterator[Mapping]:
+    """All that `enumerated` looks at, also those that do not fit, one by one."""
+    e, arch = problem.einsum, problem.arch
+    space = Space(problem, tiles)
+    for skeleton in skeletons(e, arch, order):
+        s = shape(skeleton, arch)
+        for chosen in product(*(map(tuple, space.chains(rank, s.kinds).tolist()) for rank in _long(e))):
+            yield nest(e, arch, skeleton, s, chosen)
+
+
 def _long(e: Einsum) -> list[str]:
     return [rank for rank, n in e.extents if n > 1] or [e.extents[0][0]]
 

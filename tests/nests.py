@@ -70,7 +70,7 @@ def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
 
 
 def searched(arch: Arch, e: Einsum) -> Arch:
-    """A machine that searches price as the evaluator does: they take the largest busy time of the first lane, ramps among the steps, for the latency.
+    """A machine that the search of ragged tiles prices as the evaluator does: by the largest busy time of the first lane, ramps among the steps.
 
     Elsewhere that is a lower bound of the latency. Where padding cuts tiles, the first lane is not the busiest of a level inside an array.
     """

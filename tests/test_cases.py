@@ -105,3 +105,26 @@ def test_another_network_on_another_array(tmp_path: Path) -> None:
 
     passed, failed, lines = changed(tmp_path, "eyeriss", other)
     assert (passed, failed) == (2, 0), lines
+
+
+def test_gogeta_cases_pass() -> None:
+    """The 36 points of figure 10 too, as one case."""
+    assert run(DATA / "gogeta_cases.json") == (17, 0, [])
+
+
+def test_wrong_words_between_operations_fail(tmp_path: Path) -> None:
+    def wrong(file: dict) -> None:
+        file["cg"][0]["words"]["gogeta"] += 1
+        file["cg"][1]["words"]["lp_bound"] -= 1
+        file["cg"][2]["gogeta_breakdown_words"]["flush"] += 1
+        file["cg"][3]["MB"]["ideal"] += 0.0002
+        file["gcn"][0]["words"]["seq_overflow"] += 1
+        file["noc"][0]["words"]["gogeta_map"] += 1
+        file["arithmetic_intensity"][0]["spmm"] *= 1.0001
+        file["published"]["geomean"] = 6.8
+        file["cg"][4]["words"]["best"] = 1
+        file["other"] = [{}]
+
+    passed, failed, lines = changed(tmp_path, "gogeta", wrong)
+    assert (passed, failed) == (8, 10) and "cg aft02 N=1 sram_MiB=1: words: gogeta: expected 646065, got 646064" in lines[1]
+    assert any("group other is unknown" in line for line in lines) and any("best is unknown" in line for line in lines)

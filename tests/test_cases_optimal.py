@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dse.dataflow.optimal import solved
 from dse.nest import parse
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from tests.cases import run
@@ -51,7 +50,8 @@ def test_an_optimum_below_the_listed_one_is_walked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "why"), [
     ({"options": {"imperfect": True}}, "averaged imperfect tiles"), ({"options": {"odd": 3}}, "option odd has no counterpart"),
-    ({"arch": "tpu_v4i"}, "arch tpu_v4i has rules that a machine cannot state"), ({"objective": "AREA"}, "objective AREA")])
+    ({"arch": "tpu_v4i"}, "arch tpu_v4i has rules that a machine cannot state"), ({"objective": "AREA"}, "objective AREA"),
+    ({"objective": "ENERGY|LATENCY"}, "a front of ENERGY|LATENCY")])
 def test_what_cannot_be_compared_is_named(tmp_path: Path, change: dict[str, Any], why: str) -> None:
     passed, failed, lines = changed(tmp_path, ["O01"], lambda case: case.update(change))
     assert (passed, failed) == (0, 0) and f"O01: not run: {why}" in lines[0]
@@ -87,24 +87,6 @@ def test_an_optimum_may_be_a_number_and_a_factor_stand_without_a_star(tmp_path: 
     assert changed(tmp_path, ["O01"], plain)[:2] == (1, 0)
     short, starred = ({"name": "c", "einsum": f"O[k,p] += I[c,{index}]*F[k,c,r]", "bounds": {"k": 2, "c": 2, "p": 3, "r": 2}} for index in ("2p+r", "2*p+r"))
     assert einsums(short) == einsums(starred) and einsums(short)[0].inputs[0].dims[1].terms == (("p", 2), ("r", 1))
-
-
-@pytest.mark.parametrize(("factor", "outcome"), [(1.0, (1, 0)), (0.99, (0, 1))])
-def test_a_front_is_equalled_or_beaten_at_every_point(tmp_path: Path, factor: float, outcome: tuple[int, int]) -> None:
-    """The energy and latency of the optimum in each: a front of one point on this machine."""
-    def both(case: dict[str, Any]) -> None:
-        case["objective"], case["arch"] = "ENERGY|LATENCY", "A3nb"
-        case["workload"]["bounds"] = {"m": 8, "n": 4, "k": 4}
-        case["optimum"] = {"energy": [energy * factor, 10 * energy], "latency": [1e9, latency * factor]}
-
-    file = json.loads(FILE.read_text())
-    arch = arch_of(file["arches"]["A3nb"], "A3nb", 8)
-    (e,) = einsums({"name": "g", "einsum": "C[m,n] += A[m,k]*B[k,n]", "bounds": {"m": 8, "n": 4, "k": 4}})
-    energy, latency = (solved(Problem(arch, e, objective), "perfect") for objective in ("energy", "latency"))
-    assert isinstance(energy, list) and isinstance(latency, list)
-    energy, latency = energy[0].energy_pj, latency[0].latency_cycles
-    passed, failed, lines = changed(tmp_path, ["O01"], both)
-    assert (passed, failed) == outcome, lines
 
 
 def test_leakage_of_levels_is_priced(tmp_path: Path) -> None:

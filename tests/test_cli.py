@@ -305,3 +305,13 @@ def test_decoy_packages_in_the_users_folder(tmp_path: Path, path: str) -> None:
     assert ran.returncode == 0 and f"{SIZE} in all" in ran.stdout and "decoy" not in ran.stdout + ran.stderr
     asked = dse("sql", "run", "SELECT status, count(*) AS n FROM machines GROUP BY ALL", "--format", "csv", folder=tmp_path, **env)
     assert asked.stdout.split() == ["status,n", f"ok,{SIZE}"] and asked.stderr == ""
+
+
+def test_residency(home: Path) -> None:
+    asked = ("residency", "cg:matrix=nasa4704,n=1,form=periodic", "gogeta_clusters", "--set", "sram.capacity=1 MiB")
+    said = good(*asked, folder=home)
+    assert "GOGETA-df, GOGETA-map" in said and "0.3 | 0.4 -> 0.5" in said and "what stays of one of 10 periods" in said
+    told = json.loads(good(*asked, "--format", "json", folder=home))
+    assert [row["times_less"] for row in told["configurations"]] == pytest.approx([1, 11.746, 11.746, 11.746, 11.746], abs=1e-3)
+    wrong = dse("residency", "cg:matrix=nasa", "gogeta_clusters", folder=home)
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "nasa4704" in wrong.stderr and not wrong.stdout

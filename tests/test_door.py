@@ -124,3 +124,34 @@ def test_the_mapping_of_the_docs_is_read_in_both_forms_and_costs_what_is_counted
         assert (counted[level, tensor, "read"], counted[level, tensor, "write"]) == tuple(map(float, row))
     assert counted["DRAM", "A", "read"] + counted["DRAM", "B", "read"] == 48 and counted["DRAM", "C", "write"] == 8
     assert dict(found.einsums[0].price.busy_cycles) == {"DRAM": 7, "GLB": 3, "MAC": 12}
+
+
+def test_residency_is_what_the_command_prints() -> None:
+    """The published figures of ecology1 with 4 MiB: 1.273 times less than SEQ-Flex, and the optimum 0.9 % below GOGETA."""
+    found = dse.residency("cg:matrix=ecology1,n=8,form=periodic", "gogeta_clusters")
+    rows = {row["configuration"]: row for row in found.configurations}
+    assert [row["dram_bytes"] for row in rows.values()] == [4 * n for n in (1309920000, 1297337088, 1029025536, 58992000, 1019588352)]
+    assert rows["GOGETA-df, GOGETA-map"]["gap_to_optimal"] == pytest.approx(0.00926, abs=1e-5) and list(rows)[-1] == "Optimal"
+    told = found.document()
+    assert {e["tensor"] for e in told["edges"] if e["pattern"] == "pipelineable"} == {"S_0", "R_1"}
+    assert any(e["to_next_period"] and e["tensor"] == "P_1" for e in told["edges"]) and len(told["phases"]) == 5
+    assert told["Optimal"] == "proven for its order of operations" and "48 words" in repr(found)
+    more = dse.residency("cg:matrix=ecology1,n=8,form=periodic", "gogeta_clusters", **{"sram.capacity": "16 MiB"})
+    assert more.found.optimal.cost < found.found.optimal.cost and more.found.room == 4 * found.found.room
+
+
+def test_residency_of_any_network_in_words_of_its_machine() -> None:
+    """8-bit words on an 8-bit machine; the published method too."""
+    found = dse.residency("resnet18", "edge_array", method="gogeta-published")
+    assert found.found.optimal.cost <= min(found.found.gogeta.words(), found.found.seq_overflow.words())
+    assert "SEQ-Flex" in found.text() and "more rows; --format json lists them" in found.text()
+
+
+@pytest.mark.parametrize(("workload", "machine", "more", "line"), [
+    ("cg:n=8", "a3nb", {"method": "best"}, "method = best must be corrected or gogeta-published"),
+    ("cg:n=8", "gogeta_cluster", {}, "gogeta_clusters"), ("cgg", "a3", {}, "no workload is named cgg"),
+    ("cg:n=8", "gogeta_clusters", {"sram.size": "1 MiB"}, "sram"), ("cg:n=8", "gogeta_clusters", {"solver.tile": "1"}, "tile")])
+def test_residency_faults_are_one_line(workload: str, machine: str, more: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line) as fault:
+        dse.residency(workload, machine, **more)
+    assert "\n" not in str(fault.value)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from dse.dataflow import exhaustive, space
 from dse.dataflow.annealing import annealing
-from dse.dataflow.optimal import solved
+from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.sim.evaluate import Problem, einsum_cost, figure, lower_bound
 from dse.stack import DATAFLOW
 from hw import machine
 from hw.arch import ROLES, Arch
@@ -25,12 +25,7 @@ from tests.small import small_problem
 from workloads import catalog
 from workloads.einsum import Einsum
 
-
-def hurried(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
-    return solved(problem, budget=20_000)
-
-
-LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5), "optimal": hurried}  # budgets of a test
+LESS = {"random": partial(random, mappings=20), "annealing": partial(annealing, iterations=3, candidates=5)}  # budgets of a test
 MAPPERS = {**DATAFLOW, **LESS}
 
 
@@ -92,7 +87,7 @@ def test_the_optimum_is_that_of_the_enumeration(seed: int) -> None:
     rng = Random(seed)
     problem = small_problem(rng, "energy", 3000)
     problem = replace(problem, arch=private(rng, problem.arch))
-    best, found = exhaustive.enumerated(problem), solved(problem)
+    best, found = exhaustive.enumerated(problem), optimal(problem)
     assert isinstance(best, Infeasible) == isinstance(found, Infeasible)
     if not isinstance(best, Infeasible) and not isinstance(found, Infeasible):
         assert found[0].energy_pj == pytest.approx(best[0].energy_pj, rel=1e-9)

@@ -17,18 +17,20 @@ workloads/facts workloads/onnx workloads/text workloads/retrace workloads/torch
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/machine
-dse/installed dse/nest dse/record dse/folder dse/cache dse/sim/terms dse/sim/counts dse/sim/latency dse/sim/parts dse/sim/times
+dse/installed dse/layout/primitive dse/layout/address dse/layout/text dse/layout/count
+dse/nest dse/record dse/folder dse/cache dse/sim/terms dse/sim/counts dse/sim/transfer dse/sim/latency dse/sim/parts dse/sim/times
 dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/kernels
-dse/dataflow/space dse/dataflow/steps dse/dataflow/walks dse/dataflow/cost_descending dse/dataflow/improve
-dse/dataflow/formula dse/dataflow/optimal_kernels dse/dataflow/optimal dse/dataflow/lanes dse/dataflow/search_kernels dse/dataflow/search
+dse/dataflow/space dse/dataflow/steps dse/dataflow/cost_descending dse/dataflow/improve
+dse/dataflow/lanes dse/dataflow/search_kernels dse/dataflow/search dse/dataflow/optimal
 dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/exhaustive
 dse/dataflow/random dse/dataflow/annealing
-dse/dataflow/family dse/dataflow/frontier_kernels dse/dataflow/frontier
-dse/compile dse/layout/primitive dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
-dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper dse/stack dse/explain
+dse/compile dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
+dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper
+dse/reuse/operations dse/reuse/classify dse/reuse/order dse/reuse/accesses dse/reuse/residency dse/reuse/optimum dse/reuse/sequence dse/reuse/traffic
+dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments
-cluster/store cluster/worker cluster/build cluster/pool cluster/driver
+cluster/store cluster/worker cluster/pool cluster/driver
 analysis/db dse/door dse/cli"""
 ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
 JOIN = ("dse/door", "dse/cli")  # what joins the packages

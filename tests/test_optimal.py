@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from math import isclose
 from pathlib import Path
 from random import Random
@@ -16,13 +14,10 @@ from hypothesis import strategies as st
 
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import before, enumerated
-from dse.dataflow.formula import Factor, Formulas, formulas, table
-from dse.dataflow.optimal import solved
+from dse.dataflow.optimal import optimal
 from dse.dataflow.space import Constraints, Tiles, broken, row_stationary
-from dse.dataflow.walks import UNIT, Walks, lanes, walks
 from dse.nest import Infeasible, faults
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
-from dse.sim.terms import dim_sum, tile_sizes, tile_spans
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumeration import enumerated as enumerated_anew
@@ -41,31 +36,28 @@ def ranked(problem: Problem, one: EinsumCost) -> tuple[float, float, float]:
 
 
 def agree(problem: Problem, tiles: Tiles, constraints: Constraints = Constraints()) -> None:  # noqa: B008
-    """Same figure, energy and latency as the enumeration, by a mapping that the evaluator takes; proven, and not below the bound."""
-    found, want = solved(problem, tiles, constraints), enumerated(problem, tiles, constraints)
+    """Not above the mapper `exhaustive`, whose levels stand in order, by a mapping that the evaluator takes; proven, and not below the bound."""
+    found, want = optimal(problem, tiles, constraints), enumerated(problem, tiles, constraints)
     assert isinstance(found, Infeasible) == isinstance(want, Infeasible)
     if isinstance(found, Infeasible) or isinstance(want, Infeasible):
         return
     assert faults(found[0].mapping, problem.einsum, problem.arch) == [] and broken(constraints, found[0].mapping) == []
     assert einsum_cost(problem, found[0].mapping) == found[0]
     a, b = ranked(problem, found[0]), ranked(problem, want[0])
-    assert not before(a, b) and not before(b, a), f"{a} is not {b}\n{found[0].mapping}\n{want[0].mapping}"
-    assert found[0].proven.startswith(f"{tiles} tiles") and found[0].gap_in_space == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
+    if not found[0].proven:  # constraints that name some dimensions of a fan-out only
+        assert found[0].gap_in_space == found[0].gap_to_bound and constraints.spatial
+        return
+    assert not before(b, a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
+    assert found[0].proven.startswith((tiles.replace("_", " "), "every space")) and found[0].gap_in_space == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES), st.sampled_from(["divisor", "perfect"]))
-def test_equals_the_enumeration(seed: int, objective: str, tiles: Tiles) -> None:
+@given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES), st.sampled_from(["ragged_lanes", "perfect"]))
+def test_is_not_above_the_mapper_exhaustive(seed: int, objective: str, tiles: Tiles) -> None:
     agree(small_problem(Random(seed), objective, 4_000, tiles=tiles), tiles)
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
-def test_equals_the_enumeration_of_ragged_tiles(seed: int, objective: str) -> None:
-    agree(small_problem(Random(seed), objective, 4_000, tiles="ragged"), "ragged")
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_keeps_constraints(seed: int) -> None:
     rng = Random(seed)
@@ -76,7 +68,7 @@ def test_keeps_constraints(seed: int) -> None:
     rules = Constraints(tuple((name, tuple(rng.sample(ranks, rng.randint(0, len(ranks))))) for name in dims if rng.random() < 0.6),
                         tuple(rng.sample(ranks, rng.randint(1, len(ranks)))) if rng.random() < 0.5 else None,
                         rng.choice([e.output.tensor, e.inputs[0].tensor, "", ""]), ((arch.levels[-1].name, e.inputs[0].tensor),) if rng.random() < 0.3 else ())
-    agree(problem, "divisor", rules)
+    agree(problem, "ragged_lanes", rules)
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=lambda case: case["id"])
@@ -84,7 +76,7 @@ def test_is_not_above_the_proven_optimum(case: dict) -> None:
     arch = component.build(machine.load(case["arch"].lower()))
     objective = {"ENERGY": "energy", "LATENCY": "latency", "ENERGY_DELAY_PRODUCT": "edp"}[case["objective"]]
     problem = Problem(arch, einsum(case["workload"]["einsum"], case["workload"]["bounds"]), objective)
-    found = solved(problem, "perfect")
+    found = optimal(problem, "perfect")
     assert isinstance(found, list)
     value = ranked(problem, found[0])[0]
     if case["id"] == "O17":  # beaten: k over 8 x 6 lanes
@@ -96,49 +88,15 @@ def test_is_not_above_the_proven_optimum(case: dict) -> None:
 def test_a_spent_budget_is_no_certificate() -> None:
     arch = component.build(machine.load("a3"))
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 32, "k": 48}), "energy")
-    found, other = solved(problem, budget=30), cost_descending(problem, Random(0))
+    found, other = optimal(problem, budget=3), cost_descending(problem, Random(0))
     assert isinstance(found, list) and isinstance(other, list)
-    assert found[0].proven == "" and found[0].gap_in_space == found[0].gap_to_bound > 0 and found[0].energy_pj <= other[0].energy_pj
-
-
-@given(st.integers(2, 30), st.integers(1, 5), st.integers(1, 4), st.sampled_from([0, 1]))
-def test_walks_end_in_single_elements_and_keep_every_element(extent: int, columns: int, rows: int, one: int) -> None:
-    w = walks(extent, (((0, columns, 0), (1, rows, one)),), 2, "divisor")
-    for state in range(len(w.tiles)):
-        cuts = w.cuts_of(state)
-        assert w.tile(w.after[w.start[UNIT, state]]) == 1
-        assert sum(size * n for size, n in tile_sizes(extent, tuple((tile, False) for tile, _ in cuts))) == extent
-        for after, ways in lanes(w, state, 0).items():
-            for trips, loops in ways:
-                assert trips[0] <= columns and trips[1] <= rows and w.tile(after) <= w.tile(state)
-                assert spans(w, (*cuts, *loops)) == spans(w, w.cuts_of(after))  # one state, one way to cut the rank
-
-
-def spans(w: Walks, cuts: Sequence[tuple[int, int]]) -> list[list[int]]:
-    return [own.tolist() for own in tile_spans(w.extent, tuple((tile, False) for tile, _ in cuts))]
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 2**32))
-def test_tables_equal_the_counts_and_lie_between_their_bounds(seed: int) -> None:
-    problem = small_problem(Random(seed), "energy", 4_000)
-    found = formulas(problem.einsum, problem.arch, "divisor", Constraints())
-    assert all((f.low <= f.exact).all() and (f.exact <= f.high).all() for f, inner in own_factors(found) if inner or f.exact.size == 1)
-    for dim in (dim for p in problem.einsum.tensors() for dim in p.dims):
-        ranks = [(walks(problem.einsum.sizes()[rank], (((0, 3, 0),),), 1, "divisor"), (False, False)) for rank in dim.ranks()]
-        options = [[(w.extent, tuple((tile, False) for tile, _ in w.cuts_of(s))) for s in range(len(w.tiles))] for w, _ in ranks]
-        for clip in (False, True):
-            assert table(dim, ranks, clip, False).ravel().tolist() == [dim_sum(dim, own, clip, False) for own in product(*options)]
-
-
-def own_factors(found: Formulas) -> list[tuple[Factor, bool]]:
-    return [(found.factors[f], p.inner) for p in found.products for f in p.factors]
+    assert found[0].proven == "" and 0 < found[0].gap_in_space <= found[0].gap_to_bound and found[0].energy_pj <= other[0].energy_pj
 
 
 def test_infeasible_names_the_level() -> None:
     problem = small_problem(Random(7), "energy", 4_000)
     tight = replace(problem.arch, levels=(problem.arch.levels[0], *(replace(level, capacity_bits=8, bypass=False) for level in problem.arch.levels[1:])))
-    found = solved(replace(problem, arch=tight))
+    found = optimal(replace(problem, arch=tight))
     assert isinstance(found, Infeasible) and found.level == problem.arch.levels[1].name and found.have_bytes == 1
 
 
@@ -146,30 +104,37 @@ def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() 
     e, arch = catalog.load("conv:k=4,c=4,p=4,q=4,r=3,s=3").einsums[0], machine.arch(machine.load("edge_array"))
     problem, rules = Problem(arch, e, "energy"), row_stationary(e, arch.fanouts[0])
     for least in (rules, Constraints(least_lanes=2)):
-        assert str(solved(problem, constraints=least, budget=20)) == "conv: the search needs 21 nodes, has 20"
-    assert isinstance(solved(problem, budget=20), list)
-    (one,) = solved(problem, constraints=rules)
+        assert str(optimal(problem, constraints=least, budget=1)) == "conv: the search needs 2 nodes, has 1"
+    assert isinstance(optimal(problem, budget=1), list)
+    (one,) = optimal(problem, constraints=rules)
     assert one.proven and broken(rules, one.mapping) == []
 
 
 def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
     """The label or the heuristic alone had 11.5 M cycles; what reaches the bound is proven after all."""
     arch, e = machine.arch(machine.load("nvdla")), catalog.load("gemm:m=256,n=1024,k=1024").einsums[0]
-    (one,) = solved(Problem(arch, e, "latency"), "perfect", budget=300)
+    (one,) = optimal(Problem(arch, e, "latency"), "perfect", budget=300)
     assert one.latency_cycles <= 2_097_152 and faults(one.mapping, e, arch) == []
     assert (one.gap_in_space == 0) == bool(one.proven) == (one.latency_cycles <= lower_bound(Problem(arch, e, "latency")))
 
 
-@pytest.mark.parametrize("tiles", ["perfect", "divisor"])
+@pytest.mark.parametrize("tiles", ["perfect", "ragged_lanes"])
 def test_bounds_of_room_and_lanes_leave_no_optimum_out(tiles: Tiles) -> None:
     """What serves compute directly has no room to pay for: 63,256 pJ was certified."""
     outer, inner = (Level(name, bits, 8, pj, pj, bypass=bits is not None) for name, bits, pj in (("DRAM", None, 200.0), ("REGF", 24, 1.0)))
     arch = Arch("four lanes", (outer, inner), (Fanout("array", 1, (("X", 4),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8)
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 11, "n": 4, "k": 6}), "energy")
-    (one,) = solved(problem, tiles)
-    assert one.energy_pj == enumerated_anew(problem, tiles).cost[0] == {"perfect": 58548.0, "divisor": 50788.0}[tiles]
+    (one,) = optimal(problem, tiles)
+    assert one.energy_pj == enumerated_anew(problem, tiles).cost[0] == {"perfect": 58548.0, "ragged_lanes": 50788.0}[tiles]
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_equals_an_enumeration_that_shares_the_evaluator_only(seed: int) -> None:
     assert [line for row in told(seed, 6_000) for line in row.wrong] == []
+
+
+def test_levels_of_different_tensors_stand_in_any_order() -> None:
+    """The weights stand still outside of where inputs move: 1.1096e8 pJ where all nodes of a level stand above those inside."""
+    problem = Problem(machine.arch(machine.load("smv")), catalog.load("gemm:m=64,n=64,k=4096").einsums[0], "energy")
+    (one,) = optimal(problem)
+    assert one.proven and one.energy_pj <= 9.355e7 and one.latency_cycles <= 82_560

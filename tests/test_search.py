@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 from math import isclose
-from random import Random
-
-import pytest
 
 from dse.dataflow.lanes import options, wired
-from dse.dataflow.search import lanes_first, search, taken
+from dse.dataflow.optimal import optimal
+from dse.dataflow.search import search, taken
 from dse.nest import Infeasible
 from dse.sim.evaluate import Problem
 from dse.sim.terms import tile_sizes
 from hw import machine
-from tests.nests import free_edge
-from tests.prove.lanes import told
 from workloads import catalog
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_an_answer_is_the_enumerated_optimum(seed: int) -> None:
-    for one in told(seed, 4_000):
-        assert one.wrong == () and (one.proven or not one.feasible)
-
-
 def test_large_convolutions_are_proven_and_cost_what_other_searches_proved() -> None:
-    """ResNet-18's first convolution: 15 CPU seconds of its own frontier before."""
-    edge = free_edge()
+    """ResNet-18's first convolution."""
+    edge = machine.arch(machine.load("edge_array"))
     (first, *_) = catalog.load("resnet18").einsums
-    found = lanes_first(Problem(edge, first, "energy"), Random(0), "perfect")
+    found = optimal(Problem(edge, first, "energy"), "perfect")
     assert not isinstance(found, Infeasible) and found[0].proven and isclose(found[0].energy_pj, 208564072.726, rel_tol=1e-9)
-    ragged = lanes_first(Problem(edge, catalog.load("gemm:m=127,n=31,k=47").einsums[0], "energy"), Random(0), "divisor")
+    ragged = optimal(Problem(edge, catalog.load("gemm:m=127,n=31,k=47").einsums[0], "energy"))
     assert not isinstance(ragged, Infeasible) and ragged[0].energy_pj < 3.5e6  # one of 256 lanes where all loops divide: 41 times as much
 
 
-def test_a_spent_budget_and_what_is_not_taken_are_answered_by_optimal() -> None:
-    edge = free_edge()
-    gemm = Problem(edge, catalog.load("gemm:m=64,n=32,k=48").einsums[0], "energy")
-    assert search(gemm, "perfect", budget=3)[1] > 3
-    found = lanes_first(gemm, Random(0), "perfect", budget=3)
-    assert not isinstance(found, Infeasible) and isclose(found[0].energy_pj, 551267.54, rel_tol=1e-6)
-    assert taken(gemm, "divisor") and not taken(gemm, "ragged")
+def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
+    gemm = Problem(machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48").einsums[0], "energy")
+    (best,), stopped = optimal(gemm), search(gemm, "perfect", budget=3)  # type: ignore[misc]
+    assert stopped.visited > 3 and 0 < stopped.floor <= best.energy_pj
+    assert taken(gemm.einsum, "ragged_lanes") and not taken(gemm.einsum, "ragged")
 
 
 def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
     """10 over 2 x 2 lanes: 3, 2, 3, 2, whatever tile a loop cuts them into."""
     edge = machine.arch(machine.load("edge_array"))
     lanes, groups = wired(edge.fanouts)
-    own = options(10, lanes, len(lanes), 1, len(groups), "divisor")
+    own = options(10, lanes, len(lanes), 1, len(groups), "ragged_lanes")
     for o, (border,) in enumerate(own.borders):
         for tile in range(*own.span[o, 1]):
             cuts = ((border.u, False), *((t, False) for _, t in border.cuts), (int(own.size[tile]), False)) if border.u else ((int(own.size[tile]), False),)

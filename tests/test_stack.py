@@ -81,14 +81,27 @@ def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
     assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
 
 
-@pytest.mark.parametrize(("name", "proven"), [("edge_array", "perfect tiles, levels in order"), ("tpu_edge", "")])
-def test_a_spent_budget_is_answered_by_a_frontier_where_there_is_one(name: str, proven: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    arch, net = machine.arch(machine.load(name)), catalog.load("conv:k=8,c=6,p=8,q=8,r=3,s=3,pad=1")
-    whole = solve(arch, net, Picks(objective="edp"))
-    monkeypatch.setattr(stack, "BUDGET", 30)
-    spent = solve(arch, net, Picks(objective="edp"))
-    assert isinstance(whole, list) and isinstance(spent, list) and spent[0].einsums[0].proven == proven
-    assert not proven or spent[0].energy_pj * spent[0].latency_cycles == pytest.approx(whole[0].energy_pj * whole[0].latency_cycles)
+WINDOW = 'extents: {p: 5, r: 3, k: 17, c: 19}\neinsums: ["D[p+r,c] += G[p,k] * F[k,c,r]"]\n'  # an output through a window
+THREE = 'extents: {a: 3, b: 2, r: 3, c: 4}\neinsums: ["D[a,b,c] += G[2*a+b+r] * F[r,c]"]\n'  # three ranks in a dimension
+
+
+@pytest.mark.parametrize("net", ["", WINDOW])
+def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pick(net: str, tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text(net)
+    edge, cost = machine.arch(machine.load("edge_array")), {}
+    loaded = catalog.load(str(tmp_path / "net.yaml") if net else "gemm:m=127,n=31,k=47")
+    for tiles, space in (("perfect", "perfect tiles"), ("ragged_lanes", "ragged lanes, even ones")):
+        found = solve(edge, loaded, Picks(objective="edp", tiles=tiles))  # type: ignore[arg-type]
+        assert isinstance(found, list) and all(one.proven == f"{space}, levels in order around idle arrays" for one in found[0].einsums)
+        assert found[0].certificate.startswith(f"optimal in {space}")
+        cost[tiles] = found[0].energy_pj * found[0].latency_cycles
+    assert cost["ragged_lanes"] < cost["perfect"]
+
+
+def test_what_the_search_does_not_take_has_a_gap_for_a_proof(tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text(THREE)
+    found = solve(machine.arch(machine.load("edge_array")), catalog.load(str(tmp_path / "net.yaml")), Picks())
+    assert isinstance(found, list) and found[0].einsums[0].proven == "" and 0 < found[0].gap_in_space == found[0].gap_to_bound
 
 
 def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,7 +109,7 @@ def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch,
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("light_squeezenet")
     first, tiled = stack.kept(edge, net, Picks()), stack.kept(SMV, net, SMAUG)
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"] and tiled == solve(SMV, net, SMAUG)  # what SMAUG tiles is made anew
-    monkeypatch.setattr(stack, "searched", None)
+    monkeypatch.setattr(stack, "scheduled", None)
     second = stack.kept(edge, net, Picks())
     assert isinstance(first, list) and isinstance(second, list) and first == second
     assert [[getattr(c, key) for key in stack.PROOF] for c in first[0].einsums] == [[getattr(c, key) for key in stack.PROOF] for c in second[0].einsums]

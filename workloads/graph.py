@@ -28,6 +28,7 @@ class Workload:
     parameters: trained numbers of the network, also those folded into other einsums.
     folded, moved: what rides on a producer's output for free, and operators that are counted as data movement, by name.
     unknown: einsums of operators that nobody knows and that could be products: counted as data movement.
+    carried: of a loop, (result, the name by which a further step reads it): what the einsums hand on, and what they begin with.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Workload:
     folded: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    carried: tuple[tuple[str, str], ...] = ()
 
     def macs(self) -> int:
         return sum(e.macs() * n for e, n in zip(self.einsums, counts(self), strict=True))

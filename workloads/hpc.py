@@ -1,7 +1,7 @@
 """Dense and sparse linear algebra, and Krylov solvers, as einsums; sparse matrices come by size (workloads/matrix.py).
 
 Solvers start inside the loop: the matrix, right-hand sides and start values come from outside. What reads one tensor in two ways gives the second
-access the name T_again. A value x of step t is x_t; `periodic` is one step, run `iterations` times, whose x_1 is the next one's x_0 (`carried`).
+access the name T_again. A value x of step t is x_t; `periodic` is one step, run `iterations` times, whose x_1 is the next one's x_0 (`Workload.carried`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from workloads.einsum import WorkloadError, einsum, squeezed
+from workloads.einsum import Einsum, WorkloadError, einsum, squeezed
 from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
 from workloads.matrix import MATRICES, Matrix, read_matrix
@@ -154,15 +154,16 @@ def _solver(name: str, a: Matrix, n: int, steps: Sequence[Sequence[Line]], itera
     sparse: dict[str, Any] = {"density": {"A": _density(name, a.rows, a.columns, a.nnz)}, "format": {"A": "csr"}}
     found = [squeezed(einsum(text, extents, f"{t}.{line}", **(sparse if " A[" in text else {}))) for t, step in enumerate(steps) for line, text in step]
     label = f"{name}:matrix={a.name},n={n}"
-    return Workload(label, in_order(label, found), repeats=(iterations,) * len(found) if form == "periodic" and iterations > 1 else ())
+    repeats = (iterations,) * len(found) if form == "periodic" and iterations > 1 else ()
+    return Workload(label, in_order(label, found), repeats=repeats, carried=_carried(found, len(steps)))
 
 
-def carried(periodic: Workload) -> dict[str, str]:
-    """Results of one period, under the name by which the next one reads them."""
-    read = {p.tensor for e in periodic.einsums for p in e.inputs}
-    pairs = {e.output.tensor: e.output.tensor.removesuffix("_1") + "_0" for e in periodic.einsums if e.output.tensor.endswith("_1")}
-    made = {e.output.tensor for e in periodic.einsums}
-    return {after: before for after, before in pairs.items() if before in read - made}
+def _carried(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str], ...]:
+    """What the last step makes, under the name by which the first one read it from outside."""
+    made = {e.output.tensor: None for e in einsums}
+    read = {p.tensor for e in einsums for p in e.inputs}.difference(made)
+    pairs = ((after, after.removesuffix(f"_{steps}") + "_0") for after in made if after.endswith(f"_{steps}"))
+    return tuple((after, before) for after, before in pairs if before in read)
 
 
 def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:

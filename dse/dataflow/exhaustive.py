@@ -28,7 +28,7 @@ from dse.sim.kernels import Costs, cost_many, mapping_at, tables
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
-Tiles = Literal["divisor", "perfect", "ragged"]
+Tiles = Literal["ragged_lanes", "perfect", "ragged"]
 Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -46,10 +46,10 @@ def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     return enumerated(problem)
 
 
-def enumerated(problem: Problem, tiles: Tiles = "divisor", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
+def enumerated(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum by enumeration; among ties the lower energy, latency, text of the mapping.
 
-    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (divisor), or none has to (ragged).
+    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (ragged_lanes), or none has to (ragged).
     Raises ValueError in one line if there are more than `limit` mappings.
     """
     e, arch = problem.einsum, problem.arch

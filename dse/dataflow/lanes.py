@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +73,8 @@ class Options(NamedTuple):
     cuts: Ints
 
 
-def wired(fanouts: Sequence[Fanout]) -> tuple[tuple[Lane, ...], tuple[Group, ...]]:
+@lru_cache(maxsize=256)
+def wired(fanouts: tuple[Fanout, ...]) -> tuple[tuple[Lane, ...], tuple[Group, ...]]:
     """Dimensions and groups of a machine, outermost first. Dimensions of a systolic array and of arrays of one lane stand alone."""
     borders = sorted({f.outside for f in fanouts})
     found: list[Lane] = []
@@ -207,10 +209,7 @@ def _tabled(extent: int, borders: int, groups: int, found: dict[tuple[Border, ..
             starts.append(own)
             span[o, k] = begin, len(rows)
             for m in range(1 << groups):
-                n = 1.0
-                for b in range(k):
-                    n *= _lanes_of(key[b], m)
-                lanes[o, k, m] = n
+                lanes[o, k, m] = _lanes_of(extent, key[:k], m)
     size = np.array([row[0] for row in rows], np.int64)
     cuts = np.zeros((len(rows), depth), np.int64)
     owner = np.full((len(rows), depth), -1, np.int64)
@@ -226,25 +225,29 @@ def _tabled(extent: int, borders: int, groups: int, found: dict[tuple[Border, ..
                    np.array([row[3] for row in rows], np.bool_), lanes, cuts)
 
 
-def _lanes_of(border: Border, mask: int) -> float:
-    """Lanes of one border that get something, those of the groups in the mask counted once."""
-    if not border.u:
-        n = 1.0
-        for group, many in border.cuts:
-            n *= 1 if mask >> group & 1 else many
-        return n
-    pieces = {border.u: 1}
-    for group, tile in border.cuts:
-        after: dict[int, int] = {}
-        for piece, n in pieces.items():
-            whole, rest = divmod(piece, tile)
-            if mask >> group & 1:
-                whole, rest = (1, 0) if whole else (0, rest)
-            if whole:
-                after[tile] = after.get(tile, 0) + n * whole
-            if rest:
-                after[rest] = after.get(rest, 0) + n
-        pieces = after
+def _lanes_of(extent: int, borders: Sequence[Border], mask: int) -> float:
+    """Lanes of these borders that get something when loops in time take their first trips; those of the groups in the mask counted once."""
+    pieces = {extent: 1}
+    for border in borders:
+        if not border.u:
+            n = prod(many for group, many in border.cuts if not mask >> group & 1)
+            pieces = {size // border.lanes: c * n for size, c in pieces.items()}
+            continue
+        entered: dict[int, int] = {}
+        for size, c in pieces.items():
+            entered[min(size, border.u)] = entered.get(min(size, border.u), 0) + c
+        pieces = entered
+        for group, tile in border.cuts:
+            after: dict[int, int] = {}
+            for piece, n in pieces.items():
+                whole, rest = divmod(piece, tile)
+                if mask >> group & 1:
+                    whole, rest = (1, 0) if whole else (0, rest)
+                if whole:
+                    after[tile] = after.get(tile, 0) + n * whole
+                if rest:
+                    after[rest] = after.get(rest, 0) + n
+            pieces = after
     return float(sum(pieces.values()))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from math import inf
 
 import numpy as np
@@ -21,10 +22,10 @@ from numpy.typing import NDArray
 
 from dse.dataflow import ragged_kernels as kernels
 from dse.dataflow import ragged_vectors as vec
-from dse.dataflow.optimal_kernels import below
 from dse.dataflow.ragged_program import Program, groups_of, ideal, nest, orders, prices, program, uncovered
 from dse.dataflow.ragged_vectors import Group, Scope, Vectors
-from dse.dataflow.space import FREE, least, named
+from dse.dataflow.search_kernels import below
+from dse.dataflow.space import FREE, least
 from dse.dataflow.steps import programs
 from dse.nest import Infeasible
 from dse.sim import cost
@@ -66,7 +67,9 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
         return cost.overflow(footprints(smallest, e), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     mapping = nest(e, *answer)
     one = priced(problem, mapping, count(mapping, e, problem.arch), footprints(mapping, e))
-    return [optimum(one, named("ragged", problem.arch, shared=True), visited) if proven else replace(one, visited=visited)]
+    held = [set(level.holds) for v, level in enumerate(problem.arch.levels) if v or level.capacity_bits is not None]
+    order = ", levels in order" if any(holds & other for holds, other in combinations(held, 2)) else ""  # those that share no tensor stand in any order
+    return [optimum(one, f"ragged tiles, even lanes{order}", visited) if proven else replace(one, visited=visited)]
 
 
 def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Problem]]:

@@ -13,14 +13,51 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dse.dataflow.formula import cut
-from dse.dataflow.optimal_kernels import below, rank_cost
+from dse.dataflow.search_kernels import ENERGY, LATENCY, below
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 COUNT, TOTAL, FIRST = 0, 1, 2  # what a column says of tiles below the lanes: how many, their elements, how many if loops in time count their first trip only
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
+    """Cut a set of tiles, n sizes each so many times; first: only the first tile of each cut counts. Returns the number of sizes."""
+    found = n
+    for i in range(n):
+        whole, rest, own = size[i] // tile, size[i] % tile, many[i]
+        if whole == 0:
+            continue
+        size[i], many[i] = tile, own if first else own * whole
+        if rest and not first:
+            size[found], many[found] = rest, own
+            found += 1
+    keep = 0
+    for i in range(found):
+        at = 0
+        while at < keep and size[at] != size[i]:
+            at += 1
+        if at < keep:
+            many[at] += many[i]
+        else:
+            size[keep], many[keep] = size[i], many[i]
+            keep += 1
+    return keep
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
+    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port cycles...]. port [V, 3] parts of reads and of
+    writes, 1 if fills wait; machine [leakage pJ per cycle, least compute cycles]."""
+    latency = max(parts[1], machine[1])
+    for v in range(port.shape[0] - 1, -1, -1):
+        own = max(parts[port[v, 0]], parts[port[v, 1]])
+        latency = latency + own if port[v, 2] else max(latency, own)
+    energy = parts[0] + machine[0] * latency
+    out[0] = energy if objective == ENERGY else latency if objective == LATENCY else energy * latency
+    out[1], out[2] = energy, latency
 
 
 @njit(cache=True, nogil=True, forceinline=True)

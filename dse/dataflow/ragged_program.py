@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow import ragged_kernels as kernels
-from dse.dataflow.optimal_kernels import OBJECTIVES
 from dse.dataflow.ragged_kernels import COUNT, FIRST, TOTAL
+from dse.dataflow.search import OBJECTIVES
 from dse.dataflow.steps import LANES, NODE, Step
 from dse.nest import Loop, Mapping, Store, holdable
 from dse.sim.counts import hull

@@ -9,75 +9,94 @@ What a tensor moves depends on the tile at its node alone (docs/model.md, Counts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
 from math import inf, prod
-from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow import search_kernels as kernels
 from dse.dataflow.lanes import Options, options, wired
-from dse.dataflow.optimal import solved
-from dse.dataflow.space import FREE, Constraints, Tiles, least, named
-from dse.dataflow.steps import long_ranks
-from dse.nest import Infeasible, Loop, Mapping, Store, holdable
-from dse.sim.cost import overflow
-from dse.sim.counts import count, footprints, hull
-from dse.sim.evaluate import EinsumCost, Problem, optimum, priced
-from dse.sim.parts import bits_of, fill_cycles, op_cycles, op_pj
+from dse.dataflow.space import FREE, Constraints, Tiles
+from dse.nest import Loop, Mapping, Store, holdable
+from dse.sim.counts import hull
+from dse.sim.evaluate import Problem
+from dse.sim.parts import bits_of, elem_cycles, fill_cycles, op_cycles, op_pj, per_elem, port
 from dse.sim.terms import nonzero
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-BUDGET = 20_000_000  # nodes placed, some ten seconds
+BUDGET = 5_000_000  # nodes placed, some ten seconds
+CLOSER = 100_000  # of more searches, below what the first one found
+OUTER = 50_000  # nodes placed for a bound of what stands outside of all borders
+SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
+Cost = tuple[float, float, float]  # figure of the objective, energy, latency
+NONE = (inf, inf, inf)
 OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 
 
-def lanes_first(problem: Problem, rng: Random, tiles: Tiles = "divisor", budget: int = BUDGET) -> list[EinsumCost] | Infeasible:
-    """Best first: one solution, the optimum over the space of solver.tiles, with its certificate; of an einsum or machine that this search does not take
-    (`taken`), and past its budget of placed nodes, what `optimal` answers. Deterministic: rng is not used."""
-    if not taken(problem, tiles):
-        return solved(problem, tiles)
-    e, arch = problem.einsum, problem.arch
-    mapping, visited = search(problem, tiles, budget=budget)
-    if visited > budget:
-        return solved(problem, tiles)
-    if mapping is None:
-        return overflow(footprints(smallest := least(e, arch), e), e, arch) or Infeasible("the space", 1, 0, f"{e.name}; not even {smallest}", "mappings")
-    found = priced(problem, mapping, count(mapping, e, arch), footprints(mapping, e))
-    return [optimum(found, named(tiles, arch), visited)]
-
-
-def taken(problem: Problem, tiles: Tiles) -> bool:
-    """Not: ragged tiles in time; outputs through windows; more than two ranks added up; padding under two borders of lanes."""
-    e = problem.einsum
+def taken(e: Einsum, tiles: Tiles) -> bool:
+    """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's dimension of one rank of which only a part is stored."""
     sizes = e.sizes()
-    dims = [dim for p in e.tensors() for dim in p.dims]
-    plain = all(sum(sizes[rank] > 1 for rank, _ in dim.terms) <= 2 for dim in dims)
-    clipped = any(dim.offset < 0 or dim.offset + sum(abs(c) * (sizes[rank] - 1) for rank, c in dim.terms) >= dim.size or min(c for _, c in dim.terms) < 0
-                  for dim in dims if dim.terms)
-    return tiles != "ragged" and not e.output.partial() and plain and (not clipped or len({f.outside for f in problem.arch.fanouts}) < 2)
+    cut_short = any(len(dim.terms) == 1 and dim.terms[0][1] == 1 and not 0 <= dim.offset <= dim.size - sizes[dim.terms[0][0]] for dim in e.output.dims)
+    return tiles != "ragged" and not cut_short and all(sum(sizes[rank] > 1 for rank, _ in dim.terms) <= 2 for p in e.tensors() for dim in p.dims)
 
 
-def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET) -> tuple[Mapping | None, int]:
-    """The best mapping, None if nothing fits; and how many nodes were placed, above the budget if it ended first."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best mapping that was found; nodes placed; floor: no mapping of the space has a lower figure, inf: none fits."""
+
+    mapping: Mapping | None
+    visited: int
+    floor: float
+
+
+def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, ends: bool = False, than: Cost = NONE) -> Found:
+    """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where
+    they may beat perfect ones.
+
+    Cycles are those that ports are busy with and that the insides of single-buffered levels wait; ends: also first fills and last drains of double-buffered
+    ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs less than the floor.
+    """
+    e, arch = problem.einsum, problem.arch
+    tensors = tuple(p.tensor for p in (*e.inputs, e.output))
+    parts = _parts(arch, ends)
+    machine, best = _machine(problem, tensors, parts), np.array(than)
+    terms = _terms(problem, tensors, parts, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
+    found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
+    if tiles == "perfect" or found.floor < best[0]:
+        return found if tiles == "perfect" else replace(found, floor=0.0)
+    ragged = _searched(problem, tiles, constraints, budget - found.visited, machine, terms, best)
+    return replace(ragged, mapping=ragged.mapping or found.mapping, visited=found.visited + ragged.visited)
+
+
+def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int, machine: kernels.Machine, terms: kernels.Terms, best: Floats) -> Found:
+    """The same of mappings that beat `best` [3], which is lowered."""
     e, arch = problem.einsum, problem.arch
     own = _tables(e, arch.fanouts, tiles, constraints.spatial)
-    machine = _machine(problem, own)
-    parts = int(machine.ports[:, :2].max()) + 1
-    terms = _terms(problem, own, machine.ports, parts, [_keeps(e, arch, constraints, p) for p in own.tensors])
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
-    rules = kernels.Rules(np.any(own.einsum.part, axis=1, keepdims=True)[:, 0], own.sinks, inside, still, False)
-    w = _work(len(own.tensors) * len(arch.levels) + len(machine.ramps), len(own.ranks), len(arch.levels), parts, own, len(terms.quantity), budget)
-    kernels.search(terms, own.einsum, own.pool, machine, rules, own.memo, w, constraints.least_lanes, np.full(3, inf))
-    return _nest(own, e, arch, w) if w.best_count[0] >= 0 else None, int(w.tally[1])
+    rules = kernels.Rules(np.any(own.einsum.part, axis=1), own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
+    nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
+    w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), own, len(terms.quantity), most) for most in (budget, OUTER))
+    free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
+    seen = kernels.Seen(np.zeros((SLOTS, len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, len(terms.base))),
+                        np.zeros(SLOTS, np.int64), np.zeros(2, np.int64))
+    left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
+    return Found(_nest(own, e, arch, w) if w.best_count[0] >= 0 else None, int(w.tally[1]), min(left, float(best[0])))
+
+
+def _idle(arch: Arch, constraints: Constraints) -> int:
+    """Groups of lanes inside of which the constraints allow everything, as a mask: those of no dimension that they name, if they name any."""
+    dims, groups = wired(arch.fanouts)
+    names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
+    named = {lane.group for lane in dims if names[lane.number] in dict(constraints.spatial)} or set(range(len(groups)))
+    return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
 def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantities: int, budget: int) -> kernels.Work:
@@ -86,9 +105,9 @@ def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantiti
 
     d = nodes + 2
     return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
-                        whole(d, ranks), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks), whole(ranks),
-                        whole(nodes, 4), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(parts), np.zeros(3), np.full(1, -1, np.int64),
-                        whole(ranks), whole(nodes, 4), whole(nodes, ranks))
+                        whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
+                        whole(ranks), whole(nodes, 4), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(1), np.zeros(parts), np.zeros(3),
+                        whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4), whole(nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +123,13 @@ class Tables:
     sinks: NDArray[np.bool_]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple[tuple[str, tuple[str, ...]], ...]) -> Tables:
     dims, groups = wired(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     outside, taken = sorted({g.outside for g in groups}), dict(spatial)
     borders = len(outside)
-    ranks, sizes = tuple(long_ranks(e)), e.sizes()
+    ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
     own = tuple(options(sizes[rank], tuple(lane for lane in dims if lane.size > 1 and rank not in e.output.partial()
                                            and rank in taken.get(names[lane.number], (rank,))), len(dims), borders, len(groups), tiles) for rank in ranks)
     tensors = (*e.inputs, e.output)
@@ -126,9 +145,9 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple
             terms = [(ranks.index(rank), c) for rank, c in dim.terms if rank in ranks]
             if len(terms) > 2:
                 raise ValueError(f"{e.name}: a dimension of {p.tensor} adds up more than two ranks")
-            inside = dim.offset >= 0 and dim.offset + sum(abs(c) * (sizes[rank] - 1) for rank, c in dim.terms) < dim.size
+            inside = dim.offset >= 0 and dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms) < dim.size
             alone = inside and len(terms) == 1 and terms[0][1] == 1
-            kind.append(kernels.ALONE if alone else kernels.HULL if inside and all(c > 0 for _, c in terms) else kernels.CLIPPED)
+            kind.append(kernels.ALONE if alone else kernels.HULL if inside else kernels.CLIPPED)
             offset.append(dim.offset)
             stored.append(dim.size)
             padded = [*terms, (-1, 0), (-1, 0)][:2]
@@ -137,7 +156,7 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
     array = kernels.Einsum(seen, full, part, first, np.array(kind, np.int64), np.array(offset, np.int64), np.array(stored, np.int64),
                            np.array(rank_of, np.int64).reshape(-1, 2), np.array(coef, np.int64).reshape(-1, 2),
-                           np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]))
+                           np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]), np.argsort([-len(o.ways) for o in own], kind="stable"))
     pool = _pool(own, [sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n]) for n in range(borders + 1)])
     return Tables(ranks, tuple(p.tensor for p in tensors), own, array, pool, _memo(own, array, borders + 1), sinks)
 
@@ -156,30 +175,36 @@ def _pool(own: Sequence[Options], prefix: Sequence[int]) -> kernels.Pool:
         last[begin:end] = end - 1
     return kernels.Pool(first, span, np.concatenate([o.size for o in own]),
                         np.concatenate([o.pieces for o in own]), np.concatenate([o.elems for o in own]), out, np.concatenate([o.whole for o in own]),
-                        np.concatenate([o.lanes for o in own]), cuts, np.column_stack([counts[:-1], counts[1:]]),
+                        np.concatenate([o.lanes for o in own]), np.array([any(b.u for b in way) for o in own for way in o.borders], np.bool_),
+                        cuts, np.column_stack([counts[:-1], counts[1:]]),
                         np.array(ways, np.int64).reshape(len(ways), -1), base, last, np.array(prefix, np.int64))
 
 
 def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.Memo:
-    clipped = np.flatnonzero(e.kind == kernels.CLIPPED)
-    row = np.full(len(e.kind), -1, np.int64)
-    row[clipped] = np.arange(len(clipped))
-    tiles = [max([len(own[r].size) for r in e.rank[clipped, side] if r >= 0], default=1) for side in (0, 1)]
-    hulls = np.full((2, len(clipped), *tiles), np.nan)
-    sides = [max([len(own[r].ways) for dim in range(len(e.kind)) for r in e.rank[dim, side:side + 1] if r >= 0 and e.kind[dim] != kernels.ALONE], default=1)
-             for side in (0, 1)]
-    return kernels.Memo(hulls, row, np.full((positions, len(e.kind), *sides, positions), np.nan),
-                        np.zeros((2, 2, max(o.extent for o in own)), np.int64), np.zeros(len(own), np.int64))
+    clipped, output = np.flatnonzero(e.kind == kernels.CLIPPED), np.arange(len(e.kind)) >= e.dim[-2]
+    summed = np.flatnonzero((e.kind != kernels.ALONE) & output)
+
+    def rows(dims: Ints) -> Ints:
+        found = np.full(len(e.kind), -1, np.int64)
+        found[dims] = np.arange(len(dims))
+        return found
+
+    def most(dims: Ints, of: Callable[[Options], int]) -> list[int]:
+        return [max([of(own[r]) for r in e.rank[dims, side] if r >= 0], default=1) for side in (0, 1)]
+
+    hulls = np.full((positions, len(clipped), *most(clipped, lambda o: len(o.size))), np.nan)
+    unions = np.full((2, len(summed), *most(summed, lambda o: len(o.size))), np.nan)
+    least = np.full((positions, len(e.kind), *most(np.flatnonzero(e.kind != kernels.ALONE), lambda o: len(o.ways)), positions), np.nan)
+    reach = [1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0) for dim in summed]
+    return kernels.Memo(hulls, rows(clipped), unions, rows(summed), least, np.zeros((2, 2, max([o.extent for o in own], default=1)), np.int64),
+                        np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
-def _machine(problem: Problem, own: Tables) -> kernels.Machine:
+def _machine(problem: Problem, tensors: Sequence[str], parts: Parts) -> kernels.Machine:
     e, arch = problem.einsum, problem.arch
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
-    ports, parts = [], 2
-    for level in arch.levels:
-        ports.append((parts, parts + (level.ports == "separate"), False))
-        parts = ports[-1][1] + 1
+    ports = [[parts.at["busy", v, v, port(level, action)] for action in ("read", "write")] for v, level in enumerate(arch.levels)]
     ramps = []
     for f in arch.fanouts:
         if f.ramp and fill_cycles(f, e, arch):
@@ -187,88 +212,138 @@ def _machine(problem: Problem, own: Tables) -> kernels.Machine:
             ramps.append((outside.index(f.outside) + 1, sum(1 << g for g in range(len(groups)) if g not in mine), fill_cycles(f, e, arch)))
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
-        np.array([bits[t] for t in own.tensors], np.float64), np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
+        np.array([bits[t] for t in tensors], np.float64), np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
+        np.array(parts.waits, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
-        arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)), OBJECTIVES[problem.objective])
+        arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
+        np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
+                 np.int64), OBJECTIVES[problem.objective])
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level waits for (fill or drain, level, level of a port,
+    port). waits: spans of these per level, as kernels.Machine has them."""
+
+    at: dict[tuple[str, int, int, str], int]
+    waits: tuple[tuple[int, int, int], ...]
+
+    def many(self) -> int:
+        return self.waits[-1][2]
+
+
+@lru_cache(maxsize=256)
+def _parts(arch: Arch, ends: bool) -> Parts:
+    """ends: also those of levels that hold tiles twice, where only first fills and last drains are waited for; else fills and drains are waited for alike."""
+    at: dict[tuple[str, int, int, str], int] = {}
+    for v, level in enumerate(arch.levels):
+        for action in ("read", "write"):
+            at.setdefault(("busy", v, v, port(level, action)), kernels.RAMP + 1 + len(at))
+    waits = []
+    for v, level in enumerate(arch.levels):
+        span = [kernels.RAMP + 1 + len(at)]
+        buffered = v > 0 and arch.overlap == "buffered" and (ends or not level.double_buffer)
+        for way, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
+            for u in range(v + 1) if buffered else ():
+                if arch.levels[u].bandwidth < inf:
+                    at.setdefault((way if level.double_buffer else "fill", v, u, port(arch.levels[u], inner if u == v else outer)), kernels.RAMP + 1 + len(at))
+            span.append(kernels.RAMP + 1 + len(at))
+        waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
+    return Parts(at, tuple(waits))
 
 
 Quantity = tuple[int, int, int, int, int]  # kind, tensor, position, masks
 Row = dict[Quantity, Floats]  # quantity -> what a unit of it adds to every part
 
 
-def _terms(problem: Problem, own: Tables, ports: Ints, parts: int, keeps: Sequence[Sequence[int]]) -> kernels.Terms:
+def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, keeps: Sequence[Sequence[int]]) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on one machine."""
     e, arch = problem.einsum, problem.arch
-    depth, tensors = len(arch.levels), len(own.tensors)
-    links: dict[tuple[int, int, int], Row] = {}
-    for x, parent in product(range(tensors), range(depth)):
-        for child in range(parent + 1, depth + 1):
-            links[x, parent, child] = _link(problem, own, ports, parts, x, parent, child)
+    depth = len(arch.levels)
+    links, lows = ({(x, parent, child): _link(problem, tensors, parts, x, parent, child, low) for x, parent in product(range(len(tensors)), range(depth))
+                    for child in range(parent + 1, depth + 1)} for low in (False, True))
     _, groups = wired(arch.fanouts)
     ops = e.points() * nonzero(e)
-    base = np.zeros(parts)
+    base = np.zeros(parts.many())
     base[0] = ops * op_pj(e, arch)
-    base[1] = op_cycles(ops, 0.0, e, arch) + sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
+    base[kernels.STEPS] = op_cycles(ops, 0.0, e, arch)
+    base[kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
     every = (1 << len(groups)) - 1
-    busiest = np.zeros(parts)
-    busiest[1] = 0.0 if op_cycles(ops, 0.0, e, arch) else op_cycles(0.0, nonzero(e), e, arch)
-    sums: list[Row] = []
-    for x, masks in enumerate(keeps):
-        for mask in masks:
-            levels = [*(v for v in range(depth) if mask >> v & 1), depth]
-            total: Row = {(kernels.POINTS, 0, max(len({g.outside for g in groups}), 0), every, every): busiest} if x == 0 else {}
-            for parent, child in zip(levels, levels[1:], strict=False):
-                for q, coef in links[x, parent, child].items():
-                    total[q] = total.get(q, 0.0) + coef
-            sums.append(total)
+    busiest = np.zeros(parts.many())
+    busiest[kernels.STEPS] = 0.0 if op_cycles(ops, 0.0, e, arch) else op_cycles(0.0, nonzero(e), e, arch)
+
+    def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
+        sums: list[Row] = []
+        for x, masks in enumerate(keeps):
+            for mask in masks:
+                levels = [*(v for v in range(depth) if mask >> v & 1), depth]
+                total: Row = {(kernels.POINTS, 0, len({g.outside for g in groups}), every, every): busiest} if x == 0 else {}
+                for parent, child in zip(levels, levels[1:], strict=False):
+                    for q, coef in of[x, parent, child].items():
+                        total[q] = total.get(q, 0.0) + coef
+                sums.append(total)
+        ends = np.cumsum([0, *map(len, sums)])
+        return sums, np.column_stack([ends[:-1], ends[1:]])
+
+    (sums, span), (least, low) = summed(links), summed(lows)
     quantities = {q: i for i, q in enumerate(dict.fromkeys(q for row in (*links.values(), *sums) for q in row))}
-    link = np.zeros((tensors, depth, depth + 1, 2), np.int64)
+    link = np.zeros((len(tensors), depth, depth + 1, 2), np.int64)
     of: list[int] = []
     rows: list[Floats] = []
     for (x, parent, child), row in links.items():
         link[x, parent, child] = len(of), len(of) + len(row)
         of += [quantities[q] for q in row]
         rows += row.values()
-    ends = np.cumsum([0, *map(len, sums)])
+
+    def flat(of: Sequence[Row]) -> tuple[Ints, Floats]:
+        return np.array([quantities[q] for row in of for q in row], np.int64), np.array([coef for row in of for coef in row.values()]).reshape(-1, parts.many())
+
     return kernels.Terms(
         np.array(list(quantities), np.int64), link, np.array(of, np.int64), np.array(rows), np.cumsum([0, *map(len, keeps)]),
-        np.array([mask for masks in keeps for mask in masks], np.int64), np.column_stack([ends[:-1], ends[1:]]),
-        np.array([quantities[q] for row in sums for q in row], np.int64), np.array([coef for row in sums for coef in row.values()]), base)
+        np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
 
 
-def _link(problem: Problem, own: Tables, ports: Ints, parts: int, x: int, parent: int, child: int) -> Row:
+def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent: int, child: int, low: bool) -> Row:
     """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and at the busiest instance.
 
     reads = R - S + W', writes = W + R' - S' (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains; S, S' first
-    reads, which are skipped.
+    reads, which are skipped. low: at least, without what first reads are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
-    levels, output, word = arch.levels, x == len(own.tensors) - 1, bits_of(e, arch)[own.tensors[x]]
+    levels, output, word = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
     _, groups = wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     k, compute = sum(b <= child for b in outside), child == len(levels)
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
     shared = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child and (group.reduce if output else group.multicast))
     found: Row = {}
+    twice, waits = not compute and levels[child].double_buffer, not compute and parts.waits[child][0] < parts.waits[child][2]
 
     def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float) -> None:
-        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v."""
+        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once more what the inside of the child waits for."""
         level = levels[v]
-        unit = word / level.width_bits * scale
-        pj, port = (level.read_pj, ports[v, 0]) if action == "read" else (level.write_pj, ports[v, 1])
-        for q, row in (((kind, x, k, merged, 0), (0, unit * pj)), ((kind, x, k, own_lanes | merged, own_lanes), (port, unit / level.bandwidth))):
-            if row[1]:
-                coef = found.setdefault(q, np.zeros(parts))
-                coef[row[0]] += row[1]
+        pj, side, cycles = level.read_pj if action == "read" else level.write_pj, port(level, action), elem_cycles(level, word) * scale
+        whole, own = (kind, x, k, merged, 0), (kind, x, k, own_lanes | merged, own_lanes)
+        waited = (own, parts.at.get(("drain" if kind == kernels.LAST else "fill", child, v, side), 0), cycles)
+        if kind in (kernels.FIRST, kernels.LAST):
+            rows = [waited]
+        else:
+            rows = [(whole, 0, per_elem(level, word) * scale * pj), (own, parts.at["busy", v, v, side], cycles), *([waited] if waits and not twice else [])]
+        for q, part, more in rows:
+            if more:
+                found.setdefault(q, np.zeros(parts.many()))[part] += more
 
     csr = 0.0 if (p := (*e.inputs, e.output)[x]).format == "dense" else 2 * p.density
     amounts = [(kernels.POINTS, nonzero(e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
-    skips = [(kernels.STARTED, -(nonzero(e) if compute else 1.0))] if output and levels[parent].skip_first_read else []
-    for kind, scale in (*amounts, *skips):
+    skips = [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)] if output and levels[parent].skip_first_read else []
+    dense = twice and waits and not csr
+    first = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
+    drained = [(kernels.LAST, 1.0)] if dense and not (output and p.partial()) else []
+    for kind, scale in () if skips and low else (*amounts, *skips, *first):
         add(parent, "read", kind, mask[parent], shared, scale)
         if not compute:
             add(child, "write", kind, mask[child], 0, scale)
-    for kind, scale in amounts if output else ():
+    for kind, scale in (*amounts, *drained) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale)

@@ -28,8 +28,11 @@ def lean(f: F) -> F:
 
 
 ENERGY, LATENCY, EDP = 0, 1, 2
+STEPS, RAMP = 1, 2  # parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them ports
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
-WORDS, ROWS, POINTS, STARTED = 0, 1, 2, 3  # kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped
+# Kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a node and by compute; words of the
+# first tiles that are fetched and of the last ones that are drained.
+WORDS, ROWS, POINTS, STARTED, BEGUN, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6
 ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
 
@@ -38,7 +41,7 @@ class Einsum(NamedTuple):
     """Ranks R of more than one value, tensors X (the output last), their dimensions Dm.
 
     seen, full [X, R] relevant, fully relevant; part [X, R] in a hull. dim [X + 1] first dimension of a tensor. kind, offset, stored [Dm]; rank [Dm, 2], -1
-    where there is none; coef [Dm, 2]. csr [X] 2 * density of a compressed tensor, else 0.
+    where there is none; coef [Dm, 2]. csr [X] 2 * density of a compressed tensor, else 0. order [R] in which lanes are chosen.
     """
 
     seen: Bools
@@ -51,11 +54,12 @@ class Einsum(NamedTuple):
     rank: Ints
     coef: Ints
     csr: Floats
+    order: Ints
 
 
 class Pool(NamedTuple):
     """Options of all ranks end to end (lanes.Options). first [R + 1] options of a rank; span [O, K, 2]; size, pieces, elems, out, whole [n]; lanes [O, K, M];
-    cuts [n, J]; way [O, 2] from, to in ways [W, D]; base [R] first tile of a rank; last [n] largest tile of the
+    ragged [O] its lanes may be uneven; cuts [n, J]; way [O, 2] from, to in ways [W, D]; base [R] first tile of a rank; last [n] largest tile of the
     same option and position; prefix [B + 1] masks of all groups at the outermost borders, so many of them."""
 
     first: Ints
@@ -66,6 +70,7 @@ class Pool(NamedTuple):
     out: Ints
     whole: Bools
     lanes: Floats
+    ragged: Bools
     cuts: Ints
     way: Ints
     ways: Ints
@@ -75,20 +80,26 @@ class Pool(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What the search reads of a machine. Levels V, child V is compute; parts P of a cost: 0 energy, 1 cycles of compute, then of every port.
+    """What the search reads of a machine. Levels V, child V is compute; parts P of a cost: 0 energy, then cycles: of compute, of ramps, of every port, of what
+    the inside of a level waits for at each port.
 
-    room [V] bits; bits [X]; twice [V] a moving tile counts twice; ports [V, 3] parts of reads and of writes, 1 if fills wait; position [V + 1] borders
-    outside; size [D] lanes of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
+    room [V] bits; bits [X]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
+    that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. position [V + 1] borders outside; size [D] lanes
+    of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
+    gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
+    outside does not sink below them, where a tile that moves would count twice.
     """
 
     room: Floats
     bits: Floats
     twice: Bools
     ports: Ints
+    waits: Ints
     position: Ints
     size: Ints
     leak: float
     ramps: Floats
+    gaps: Ints
     objective: int
 
 
@@ -97,7 +108,8 @@ class Terms(NamedTuple):
 
     quantity [Q, 5]: kind, tensor, position, masks of the groups of which only the first lane counts, for ranks that the tensor does not see and for others.
     link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [T, P]. keeps [X + 1] from, to in the sets of levels that may hold a tensor: keep [N] masks,
-    sum [N, 2] from, to in `sum_of`, `sum_coef`: all links of such a set together. base [P]: the same for all mappings.
+    sum [N, 2] from, to in `sum_of`, `sum_coef`: all links of such a set together; low: the same, at least and without first reads, which are subtracted.
+    base [P]: the same for all mappings.
     """
 
     quantity: Ints
@@ -109,44 +121,69 @@ class Terms(NamedTuple):
     sum: Ints
     sum_of: Ints
     sum_coef: Floats
+    low: Ints
+    low_of: Ints
+    low_coef: Floats
     base: Floats
 
 
 class Memo(NamedTuple):
     """Sums over the pieces of clipped dimensions, which are slow to make: filled when asked for (nan: not yet).
 
-    hulls [2, Dc, A, B] of clipped dimensions by the tiles of their ranks: of all
-    lanes, and at least that of the first one; row [Dm] of a dimension there. least [B + 1, Dm, O, O', K], with the first lane of so many borders: the least
-    of a dimension over all tiles of a position, by the options of its ranks. spans [2, 2, .], tile [R]: scratch.
+    hulls [B + 1, Dc, A, B'] of clipped dimensions by the tiles of their ranks: at least that of the first lane of so many borders, of all lanes of the others;
+    row [Dm] of a dimension there. unions [2, Du, A, B']: elements that all tiles touch, stored or not, and that are stored; urow [Dm]. least [B + 1, Dm, O,
+    O', K], with the first lane of so many borders: the least of a dimension over all tiles of a position, by the options of its ranks. spans [2, 2, .],
+    tile [R], entry [B + 1, R], touched [.]: scratch.
     """
 
     hulls: Floats
     row: Ints
+    unions: Floats
+    urow: Ints
     least: Floats
     spans: Ints
     tile: Ints
+    entry: Ints
+    touched: Bools
 
 
 class Rules(NamedTuple):
     """What a mapping must keep to. windowed [X] a hull of the tensor adds up ranks; sinks [X, R] a node passes below a loop for free; inside [R] ranks that
-    may loop in time inside the lanes; still: tensor whose innermost node stands above these loops, -1: none; mixed: a node of an outer level may stand below
-    one of an inner level (of another tensor).
+    may loop in time inside the lanes; still: tensor whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the
+    groups in mask idle. least: lanes that must be in use; ragged: only choices of lanes of which some are.
     """
 
     windowed: Bools
     sinks: Bools
     inside: Bools
     still: int
-    mixed: bool
+    idle: int
+    least: int
+    ragged: bool
+
+
+class Seen(NamedTuple):
+    """What stood inside a border before, under the same lanes and levels: key [S, R] tiles that it lets in, of round [S]; head [S] the first of a chain of
+    cost parts [V, P] that next [V] joins, -1: the end. tally [2]: round, how many are in chains."""
+
+    key: Ints
+    round: Ints
+    head: Ints
+    parts: Floats
+    next: Ints
+    tally: Ints
 
 
 class Work(NamedTuple):
-    """A nest in the making, from inside out. After d nodes: tile [d, R] what stands there, numbers of the pool; parts [d, P] at least what the whole costs;
-    need [d, V] bits; done [d] nodes as a mask; position [d]; node [d] the one placed then; at [d, R] its tile. entry [K, R]: tiles that enter the lanes around
-    a position. level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many may stand there, rank [d, R] theirs, turn [d, R]
-    their tiles, first [d, R] none was tried before, ended [d, R] what became of all of them. option [R]. nodes [N, 4] tensor, level, parent, position (tensor
-    -1: loops directly inside a systolic array, no node); tally [3] nodes to place, nodes placed in all, budget; least [Q] bounds of the
-    quantities, whatever the tiles; guess [P]; figure [3]; best_*: the best nest so far, best_count [1] its nodes.
+    """A nest in the making, from inside out.
+
+    After d nodes: tile [d, R] what stands there, numbers of the pool; parts [d, P] at least what the whole costs; need [d, V] bits; done [d] nodes as a mask;
+    position [d]; node [d] the one placed then; at [d, R] its tile; level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many
+    may stand there, windows [d] of these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R] their tiles, first [d, R] none was tried
+    before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. option [R].
+    nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); tally [3] nodes to place, nodes placed in all, budget;
+    least [Q] bounds of the quantities, whatever the tiles; extra [1] energy that crowded outer levels cost beyond that; guess [P], figure [3], largest [R],
+    rest [R]: scratch; best [3] cost of the best nest of outer levels (`crowded`); best_*: the best nest so far, best_count [1] its nodes.
     """
 
     tile: Ints
@@ -159,6 +196,7 @@ class Work(NamedTuple):
     at: Ints
     level: Ints
     loops: Ints
+    windows: Ints
     rank: Ints
     turn: Ints
     first: Bools
@@ -167,8 +205,12 @@ class Work(NamedTuple):
     nodes: Ints
     tally: Ints
     least: Floats
+    extra: Floats
     guess: Floats
     figure: Floats
+    largest: Ints
+    rest: Ints
+    best: Floats
     best_count: Ints
     best_option: Ints
     best_nodes: Ints
@@ -187,22 +229,27 @@ def below(a: Floats, b: Floats) -> bool:
 @lean
 def figure(parts: Floats, m: Machine, out: Floats) -> None:
     """Figure of the objective, energy, latency of cost parts."""
-    latency = parts[1]
+    latency = parts[STEPS]
     for v in range(m.ports.shape[0] - 1, -1, -1):
-        own = max(parts[m.ports[v, 0]], parts[m.ports[v, 1]])
-        latency = latency + own if m.ports[v, 2] else max(latency, own)
+        for side in range(2):
+            waited = 0.0
+            for i in range(m.waits[v, side], m.waits[v, side + 1]):
+                waited = max(waited, parts[i])
+            latency += waited
+        latency = max(latency, parts[m.ports[v, 0]], parts[m.ports[v, 1]])
+    latency += parts[RAMP]
     energy = parts[0] + m.leak * latency
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
 
 
 @lean
-def clipped(dim: int, a: int, b: int, enter_a: int, enter_b: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """Sum of the hull lengths of a dimension over the tiles of its ranks, clipped to what is stored. a, b: numbers of tiles, -1: no rank.
+def clipped(dim: int, a: int, b: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, memo: Memo) -> float:
+    """Sum of the hull lengths of a dimension over the tiles of its ranks at position k, clipped to what is stored. a, b: numbers of tiles, -1: no rank.
 
-    enter_a, enter_b: the tiles with which a lane is entered, to count the first lane only; -1: all lanes.
+    n: of so many borders, the outermost ones, the first lane only; entry [K, R] then the tiles that lanes are entered with.
     """
-    many_a, many_b = pieces(dim, 0, a, enter_a, e, p, memo.spans[0]), pieces(dim, 1, b, enter_b, e, p, memo.spans[1])
+    many_a, many_b = pieces(dim, 0, a, n, k, entry, e, p, memo.spans[0]), pieces(dim, 1, b, n, k, entry, e, p, memo.spans[1])
     total = 0.0
     for i in range(many_a):
         for j in range(many_b):
@@ -213,24 +260,43 @@ def clipped(dim: int, a: int, b: int, enter_a: int, enter_b: int, e: Einsum, p: 
 
 
 @lean
-def pieces(dim: int, side: int, tile: int, enter: int, e: Einsum, p: Pool, spans: Ints) -> int:
+def pieces(dim: int, side: int, tile: int, n: int, k: int, entry: Ints, e: Einsum, p: Pool, spans: Ints) -> int:
     """spans [2, .]: where the pieces of a rank begin in a dimension, and how far they reach; returns how many there are."""
     spans[0, 0], spans[1, 0] = 0, 0
     if tile < 0:
         return 1
-    n, spans[1, 0] = 1, p.size[p.span[p.first[e.rank[dim, side]], 0, 1] - 1]
-    if enter >= 0:  # the tile that enters the lanes, the first lane's share of it, the node's tile
-        n = cut(p.size[p.out[enter]], n, spans)
-        for i in range(n):
-            spans[1, i] = min(spans[1, i], p.size[p.last[enter]] if p.cuts[enter, 1] else p.size[enter])
-        n = cut(p.size[tile], n, spans)
+    r, many = e.rank[dim, side], 1
+    spans[1, 0] = p.size[p.span[p.first[r], 0, 1] - 1]
+    if n > 0:
+        for j in range(1, k + 1):
+            many = entered_lanes(entry[j, r], j <= n, many, p, spans)
+        many = cut(p.size[tile], many, spans)
     else:
         for j in range(p.cuts.shape[1]):
             if p.cuts[tile, j]:
-                n = cut(p.cuts[tile, j], n, spans)
-    for i in range(n):
+                many = cut(p.cuts[tile, j], many, spans)
+    for i in range(many):
         spans[0, i], spans[1, i] = e.coef[dim, side] * spans[0, i], e.coef[dim, side] * (spans[1, i] - 1)
-    return n
+    return many
+
+
+@lean
+def entered_lanes(tile: int, first: bool, many: int, p: Pool, spans: Ints) -> int:
+    """Cuts pieces into what enters a border's lanes, then into the lanes' shares, or to that of the first lane. tile: what stands inside."""
+    out, begin, end = p.out[tile], 0, 0
+    many = cut(p.size[out], many, spans)
+    for j in range(p.cuts.shape[1]):
+        begin, end = begin + (p.cuts[out, j] != 0), end + (p.cuts[tile, j] != 0)
+    ragged = end > begin  # cuts of these lanes stand between the tile outside, which they share out, and the tile inside
+    if first:
+        for i in range(many):
+            spans[1, i] = min(spans[1, i], p.size[p.last[tile]] if ragged else p.size[tile])
+    elif ragged:
+        for j in range(begin, end - 1):
+            many = cut(p.cuts[tile, j], many, spans)
+    else:
+        many = cut(p.size[tile], many, spans)
+    return many
 
 
 @lean
@@ -250,7 +316,7 @@ def cut(t: int, n: int, spans: Ints) -> int:
 
 @lean
 def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """Sum of a dimension's hull lengths over the tiles of its ranks; of clipped ones with a mask (one border at most) at least that of the first lane."""
+    """Sum of a dimension's hull lengths over the tiles of its ranks; of clipped ones with a mask at least that of the first lane."""
     a, b = e.rank[dim, 0], e.rank[dim, 1]
     if e.kind[dim] == ALONE:
         return float(p.elems[tile[a], mask])
@@ -260,54 +326,147 @@ def length(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> f
         s1 = p.elems[tile[a], mask] if a >= 0 else 1.0
         s2 = p.elems[tile[b], mask] if b >= 0 else 1.0
         return float(n1 * n2 + e.coef[dim, 0] * (s1 - n1) * n2 + e.coef[dim, 1] * (s2 - n2) * n1)
-    i, j, n = tile[a] - p.base[a] if a >= 0 else 0, tile[b] - p.base[b] if b >= 0 else 0, 1 if mask else 0
-    row = memo.row[dim]
+    i, j, n, row = tile[a] - p.base[a] if a >= 0 else 0, tile[b] - p.base[b] if b >= 0 else 0, borders(mask, p), memo.row[dim]
     if np.isnan(memo.hulls[n, row, i, j]):
         one, other = tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1
-        memo.hulls[n, row, i, j] = least_first(dim, one, other, e, p, memo) if mask else clipped(dim, one, other, -1, -1, e, p, memo)
+        memo.hulls[n, row, i, j] = least_first(dim, one, other, mask, e, p, memo) if mask else clipped(dim, one, other, 0, 0, memo.entry, e, p, memo)
     return float(memo.hulls[n, row, i, j])
 
 
 @lean
-def least_first(dim: int, a: int, b: int, e: Einsum, p: Pool, memo: Memo) -> float:
-    """At least what the first lane has of a clipped dimension, whatever tile enters the lanes: a multiple of the tile at the node."""
+def borders(mask: int, p: Pool) -> int:
+    """Of how many borders, the outermost ones, a mask has all groups."""
+    n = 0
+    while p.prefix[n] != mask:
+        n += 1
+    return n
+
+
+@lean
+def least_first(dim: int, a: int, b: int, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
+    """At least what the first lane has of a clipped dimension, whatever tiles enter the lanes: a multiple of the tile at the node. Under two borders as many
+    tiles as it has, each as short as the shortest of all."""
     least = np.inf
+    if p.prefix.shape[0] > 2:
+        n1 = pieces(dim, 0, a, 0, 0, memo.entry, e, p, memo.spans[0])
+        n2 = pieces(dim, 1, b, 0, 0, memo.entry, e, p, memo.spans[1])
+        for i in range(n1):
+            for j in range(n2):
+                low = e.offset[dim] + memo.spans[0, 0, i] + memo.spans[1, 0, j]
+                high = low + memo.spans[0, 1, i] + memo.spans[1, 1, j]
+                least = min(least, max(min(high, e.stored[dim] - 1) - max(low, 0) + 1, 0))
+        return float(least * (p.pieces[a, mask] if a >= 0 else 1.0) * (p.pieces[b, mask] if b >= 0 else 1.0))
     for i in range(a, a + 1 if a < 0 else p.last[a] + 1):
         for j in range(b, b + 1 if b < 0 else p.last[b] + 1):
             if (a < 0 or p.size[i] % p.size[a] == 0) and (b < 0 or p.size[j] % p.size[b] == 0):
-                least = min(least, clipped(dim, a, b, i, j, e, p, memo))
+                if a >= 0:
+                    memo.entry[1, e.rank[dim, 0]] = i
+                if b >= 0:
+                    memo.entry[1, e.rank[dim, 1]] = j
+                least = min(least, clipped(dim, a, b, 1, 1, memo.entry, e, p, memo))
     return float(least)
+
+
+@lean
+def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo) -> float:
+    """Elements of an output's dimension that all tiles touch together; stored: of those that it has. Its ranks have no lanes (lanes.options)."""
+    row, i, j = memo.urow[dim], a - p.base[e.rank[dim, 0]] if a >= 0 else 0, b - p.base[e.rank[dim, 1]] if b >= 0 else 0
+    if np.isnan(memo.unions[int(stored), row, i, j]):
+        n1 = pieces(dim, 0, a, 0, 0, memo.entry, e, p, memo.spans[0])
+        n2 = pieces(dim, 1, b, 0, 0, memo.entry, e, p, memo.spans[1])
+        total = 0.0
+        memo.touched[:] = False
+        for u in range(n1):
+            for v in range(n2):
+                begin = memo.spans[0, 0, u] + memo.spans[1, 0, v]
+                for at in range(begin, begin + memo.spans[0, 1, u] + memo.spans[1, 1, v] + 1):
+                    if not memo.touched[at] and (not stored or 0 <= e.offset[dim] + at < e.stored[dim]):
+                        memo.touched[at] = True
+                        total += 1.0
+        memo.unions[int(stored), row, i, j] = total
+    return float(memo.unions[int(stored), row, i, j])
 
 
 @lean
 def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """A quantity at given tiles (of its position)."""
     kind, x, k, unseen, seen = t.quantity[q]
+    if kind >= FIRST:
+        return at_ends(q, tile, option, t, e, p)
     total, last = 1.0, e.dim[x + 1] - 1
     for r in range(tile.shape[0]):
         if kind == POINTS:
             total *= p.elems[tile[r], seen if e.seen[x, r] else unseen]
         elif not e.seen[x, r]:
-            total *= p.lanes[option[r], k, unseen] if kind == STARTED else p.pieces[tile[r], unseen]
+            total *= p.lanes[option[r], k, unseen] if kind >= STARTED else p.pieces[tile[r], unseen]
     if kind != POINTS:
         for dim in range(e.dim[x], last + 1):
+            a, b = e.rank[dim, 0], e.rank[dim, 1]
             if kind == ROWS and dim == last:
                 for r in e.rank[dim]:
                     total *= p.pieces[tile[r], seen] if r >= 0 else 1.0
+            elif kind >= STARTED and e.kind[dim] != ALONE:
+                total *= union(dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, kind == STARTED, e, p, memo)
             else:
                 total *= length(dim, tile, seen, e, p, memo)
     return total
 
 
 @lean
-def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
-    """What rank r alone brings to the least value of a quantity under option o: its largest tile at that position."""
+def at_ends(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
+    """Words that the first trips of all loops in time fetch, or the last ones drain, at least: of a clipped tile that is not the first, all that may be cut."""
     kind, x, k, unseen, seen = t.quantity[q]
+    total = 1.0
+    for r in range(tile.shape[0]):
+        if not e.seen[x, r]:
+            total *= alike(option[r], k, unseen, p)
+    for dim in range(e.dim[x], e.dim[x + 1]):
+        a, b = e.rank[dim, 0], e.rank[dim, 1]
+        total *= end_words(q, dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, option, t, e, p)
+    return total
+
+
+@lean
+def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
+    """The same of one dimension. a, b: numbers of tiles, -1: no rank."""
+    kind, x, k, unseen, seen = t.quantity[q]
+    reach, whole, lanes, total = 0, 0, 1.0, 1.0
+    for side in range(2):
+        r = e.rank[dim, side]
+        if r >= 0:
+            reach += e.coef[dim, side] * (p.size[b if side else a] - 1)
+            whole += e.coef[dim, side] * (p.size[p.span[p.first[r], 0, 1] - 1] - 1)
+            lanes *= p.lanes[option[r], k, seen]
+            total *= alike(option[r], k, seen, p)
+    words = reach + 1
+    if e.kind[dim] == CLIPPED and kind == FIRST and lanes == 1.0:
+        words = min(e.offset[dim] + reach, e.stored[dim] - 1) - max(e.offset[dim], 0) + 1
+    elif e.kind[dim] == CLIPPED:
+        words -= max(-e.offset[dim], 0) + max(e.offset[dim] + whole - e.stored[dim] + 1, 0)
+    return total * max(words, 0)
+
+
+@lean
+def alike(o: int, k: int, mask: int, p: Pool) -> float:
+    """Lanes of an option that surely have whole tiles: of uneven ones the last may have less, under two borders any but the first."""
+    lanes = float(p.lanes[o, k, mask])
+    return lanes if not p.ragged[o] or lanes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else lanes - 1.0
+
+
+@lean
+def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
+    """What rank r alone brings to the least value of a quantity under option o: its largest tile at that position; the smallest of first and last tiles."""
+    kind, x, k, unseen, seen = t.quantity[q]
+    if kind >= FIRST:
+        for dim in range(e.dim[x], e.dim[x + 1]):
+            if e.kind[dim] == ALONE and e.rank[dim, 0] == r:
+                return float(alike(o, k, seen, p) * p.size[p.span[o, k, 0]])
+        return 1.0 if e.seen[x, r] else alike(o, k, unseen, p)
     tile = p.span[o, k, 1] - 1
     if kind == POINTS:
         return float(p.elems[tile, seen if e.seen[x, r] else unseen])
     if not e.seen[x, r]:
-        return float(p.lanes[o, k, unseen] if kind == STARTED else p.pieces[tile, unseen])
+        return float(p.lanes[o, k, unseen] if kind >= STARTED else p.pieces[tile, unseen])
     last = e.dim[x + 1] - 1
     for dim in range(e.dim[x], last + 1):
         if e.rank[dim, 0] == r or e.rank[dim, 1] == r:
@@ -319,13 +478,19 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
 
 @lean
 def together(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
-    """The least hull of a dimension over all tiles of a quantity's position: it need not grow with the tile where strides leave gaps."""
-    kind, k, n = t.quantity[q, 0], t.quantity[q, 2], 0
-    while p.prefix[n] != t.quantity[q, 4]:
-        n += 1
-    if kind == POINTS or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[t.quantity[q, 1] + 1] - 1):
+    """The least hull of a dimension over all tiles of a quantity's position: it need not grow with the tile where strides leave gaps. Of first reads, which are
+    subtracted, the most: those of the largest tiles, which touch all that smaller ones do; compute touches one element at a time."""
+    kind, x, k = t.quantity[q, 0], t.quantity[q, 1], t.quantity[q, 2]
+    if kind == POINTS or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[x + 1] - 1):
         return 1.0
     a, b = e.rank[dim, 0], e.rank[dim, 1]
+    if kind >= FIRST:
+        return end_words(q, dim, p.span[option[a], k, 0] if a >= 0 else -1, p.span[option[b], k, 0] if b >= 0 else -1, option, t, e, p)
+    if kind >= STARTED:
+        one = (p.span[option[a], k, 1] - 1 if kind == STARTED else p.span[option[a], k, 0]) if a >= 0 else -1
+        other = (p.span[option[b], k, 1] - 1 if kind == STARTED else p.span[option[b], k, 0]) if b >= 0 else -1
+        return union(dim, one, other, kind == STARTED, e, p, memo)
+    n = borders(t.quantity[q, 4], p)
     i, j = option[a] - p.first[a] if a >= 0 else 0, option[b] - p.first[b] if b >= 0 else 0
     if np.isnan(memo.least[n, dim, i, j, k]):
         memo.least[n, dim, i, j, k] = least_length(dim, k, p.prefix[n], option, e, p, memo)
@@ -358,10 +523,16 @@ def entered(tile: Ints, p: Pool) -> float:
 @lean
 def held(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool) -> float:
     """Words of a node's tile; the loops directly below lead to tiles `low`: it sinks into the best sliding window."""
-    best = hull(x, tile, low, -1, e, p)
+    return hull(x, tile, low, window(x, tile, low, e, p), e, p)
+
+
+@lean
+def window(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool) -> int:
+    """The rank whose window a node best sinks into, -1: none."""
+    best, least = -1, hull(x, tile, low, -1, e, p)
     for r in range(tile.shape[0]):
-        if e.part[x, r] and tile[r] != low[r]:
-            best = min(best, hull(x, tile, low, r, e, p))
+        if e.part[x, r] and tile[r] != low[r] and hull(x, tile, low, r, e, p) < least:
+            best, least = r, hull(x, tile, low, r, e, p)
     return best
 
 
@@ -381,24 +552,54 @@ def hull(x: int, tile: Ints, low: Ints, window: int, e: Einsum, p: Pool) -> floa
 
 
 @lean
-def grows(d: int, n: int, r: int, e: Einsum, m: Machine, rules: Rules, w: Work) -> bool:
+def used(k: int, mask: int, p: Pool, w: Work) -> bool:
+    """Whether lanes outside of a position are in use, but for those of the groups in the mask."""
+    some = False
+    for r in range(w.option.shape[0]):
+        some = some or p.lanes[w.option[r], k, mask] > 1
+    return some
+
+
+@lean
+def innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether a position stands inside of all lanes in use, and there are some, but for those of the groups in the mask."""
+    compute, inside = m.position[m.room.shape[0]], True
+    for r in range(w.option.shape[0]):
+        inside = inside and p.lanes[w.option[r], k, mask] == p.lanes[w.option[r], compute, mask]
+    return inside and used(k, mask, p, w)
+
+
+@lean
+def stands_above(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether all nodes of the still tensor inside of the lanes are to come, and there is one."""
+    above, below_it = False, False
+    for n in range(w.tally[0]):
+        if w.nodes[n, 0] == rules.still and innermost(w.nodes[n, 3], rules.idle, p, m, w):
+            above, below_it = above or not w.done[d] >> n & 1, below_it or bool(w.done[d] >> n & 1)
+    return above and not below_it
+
+
+@lean
+def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and what stands inside of it.
 
     Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside rises above it for free (fewer fetches); one with
     a window stays: a loop between it and its window would end it.
     """
     x, level, parent, k = w.nodes[n]
-    if k == m.position[m.room.shape[0]] and k > 0:
+    if innermost(k, rules.idle, p, m, w):
         if not rules.inside[r]:
             return False
-        if rules.still >= 0:  # once its innermost node is placed, and if it has none, nothing loops
-            free = False
-            for other in range(w.tally[0]):
-                free = free or (w.nodes[other, 0] == rules.still and w.nodes[other, 3] == k and not w.done[d] >> other & 1)
-            if not free:
-                return False
+        if rules.still >= 0 and not stands_above(d, rules, p, m, w):
+            return False
     if x < 0:
-        return True
+        some = False
+        for f in range(m.ramps.shape[0]):
+            some = some or m.ramps[f, 0] == k
+        for other in range(w.tally[0]):
+            y, outer, inner, at = w.nodes[other]
+            some = some or (y >= 0 and inner >= 0 and m.twice[outer] and at < k and e.seen[y, r])
+        return some
     if parent >= 0 and rules.sinks[x, r] and not m.twice[level] and x != rules.still:
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], 3]:
@@ -439,19 +640,20 @@ def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Wor
 @lean
 def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> int:
     """Node n after d others, its loops chosen: OVER, BOUND or DONE."""
-    if not roomy(d, n, True, e, p, m, w):
+    if not roomy(d, n, True, e, p, m, w) or turned_round(d, n, w):
         return OVER
-    x, level, parent, k = w.nodes[n]
-    for i in range(w.parts.shape[1]):
-        w.parts[d + 1, i] = w.parts[d, i]
-    if parent >= 0:
-        for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-            more = value(t.of[j], w.at[d], w.option, t, e, p, memo) - w.least[t.of[j]]
-            for i in range(w.parts.shape[1]):
-                w.parts[d + 1, i] += t.coef[j, i] * more
+    x, level, k = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 3]
+    entry = window(x, w.at[d], w.tile[d], e, p) if x >= 0 else -1
+    for r in range(w.rest.shape[0]):
+        w.rest[r] = w.tile[d, r] if x >= 0 and (e.full[x, r] or r == entry) else w.at[d, r]
+    fetched(d, n, w.at[d], w.rest, t, e, p, memo, w)
+    waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     figure(w.parts[d + 1], m, w.figure)
     if not below(w.figure, best):
-        return BOUND
+        if x >= 0 and m.waits[level, 1] < m.waits[level, 2]:  # a smaller first tile is waited for less
+            fetched(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
+            figure(w.parts[d + 1], m, w.figure)
+        return OVER if below(w.figure, best) else BOUND
     for v in range(m.room.shape[0]):
         w.need[d + 1, v] = w.need[d, v]
     if x >= 0 and m.room[level] < np.inf:
@@ -464,8 +666,18 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
 
 
 @lean
-def crossed(d: int, p: Pool, m: Machine, w: Work) -> bool:
-    """Moves out over the borders inside of which all nodes stand; whether the nest is whole."""
+def shares_unevenly(tile: int, p: Pool) -> bool:
+    """Whether the lanes directly outside of a tile share out one tile, which leaves cuts of its own."""
+    more = 0
+    for j in range(p.cuts.shape[1]):
+        more += (p.cuts[tile, j] != 0) - (p.cuts[p.out[tile], j] != 0)
+    return more > 0
+
+
+@lean
+def crossed(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+    """Moves out over the borders inside of which all nodes stand; whether the nest is whole. Uneven lanes loop in time through all of their share: where the
+    rules forbid it, the nest costs infinitely much."""
     while True:
         k = w.position[d]
         for n in range(w.tally[0]):
@@ -474,26 +686,27 @@ def crossed(d: int, p: Pool, m: Machine, w: Work) -> bool:
         if k == 0:
             return True
         for r in range(w.tile.shape[1]):
+            if (rules.still >= 0 or not rules.inside[r]) and shares_unevenly(w.tile[d, r], p) and w.tile[d, r] != p.last[w.tile[d, r]]:
+                w.parts[d, 0] += np.inf if innermost(k, rules.idle, p, m, w) else 0.0
             w.entry[k, r] = w.tile[d, r]
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1
+        if k == 1:
+            w.parts[d, 0] -= w.extra[0]
         for f in range(m.ramps.shape[0]):
-            if m.ramps[f, 0] == k:
-                some = False
-                for r in range(w.tile.shape[1]):
-                    some = some or p.lanes[w.option[r], k, int(m.ramps[f, 1])] > 1
-                if some:
-                    w.parts[d, 1] += (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
+            if m.ramps[f, 0] == k and used(k, int(m.ramps[f, 1]), p, w):
+                w.parts[d, RAMP] += (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
+        waited(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
 
 
 @lean
-def next_out(d: int, n: int, rules: Rules, w: Work) -> bool:
-    """Whether node n may be the next one outwards: inner levels first, of its tensor or (not mixed) of all."""
+def next_out(d: int, n: int, w: Work) -> bool:
+    """Whether node n may be the next one outwards: inner levels of its tensor first."""
     if w.nodes[n, 3] != w.position[d] or w.done[d] >> n & 1:
         return False
     for other in range(w.tally[0]):
         inside = w.nodes[other, 3] == w.position[d] and not w.done[d] >> other & 1 and w.nodes[other, 1] > w.nodes[n, 1]
-        if inside and (w.nodes[other, 0] == w.nodes[n, 0] or w.nodes[n, 0] < 0 or not rules.mixed):
+        if inside and (w.nodes[other, 0] == w.nodes[n, 0] or w.nodes[n, 0] < 0):
             return False
     return True
 
@@ -502,15 +715,17 @@ def next_out(d: int, n: int, rules: Rules, w: Work) -> bool:
 def opened(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Turns to the next node that may follow d others outwards, and to the loops that may stand below it; False: there is none."""
     n = w.node[d] + 1
-    while n < w.tally[0] and not next_out(d, n, rules, w):
+    while n < w.tally[0] and not next_out(d, n, w):
         n += 1
     if n == w.tally[0]:
         return False
-    w.node[d], w.level[d], w.loops[d] = n, 0, 0
-    for r in range(w.tile.shape[1]):
-        w.at[d, r] = w.tile[d, r]
-        if grows(d, n, r, e, m, rules, w):
-            w.rank[d, w.loops[d]], w.loops[d] = r, w.loops[d] + 1
+    w.node[d], w.level[d], w.loops[d], w.windows[d] = n, 0, 0, 0
+    x = w.nodes[n, 0]
+    for window in (True, False):  # ranks of windows first: `promising`
+        for r in range(w.tile.shape[1]):
+            w.at[d, r] = w.tile[d, r]
+            if (x >= 0 and e.part[x, r]) == window and grows(d, n, r, e, p, m, rules, w):
+                w.rank[d, w.loops[d]], w.loops[d], w.windows[d] = r, w.loops[d] + 1, w.windows[d] + window
     rewound(d, p, w)
     return True
 
@@ -542,6 +757,112 @@ def turned(d: int, p: Pool, w: Work) -> bool:
 
 
 @lean
+def promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
+    """Whether a node may still lead below the best once the loops of its windows are chosen: the other ranks' largest tiles are fetched least, and no first
+    tile is smaller than what stands inside."""
+    n = w.node[d]
+    for r in range(w.tile.shape[1]):
+        w.largest[r] = w.at[d, r]
+    for i in range(w.windows[d], w.loops[d]):
+        w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]
+    fetched(d, n, w.largest, w.tile[d], t, e, p, memo, w)
+    figure(w.parts[d + 1], m, w.figure)
+    return below(w.figure, best)
+
+
+@lean
+def fetched(d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+    """w.parts [d + 1]: at least what the whole costs with node n at these tiles. rest: those that it sinks to."""
+    x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
+    for i in range(w.parts.shape[1]):
+        w.parts[d + 1, i] = w.parts[d, i]
+    if parent >= 0:
+        for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+            q = t.of[j]
+            if t.quantity[q, 0] >= FIRST:
+                more = at_ends(q, rest, w.option, t, e, p) - at_ends(q, w.tile[d], w.option, t, e, p)
+            else:
+                more = value(q, tile, w.option, t, e, p, memo) - w.least[q]
+            for i in range(w.parts.shape[1]):
+                w.parts[d + 1, i] += t.coef[j, i] * more
+
+
+@lean
+def waited(d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats) -> None:
+    """parts [P] plus what the first and last tiles of nodes that are still to come here, but for n, are more if they hold these tiles, not those before."""
+    for other in range(w.tally[0]):
+        x, level, parent, k = w.nodes[other]
+        if other == n or parent < 0 or w.done[d] >> other & 1 or k != w.position[d] or m.waits[level, 1] == m.waits[level, 2]:
+            continue
+        for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+            q = t.of[j]
+            if t.quantity[q, 0] >= FIRST:
+                more = at_ends(q, tile, w.option, t, e, p) - (at_ends(q, before, w.option, t, e, p) if n >= 0 else w.least[q])
+                for i in range(parts.shape[0]):
+                    parts[i] += t.coef[j, i] * more
+
+
+@lean
+def turned_round(d: int, n: int, w: Work) -> bool:
+    """Whether node n and the one inside of it stand in a row, above one that sinks from its end: so they may change places, and one order is enough."""
+    if d == 0 or w.nodes[n, 0] < 0 or w.position[d] != w.nodes[w.node[d - 1], 3] or n < w.node[d - 1]:
+        return False
+    looped = False
+    for r in range(w.tile.shape[1]):
+        looped = looped or w.at[d, r] != w.tile[d, r] or w.at[d - 1, r] != w.tile[d - 1, r]
+    return not looped
+
+
+@lean
+def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen) -> bool:
+    """Whether what stands inside a border costs no less in any part than what stood there before and let the same tiles in: with that, all that can stand
+    outside was tried already. Else it is kept, to be compared with. What the first lane has of clipped dimensions is known outside of the last border
+    only; of machines with two nothing is compared then."""
+    clipped_ones, ranks = False, w.tile.shape[1]
+    for dim in range(e.kind.shape[0]):
+        clipped_ones = clipped_ones or e.kind[dim] == CLIPPED
+    if clipped_ones and p.prefix.shape[0] > 2:
+        return False
+    for i in range(w.parts.shape[1]):
+        w.guess[i] = w.parts[d, i]
+    if clipped_ones:
+        settled(d, t, e, p, memo, w, w.guess)
+    at, found = 0, False
+    for r in range(ranks):
+        at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
+    for _ in range(8):
+        found = seen.round[at] != seen.tally[0]
+        if found:
+            seen.round[at], seen.head[at] = seen.tally[0], -1
+            for r in range(ranks):
+                seen.key[at, r] = w.tile[d, r]
+            break
+        found = True
+        for r in range(ranks):
+            found = found and seen.key[at, r] == w.tile[d, r]
+        if found:
+            break
+        at = (at + 1) & (seen.round.shape[0] - 1)
+    if not found:  # no room to keep it
+        return False
+    v = seen.head[at]
+    while v >= 0:
+        worse = True
+        for i in range(w.parts.shape[1]):
+            worse = worse and w.guess[i] >= seen.parts[v, i]
+        if worse:
+            return True
+        v = seen.next[v]
+    if seen.tally[1] < seen.next.shape[0]:
+        v = seen.tally[1]
+        seen.tally[1] = v + 1
+        seen.next[v], seen.head[at] = seen.head[at], v
+        for i in range(w.parts.shape[1]):
+            seen.parts[v, i] = w.guess[i]
+    return False
+
+
+@lean
 def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
     """The tile of the loop at w.level[d] is done with: to the next smaller one, or to the loop outside. If its bound was no better than the best (BOUND),
     smaller tiles of this loop are left out: the tensor is fetched more often, and costs no less. Not of a window's ranks, of which smaller tiles may
@@ -563,10 +884,10 @@ def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
 
 
 @lean
-def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, best: Floats) -> None:
+def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, best: Floats) -> None:
     """All nests of w.nodes under the lanes of w.option, from compute outwards; larger tiles first, cut by room and by bound."""
     d = 0
-    crossed(0, p, m, w)
+    crossed(0, t, e, p, m, rules, w)
     w.node[0], w.level[0] = -1, -1
     if w.tally[0] == 0:
         kept_if_better(0, t, e, p, m, memo, w, best)
@@ -586,6 +907,8 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
                     told(d, why, e, p, w)
             elif not roomy(d, w.node[d], False, e, p, m, w):
                 told(d, OVER, e, p, w)
+            elif w.level[d] == w.windows[d] - 1 and w.windows[d] < w.loops[d] and not promising(d, t, e, p, m, memo, w, best):
+                told(d, BOUND, e, p, w)
             else:
                 w.level[d] += 1
                 rewound(d, p, w)
@@ -594,8 +917,10 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
         why = place(d, w.node[d], t, e, p, m, memo, w, best)
         if why != DONE:
             told(d, why, e, p, w)
-        elif crossed(d + 1, p, m, w):
+        elif crossed(d + 1, t, e, p, m, rules, w):
             kept_if_better(d + 1, t, e, p, m, memo, w, best)
+            told(d, DONE, e, p, w)
+        elif w.position[d + 1] != w.nodes[w.node[d], 3] and beaten(d + 1, t, e, p, memo, w, seen):
             told(d, DONE, e, p, w)
         else:
             d += 1
@@ -603,30 +928,46 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
 
 
 @lean
-def settled(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """The parts of a whole nest: what the first lane has of clipped dimensions is known once the tiles that enter the lanes are."""
+def settled(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, parts: Floats) -> None:
+    """Parts [P] of d nodes: what the first lane has of clipped dimensions is known once the tiles that enter the lanes are."""
     for j in range(d):
         x, level, parent, k = w.nodes[w.node[j]]
         for i in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1] if parent >= 0 and k > 0 else 0):
             q = t.of[i]
-            if t.quantity[q, 0] != WORDS or t.quantity[q, 4] == 0:
+            if (t.quantity[q, 0] != WORDS and t.quantity[q, 0] != ROWS) or t.quantity[q, 4] == 0:
                 continue
-            low, exact = 1.0, 1.0
-            for dim in range(e.dim[x], e.dim[x + 1]):
+            least, exact = 1.0, 1.0
+            for dim in range(e.dim[x], e.dim[x + 1] - (t.quantity[q, 0] == ROWS)):
                 if e.kind[dim] == CLIPPED:
                     a, b = e.rank[dim, 0], e.rank[dim, 1]
-                    low *= length(dim, w.at[j], t.quantity[q, 4], e, p, memo)
-                    exact *= clipped(dim, w.at[j, a] if a >= 0 else -1, w.at[j, b] if b >= 0 else -1, w.entry[k, a] if a >= 0 else -1,
-                                     w.entry[k, b] if b >= 0 else -1, e, p, memo)
-            if exact != low:
-                more = value(q, w.at[j], w.option, t, e, p, memo) * (exact / low - 1.0) if low > 0.0 else 0.0
-                for part in range(w.parts.shape[1]):
-                    w.parts[d, part] += t.coef[i, part] * more
+                    least *= length(dim, w.at[j], t.quantity[q, 4], e, p, memo)
+                    exact *= clipped(dim, w.at[j, a] if a >= 0 else -1, w.at[j, b] if b >= 0 else -1, borders(t.quantity[q, 4], p), k, w.entry, e, p, memo)
+            if exact > least:
+                more = others(q, w.at[j], w.option, t, e, p, memo) * (exact - least)
+                for part in range(parts.shape[0]):
+                    parts[part] += t.coef[i, part] * more
+
+
+@lean
+def others(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+    """A quantity of words or rows but for its clipped dimensions."""
+    kind, x, _, unseen, seen = t.quantity[q]
+    total, last = 1.0, e.dim[x + 1] - 1
+    for r in range(tile.shape[0]):
+        if not e.seen[x, r]:
+            total *= p.pieces[tile[r], unseen]
+    for dim in range(e.dim[x], last + 1):
+        if kind == ROWS and dim == last:
+            for r in e.rank[dim]:
+                total *= p.pieces[tile[r], seen] if r >= 0 else 1.0
+        elif e.kind[dim] != CLIPPED:
+            total *= length(dim, tile, seen, e, p, memo)
+    return total
 
 
 @lean
 def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> None:
-    settled(d, t, e, p, memo, w)
+    settled(d, t, e, p, memo, w, w.parts[d])
     figure(w.parts[d], m, w.figure)
     if below(w.figure, best):
         for i in range(3):
@@ -642,107 +983,210 @@ def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo,
 
 
 @lean
-def summed(least: Floats, t: Terms, sums: Floats, rest: Floats) -> None:
-    """sums [N, P]: bounds of all links of every set of levels; rest [X + 1, P]: at least what tensors x and later cost in every part, whatever holds them."""
-    parts, tensors = sums.shape[1], t.keeps.shape[0] - 1
-    for i in range(parts):
+def summed(least: Floats, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats) -> int:
+    """sums [N, P]: bounds of all links of every set of levels, by t.sum or t.low; rest [X + 1, P]: at least what tensors x and later cost in every part,
+    whatever holds them; of the first `upto` parts, which is returned."""
+    tensors = t.keeps.shape[0] - 1
+    for i in range(upto):
         rest[tensors, i] = 0.0
     for x in range(tensors - 1, -1, -1):
         for n in range(t.keeps[x], t.keeps[x + 1]):
-            for i in range(parts):
+            for i in range(upto):
                 sums[n, i] = 0.0
-            for j in range(t.sum[n, 0], t.sum[n, 1]):
-                for i in range(parts):
-                    sums[n, i] += t.sum_coef[j, i] * least[t.sum_of[j]]
-            for i in range(parts):
+            for j in range(span[n, 0], span[n, 1]):
+                for i in range(upto):
+                    sums[n, i] += coef[j, i] * least[of[j]]
+            for i in range(upto):
                 low = sums[n, i] if n == t.keeps[x] else min(rest[x, i], sums[n, i])
                 rest[x, i] = low
-        for i in range(parts):
+        for i in range(upto):
             rest[x, i] += rest[x + 1, i]
+    return upto
 
 
 @njit(cache=True, nogil=True)
-def spread_lanes(r: int, o: int, used: Ints, many: Ints, p: Pool, m: Machine) -> bool:
-    """The sets of lanes in use per dimension once option o of rank r is taken: used [R + 1, ., D], none needing no fewer than another."""
+def spread_lanes(i: int, o: int, used: Ints, many: Ints, p: Pool, m: Machine) -> bool:
+    """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D], none needing no fewer than another."""
     n, dims = 0, m.size.shape[0]
-    for u in range(many[r]):
+    for u in range(many[i]):
         for way in range(p.way[o, 0], p.way[o, 1]):
             fits = True
             for c in range(dims):
-                used[r + 1, n, c] = used[r, u, c] * p.ways[way, c]
-                fits = fits and used[r + 1, n, c] <= m.size[c]
+                used[i + 1, n, c] = used[i, u, c] * p.ways[way, c]
+                fits = fits and used[i + 1, n, c] <= m.size[c]
             if not fits:
                 continue
             beaten = False
             for j in range(n):
                 worse = True
                 for c in range(dims):
-                    worse = worse and used[r + 1, j, c] <= used[r + 1, n, c]
+                    worse = worse and used[i + 1, j, c] <= used[i + 1, n, c]
                 beaten = beaten or worse
             if not beaten and n < used.shape[1] - 1:
                 n += 1
-    many[r + 1] = n
+    many[i + 1] = n
     return n > 0
 
 
 @njit(cache=True, nogil=True)
-def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, least: int, best: Floats) -> tuple[Ints, Floats]:
+def least_later(alone: Floats, p: Pool, e: Einsum, compute: int, caps: Ints) -> Floats:
+    """[R + 1, J, Q]: at least what the i-th rank of e.order and later ones bring to a quantity, if they share so many lanes (caps [J]) among them."""
+    ranks = e.order.shape[0]
+    found = np.ones((ranks + 1, caps.shape[0], alone.shape[1]))
+    for i in range(ranks - 1, -1, -1):
+        found[i] = np.inf
+        for o in range(p.first[e.order[i]], p.first[e.order[i] + 1]):
+            lanes = int(p.lanes[o, compute, 0])
+            for j in range(caps.shape[0]):
+                if lanes <= caps[j]:
+                    left = fitting(caps[j] // lanes, caps)
+                    for q in range(alone.shape[1]):
+                        found[i, j, q] = min(found[i, j, q], alone[o, q] * found[i + 1, left, q])
+    return found
+
+
+@lean
+def fitting(lanes: int, caps: Ints) -> int:
+    """The least number in caps that is no smaller."""
+    j: int = min(lanes, caps.shape[0]) - 1
+    while caps[j] < lanes:
+        j += 1
+    return j
+
+
+class Hulls(NamedTuple):
+    """Dimensions that add up ranks, as lanes bound them, of N pairs [N, 2] of a quantity and a dimension.
+
+    value: what they bring by the options of their ranks, at first [N] + a * many [N] + b; low [N, O + 1] the least once one rank's option is known, in the
+    last column if none is.
+    """
+
+    pairs: Ints
+    first: Ints
+    many: Ints
+    value: Floats
+    low: Floats
+
+
+@njit(cache=True, nogil=True)
+def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
+    n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
+    pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    value, low = np.empty(1024), np.full((most, p.way.shape[0] + 1), np.inf)
+    for q in range(t.quantity.shape[0]):
+        x = t.quantity[q, 1]
+        for dim in range(e.dim[x], e.dim[x + 1]):
+            if e.kind[dim] == ALONE or t.quantity[q, 0] == POINTS:
+                continue
+            a, b = e.rank[dim, 0], e.rank[dim, 1]
+            from_a, to_a = (p.first[a], p.first[a + 1]) if a >= 0 else (0, 1)
+            from_b, to_b = (p.first[b], p.first[b + 1]) if b >= 0 else (0, 1)
+            pairs[n, 0], pairs[n, 1], first[n], many[n] = q, dim, at, to_b - from_b
+            while at + (to_a - from_a) * many[n] > value.shape[0]:
+                value = np.concatenate((value, np.empty_like(value)))
+            for i in range(from_a, to_a):
+                for j in range(from_b, to_b):
+                    if a >= 0:
+                        option[a] = i
+                    if b >= 0:
+                        option[b] = j
+                    value[at] = together(q, dim, option, t, e, p, memo)
+                    if a >= 0:
+                        low[n, i] = min(low[n, i], value[at])
+                    if b >= 0:
+                        low[n, j] = min(low[n, j], value[at])
+                    low[n, p.way.shape[0]] = min(low[n, p.way.shape[0]], value[at])
+                    at += 1
+            n += 1
+    return Hulls(pairs[:n], first, many, value, low)
+
+
+@lean
+def with_hulls(low: Floats, hulls: Hulls, option: Ints, known: Bools, e: Einsum, p: Pool) -> None:
+    """low [Q] times what the hulls bring, of ranks that have no option yet at least."""
+    for j in range(hulls.pairs.shape[0]):
+        q, dim = hulls.pairs[j]
+        a, b = e.rank[dim, 0], e.rank[dim, 1]
+        if (a < 0 or known[a]) and (b < 0 or known[b]):
+            low[q] *= hulls.value[hulls.first[j] + (option[a] - p.first[a] if a >= 0 else 0) * hulls.many[j] + (option[b] - p.first[b] if b >= 0 else 0)]
+        else:
+            low[q] *= hulls.low[j, option[a] if a >= 0 and known[a] else option[b] if b >= 0 and known[b] else hulls.low.shape[1] - 1]
+
+
+@njit(cache=True, nogil=True)
+def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, best: Floats) -> tuple[Ints, Floats]:
     """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have.
 
-    Quantities are products over ranks: rows [r + 1] are those of row r times what rank r brings.
+    Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
+    lanes that are left, they bound all choices for these.
     """
-    ranks, parts, many_q, compute = w.option.shape[0], w.guess.shape[0], t.quantity.shape[0], m.position[m.room.shape[0]]
-    size, n = 1024, 0
+    ranks, parts, many_q, compute = w.option.shape[0], w.guess.shape[0], t.quantity.shape[0], int(m.position[m.room.shape[0]])
+    size, n, total = 1024, 0, 1
+    for c in range(m.size.shape[0]):
+        total *= m.size[c]
+    few = min(total, 32)
+    caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
     chosen, bound = np.empty((size, ranks), np.int64), np.empty((size, 3))
-    used, many = np.ones((ranks + 1, 64, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
+    used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
     sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
-    rows, lanes = np.ones((ranks + 1, many_q)), np.ones(ranks + 1)
-    alone = np.empty((many_q, p.first[ranks]))
-    for q in range(many_q):
-        for r in range(ranks):
-            for o in range(p.first[r], p.first[r + 1]):
-                alone[q, o] = factor(q, r, o, t, e, p)
-    last = np.full((ranks, e.kind.shape[0]), -1, np.int64)  # dimensions whose ranks are all known once rank r is
-    for dim in range(e.kind.shape[0]):
-        if e.kind[dim] != ALONE:
-            last[max(e.rank[dim, 0], e.rank[dim, 1], 0), dim] = 1
-    r = 0
-    w.option[0] = p.first[0] - 1
-    while r >= 0:
+    rows, lanes, low, known = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.empty(many_q), np.zeros(ranks, np.bool_)
+    ragged = np.zeros(ranks + 1, np.bool_)
+    alone = np.empty((p.first[ranks], many_q))
+    for r in range(ranks):
+        for o in range(p.first[r], p.first[r + 1]):
+            for q in range(many_q):
+                alone[o, q] = factor(q, r, o, t, e, p)
+    later, hulls = least_later(alone, p, e, compute, caps), hull_bounds(t, e, p, memo, w.option)
+    i, w.option[e.order[0]], known[e.order[0]] = 0, p.first[e.order[0]] - 1, True
+    while i >= 0:
+        r = e.order[i]
         w.option[r] += 1
         o = w.option[r]
         if o >= p.first[r + 1]:
-            r -= 1
+            known[r] = False
+            i -= 1
             continue
-        if not spread_lanes(r, o, used, many, p, m):
+        lanes[i + 1] = lanes[i] * int(p.lanes[o, compute, 0])
+        if lanes[i + 1] > total or not spread_lanes(i, o, used, many, p, m):
             continue
-        lanes[r + 1] = lanes[r] * p.lanes[o, compute, 0]
+        if many[i + 1] == used.shape[1] - 1:  # more ways to use the dimensions than are kept: nothing is proven
+            w.tally[2] = -1
+        last, left = i == ranks - 1, fitting(total // lanes[i + 1], caps)
+        ragged[i + 1] = ragged[i] or p.ragged[o]
+        if last and (lanes[ranks] < rules.least or (rules.ragged and not ragged[ranks])):
+            continue
         for q in range(many_q):
-            rows[r + 1, q] = rows[r, q] * alone[q, o]
-        for dim in range(e.kind.shape[0]):
-            if last[r, dim] == 1:
-                for q in range(many_q):
-                    if e.dim[t.quantity[q, 1]] <= dim < e.dim[t.quantity[q, 1] + 1]:
-                        rows[r + 1, q] *= together(q, dim, w.option, t, e, p, memo)
-        if r < ranks - 1:
-            r += 1
-            w.option[r] = p.first[r] - 1
-            continue
-        if lanes[ranks] < least:
-            continue
-        summed(rows[ranks], t, sums, rest)
-        for i in range(parts):
-            w.guess[i] = t.base[i] + rest[0, i]
-        figure(w.guess, m, w.figure)
-        if not below(w.figure, best):
+            rows[i + 1, q] = rows[i, q] * alone[o, q]
+            low[q] = rows[i + 1, q] * later[i + 1, left, q]
+        if last or best[0] < np.inf:
+            with_hulls(low, hulls, w.option, known, e, p)
+            span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
+            hope = True
+            for upto in (2, parts):  # energy and steps first
+                hope = hope and hopeful(summed(low, t, span, of, coef, upto, sums, rest), t, m, rest, w, best)
+            if not hope:
+                continue
+        if not last:
+            i += 1
+            known[e.order[i]] = True
+            w.option[e.order[i]] = p.first[e.order[i]] - 1
             continue
         if n == size:
             size *= 2
             chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
-        for i in range(ranks):
-            chosen[n, i] = w.option[i]
+        for j in range(ranks):
+            chosen[n, j] = w.option[j]
         bound[n], n = w.figure, n + 1
     return chosen[:n], bound[:n]
+
+
+@lean
+def hopeful(upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
+    """Whether what all tensors cost at least, in the first so many parts, is below the best; w.figure has it."""
+    for i in range(w.guess.shape[0]):
+        w.guess[i] = t.base[i] + (rest[0, i] if i < upto else 0.0)
+    figure(w.guess, m, w.figure)
+    return below(w.figure, best)
 
 
 @lean
@@ -795,14 +1239,15 @@ def by_bound(bound: Floats) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, least: int, best: Floats) -> int:
+def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, best: Floats) -> float:
     """Best first over lanes, then over the levels that hold the tensors, then nests from inside out. best [3] is lowered; the nest stands in w.best_*.
 
-    Returns how many choices of lanes were looked at.
+    free, outer: for `crowded`. Returns inf; if the budget ended, a figure that nothing which was left out is below.
     """
-    vectors, bound = lane_vectors(t, e, p, m, memo, w, least, best)
-    parts = w.guess.shape[0]
+    vectors, bound = lane_vectors(t, e, p, m, rules, memo, w, best)
+    parts, n = w.guess.shape[0], 0
     sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
+    known, extra = np.empty(256, np.int64), np.empty(256)
     for c in by_bound(bound):
         if not below(bound[c], best):
             if bound[c, 0] > best[0] * (1 + CLOSE):
@@ -811,17 +1256,67 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w
         for r in range(vectors.shape[1]):
             w.option[r] = vectors[c, r]
         lanes_fixed(t, e, p, memo, w)
-        summed(w.least, t, sums, rest)
+        summed(w.least, t, t.sum, t.sum_of, t.sum_coef, parts, sums, rest)
         own, own_bound = placements(t, sums, rest, m, w, best)
         for s in by_bound(own_bound):
-            if below(own_bound[s], best):
-                begin(own[s], t, sums, m, p, w)
-                nests(t, e, p, m, rules, memo, w, best)
+            if not below(own_bound[s], best):
+                continue
+            begin(own[s], t, sums, m, p, w)
+            held, at = outside(own[s], t, m), 0
+            while at < n and known[at] != held:
+                at += 1
+            if at == n:
+                known[n], extra[n] = held, crowded(t, e, p, free, rules, memo, w, outer, seen)
+                n = min(n + 1, 255)
+            w.extra[0] = extra[at]
+            w.parts[0, 0] += extra[at]
+            figure(w.parts[0], m, w.figure)
+            if below(w.figure, best):
+                seen.tally[0], seen.tally[1] = seen.tally[0] + 1, 0
+                nests(t, e, p, m, rules, memo, w, seen, best)
             if w.tally[1] > w.tally[2]:
-                break
-        if w.tally[1] > w.tally[2]:
-            break
-    return len(vectors)
+                return float(bound[c, 0])
+    return np.inf
+
+
+@lean
+def outside(own: Ints, t: Terms, m: Machine) -> int:
+    """Which levels outside of all borders hold the tensors, as one number."""
+    held, levels = 0, m.room.shape[0]
+    for x in range(own.shape[0]):
+        for v in range(levels):
+            held = 2 * held + int(m.position[v] == 0 and t.keep[own[x]] >> v & 1)
+    return held
+
+
+@lean
+def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen) -> float:
+    """At least the energy above the least that the nodes outside of all borders cost, for they share room: that of the best nest of these nodes alone, around
+    single elements, which need least room, whatever lanes and nodes stand inside. free: the machine without leakage, its energy the objective, tiles held once.
+    """
+    n = 0
+    if w.position[0] == 0:
+        return 0.0
+    for i in range(w.tally[0]):
+        if w.nodes[i, 3] == 0:
+            for j in range(4):
+                outer.nodes[n, j] = w.nodes[i, j]
+            n += 1
+    outer.tally[0], outer.tally[1], outer.done[0], outer.position[0] = n, 0, 0, 0
+    for i in range(w.parts.shape[1]):
+        outer.parts[0, i] = 0.0
+    for v in range(w.need.shape[1]):
+        outer.need[0, v] = 0.0
+    for q in range(w.least.shape[0]):
+        outer.least[q] = w.least[q]
+    for r in range(w.option.shape[0]):
+        outer.option[r] = p.first[r]  # a rank's first option: no lanes
+        outer.tile[0, r] = p.span[p.first[r], 0, 0]
+    for i in range(3):
+        outer.extra[0] = 0.0
+        outer.best[i] = np.inf
+    nests(t, e, p, free, rules, memo, outer, seen, outer.best)
+    return 0.0 if outer.tally[1] > outer.tally[2] or outer.best[0] == np.inf else outer.best[0]
 
 
 @lean
@@ -839,8 +1334,8 @@ def begin(own: Ints, t: Terms, sums: Floats, m: Machine, p: Pool, w: Work) -> No
                 if before >= 0 or v > 0 or m.room[0] < np.inf:
                     w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], n = x, v, before, m.position[v], n + 1
                 before = v
-    for f in range(m.ramps.shape[0]):  # a systolic array is entered less often where loops stand directly inside
-        w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], n = -1, -1, -1, int(m.ramps[f, 0]), n + 1
+    for k in m.gaps:
+        w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], n = -1, -1, -1, k, n + 1
     w.tally[0] = n
     for v in range(levels):
         w.need[0, v] = 0.0

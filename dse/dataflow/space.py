@@ -187,20 +187,19 @@ def row_stationary_loops(e: Einsum, f: Fanout) -> tuple[tuple[Loop, ...], tuple[
 
 
 Placement = tuple[tuple[int, ...], ...]  # per level the numbers of the tensors that it holds, in the order of their nodes
-Tiles = Literal["divisor", "perfect", "ragged"]
+Tiles = Literal["ragged_lanes", "perfect", "ragged"]
 
 
-def named(tiles: Tiles, arch: Arch, c: Constraints = FREE, shared: bool = False) -> str:
+def named(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> str:
     """A searched space in words.
 
-    Even lanes: n elements over f lanes leave tiles of n / f, rounded up, and no larger ones. Levels in order: all nodes of an outer level stand above those
-    of an inner one, though only those of the same tensor must.
-    That leaves mappings out wherever two levels hold nodes, also on both sides of an array that stands idle; not where the outer one is the first and
-    unbounded, for its nodes may as well stand above all loops. shared: nor where the levels hold no tensor in common, in whose order was searched.
+    Even lanes: n elements over f lanes leave tiles of n / f, rounded up, and no larger ones. Levels of a tensor stand in order, of different tensors in any
+    order; around an array also where it stands idle, unless the level outside is the first and unbounded, whose nodes may as well stand above all loops.
     """
-    held = [set(level.holds) for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
-    order = any(holds & other or not shared for holds, other in combinations(held, 2))
-    return f"{tiles} tiles{', even lanes' if tiles != 'perfect' else ''}{', levels in order' if order else ''}{'' if c == FREE else ', under constraints'}"
+    bounded = [v for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
+    parted = any(v < f.outside <= inner for f in arch.fanouts for v in bounded for inner in bounded)
+    words = {"perfect": "perfect tiles", "ragged_lanes": "ragged lanes, even ones", "ragged": "ragged tiles, even lanes"}[tiles]
+    return f"{words}{', levels in order around idle arrays' if parted else ''}{'' if c == FREE else ', under constraints'}"
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from dse.nest import Infeasible, Loop, Mapping, faults, mapping_key
-from dse.sim import bounds, cost
-from dse.sim.counts import Count, Footprint, count, footprints
+from dse.sim import bounds, cost, transfer
+from dse.sim.counts import Count, Footprint, count
 from dse.sim.terms import wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
@@ -22,8 +22,10 @@ class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
     gap_in_space, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
-    proven: the space in which it is proven optimal, in words, "" if it is not; visited: nodes that the search for it visited. strategy: how a tile optimizer
+    proven: the space in which it is proven optimal, in words, "" if it is not; space: the one that gap_in_space is of, "" where nothing but the bound is known;
+    visited: nodes that the search for it visited. strategy: how a tile optimizer
     cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut beforehand.
+    moved: what layouts make of the traffic, at levels that describe lines, rows or banks.
     """
 
     name: str
@@ -40,14 +42,16 @@ class EinsumCost:
     gap_to_bound: float = field(compare=False)
     price: cost.Price
     proven: str = field(default="", compare=False)
+    space: str = field(default="", compare=False)
     visited: int = field(default=0, compare=False)
     strategy: str = field(default="", compare=False)
     host_copies: int | None = None
     host_copy_elems: int | None = None
+    moved: tuple[transfer.Transfer, ...] = ()
 
     @property
     def certificate(self) -> str:
-        return certified(f"optimal in {self.proven}" if self.proven else "not proven optimal", self.gap_to_bound)
+        return certified(_in_space(self.gap_in_space, self.space) if self.space else "not proven optimal", self.gap_to_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,10 @@ def certified(what: str, gap_to_bound: float) -> str:
     return f"{what}; at most {percent(gap_to_bound)} above any mapping" if gap_to_bound < inf else f"{what}; no bound known"
 
 
+def _in_space(gap: float, space: str) -> str:
+    return f"optimal in {space}" if gap == 0 else f"at most {percent(gap)} above the optimum in {space}"
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
@@ -85,7 +93,7 @@ def above(value: float, floor: float) -> float:
 
 def optimum(one: EinsumCost, proven: str, visited: int) -> EinsumCost:
     """The same cost, certified as the optimum of a space."""
-    return replace(one, gap_in_space=0.0, proven=proven, visited=visited)
+    return replace(one, gap_in_space=0.0, proven=proven, space=proven, visited=visited)
 
 
 def lower_bound(problem: Problem) -> float:
@@ -116,14 +124,18 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     e, arch = problem.einsum, problem.arch
     if blocked := lanes_overflow(mapping, e, arch):
         return blocked
-    held = footprints(mapping, e)
+    held = transfer.footprints(mapping, e, arch)
     return cost.overflow(held, e, arch) or priced(problem, mapping, count(mapping, e, arch), held)
 
 
 def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
     """Cost of a mapping that fits and is counted already."""
     e, arch = problem.einsum, problem.arch
-    p = cost.price(mapping, rows, e, arch)
+    counted = {(row.level, row.tensor, row.action) for row in rows}
+    moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
+    p = cost.price(mapping, rows, e, transfer.slowed(arch, rows, e, moved))
+    if extra := [cost.Part(*one) for one in transfer.parts(moved, arch)]:
+        p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
@@ -131,7 +143,8 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = above(value, floor)
-    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p)
+    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p,
+                      moved=tuple(moved.values()))
 
 
 def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:
@@ -157,11 +170,15 @@ def evaluate(arch: Arch, workload: Workload, schedule: Dict[str, Mapping], objec
     """
     groups = unique(workload)
     missing = [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in schedule]
-    lines = missing or [line for group in groups for line in faults(schedule[group.names[0]], group.einsum, arch)]
+    lines = missing or [line for group in groups for line in _wrong(schedule[group.names[0]], group.einsum, arch)]
     if lines:
         raise ValueError("\n".join(lines))
     costs = [einsum_cost(Problem(arch, group.einsum, objective), schedule[group.names[0]]) for group in groups]
     return in_turn(costs, groups, Problem(arch, groups[0].einsum, objective), "given mapping")
+
+
+def _wrong(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    return faults(mapping, e, arch) or transfer.faults(mapping, e, arch)
 
 
 def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str) -> Solution | Infeasible:
@@ -172,7 +189,7 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
         if isinstance(one, Infeasible):
             return one
         gap = above(figure(problem.objective, one.energy_pj, one.latency_cycles), figure(problem.objective, *least))
-        solved.append(replace(one, count=group.count, gap_in_space=0.0 if one.proven else gap, gap_to_bound=gap))
+        solved.append(replace(one, count=group.count, gap_in_space=min(one.gap_in_space, gap) if one.space else gap, gap_to_bound=gap))
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.steady_cycles for c in solved)  # others stand between equal einsums of a network
     value = figure(problem.objective, energy, cycles)
@@ -192,8 +209,8 @@ def _least_in_space(solved: Sequence[EinsumCost], objective: str) -> float:
 
 
 def _proven(solved: Sequence[EinsumCost], gap_in_space: float, by: str) -> str:
-    spaces = sorted({c.proven for c in solved if c.proven})
+    spaces = sorted({c.space for c in solved if c.space})
     where = " and ".join(spaces)
-    if open_ := sum(not c.proven for c in solved):
+    if open_ := sum(not c.space for c in solved):
         return f"not proven optimal ({by})" if not spaces else f"{open_} of {len(solved)} einsums not proven optimal, the others optimal in {where}"
-    return f"optimal in {where}" if gap_in_space == 0 else f"at most {percent(gap_in_space)} above the optimum in {where}"
+    return _in_space(gap_in_space, where)

@@ -27,7 +27,6 @@ from workloads.graph import Workload, counts, warning, with_bits
 
 T = TypeVar("T")
 
-EXACT = ("optimal", "lanes_first")  # mappers that search a space of tiles
 KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "search", "stop", "solver", "limits", "workers", "sink", "unknown")
 NEEDED = ("workloads", "machine", "space", "objectives")
 WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name", "bits")
@@ -116,8 +115,8 @@ def solver(raw: object, faults: Faults) -> Picks:
     picks = block(Picks, raw, "solver", faults)
     if picks.mapper not in DATAFLOW:
         faults.add(f"solver.mapper = {show(picks.mapper)} is no mapper; {near(picks.mapper, DATAFLOW)}")
-    elif isinstance(raw, Mapping) and raw.get("tiles") == picks.tiles and (picks.mapper not in EXACT or picks.tiling != "mapper"):
-        faults.add(f"solver.tiles = {show(raw['tiles'])} is a choice of the mappers {' and '.join(EXACT)}; leave it out, or take one of them")
+    elif isinstance(raw, Mapping) and raw.get("tiles") == picks.tiles and (picks.mapper != "optimal" or picks.tiling != "mapper"):
+        faults.add(f"solver.tiles = {show(raw['tiles'])} is a choice of the mapper optimal; leave it out, or take that one")
     return picks
 
 

@@ -6,7 +6,7 @@ import importlib
 import sys
 import time
 
-PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "lanes", "ragged", "frontier", "time", "mutants",
+PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "ragged", "time", "layouts", "reuse", "mutants",
          "corruption", "crashes", "hostile", "models", "kills")
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.prove.crashes [--every 1] [--first 0] [--workers 2]
 
-Three sessions are enumerated: a fresh run with frontiers and a mapping for the cache; a run that goes on and merges parts; a resume that takes machines back
+Three sessions are enumerated: a fresh run and a mapping for the cache; a run that goes on and merges parts; a resume that takes machines back
 which a lost actor left undone. Three ways to die at each call: before it (`kill -9`); in the middle of a write (torn); and with the power: what was not
 synced is gone, file by file and name by name, as POSIX allows (unsynced). After each death the folder is first read: the manifest is never older than
 what a session had published, all its parts are sound, and no machine is there that the whole run has not. Then it is resumed. Drop an fsync of store.py
@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster import build, driver, worker
+from cluster import driver, worker
 from cluster import store as stores
 from dse import folder
 from dse.study import study as studies
@@ -157,7 +157,7 @@ class Torn(io.FileIO):
 
 def calm() -> None:
     """The same calls in the same order every time: no clock decides over leases, commits and reports."""
-    build.FEW, driver.COMMIT_S, driver.COMMIT_ROWS, driver.REPORT_S, driver.LEASE_S, driver.MOST_PER_LEASE = 4, 1e9, 1, 1e9, 1e9, 2
+    driver.COMMIT_S, driver.COMMIT_ROWS, driver.REPORT_S, driver.LEASE_S, driver.MOST_PER_LEASE = 1e9, 1, 1e9, 1e9, 2
     real = stores.compact
     stores.compact = partial(real, fan_in=FAN_IN)  # type: ignore[assignment]
 
@@ -262,7 +262,6 @@ def prepared(top: Path) -> tuple[dict[str, Path], Rows]:
         bases[name] = top / name
         shutil.copytree(disk, bases[name])
         forked(lambda: session(disk, name))  # noqa: B023 it is called at once
-    shutil.rmtree(bases["resume"] / "cache")  # the resume builds its frontiers again
     return bases, rows(disk / "run")
 
 

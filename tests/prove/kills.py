@@ -1,8 +1,8 @@
-"""Proof: 60 kill -9 at random moments, 20 each of driver, actor and raylet, over exhaustive, nsga2 and tpe; and 40 at the moments around a run.
+"""Proof: 60 kill -9 at random moments, 20 each of driver, actor and raylet, over exhaustive, nsga2 and tpe; and 20 at the moments around a run.
 
     python -m tests.prove.kills [--each 20] [--moments 20] [--seed 1]
 
-The moments: start-up (imports, opening the folder, joining the cluster), the building of frontiers (the driver, or a process that builds), and a resume.
+The moments: start-up (imports, opening the folder, joining the cluster), and a resume.
 
 Runs of 300 machines that solve three real einsums each, on three raylets. Half of the drivers are killed inside a commit.
 Before, one machine eats more memory than its node has, one actor is stopped for a minute, and one head is lost.
@@ -19,7 +19,6 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 from ray.cluster_utils import Cluster
@@ -147,24 +146,14 @@ def starved(folder: Path) -> None:
     print(f"an actor out of memory: {first.state}, {first.done} machines, {first.error} lost; resumed with more, rows identical", flush=True)
 
 
-FRONTIERS = """
-name: frontiers
+AROUND = """
+name: around
 workloads: ['gemm:m=256,n=192,k=320', 'gemm:m=96,n=512,k=224', 'gemm:m=448,n=72,k=144']
 machine: edge_array
 space: {array.x: [2, 4, 8], array.y: [2, 4, 8], gbuf.capacity: [8 KiB, 16 KiB, 32 KiB, 64 KiB], dram.kind: [lpddr4, lpddr5, gddr6]}
 objectives: [energy_pj, latency_ns]
 """
-MOMENTS = ("start-up", "frontiers", "builder", "resume")
-
-
-def builders(driver_: int) -> list[int]:
-    """Processes of a driver that build frontiers."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):
-            if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == driver_ and "spawn_main" in (path / "cmdline").read_text():
-                found.append(int(path.name))
-    return found
+MOMENTS = ("start-up", "resume")
 
 
 def killed_at(moment: str, path: Path, out: Path, made: t.Bed, rng: random.Random) -> bool:
@@ -175,16 +164,11 @@ def killed_at(moment: str, path: Path, out: Path, made: t.Bed, rng: random.Rando
         child.kill()
         child.wait(timeout=30)
     child = t.start(path, out, made.cluster.address)
-    if moment in ("frontiers", "builder"):
-        wait_for(lambda: builders(child.pid) or child.poll() is not None, 120)
-        time.sleep(rng.uniform(0.0, 4.0))
-    else:
-        time.sleep(rng.uniform(0.0, 5.0))
-    victims = builders(child.pid) if moment == "builder" else [child.pid]
-    over = child.poll() is not None or not victims
+    time.sleep(rng.uniform(0.0, 5.0))
+    over = child.poll() is not None
     if not over:
-        os.kill(rng.choice(victims), signal.SIGKILL)
-    for _ in range(4):  # a builder that is killed ends its run in one line; the next one completes it
+        child.kill()
+    for _ in range(4):
         child.wait(timeout=500)
         if (out / "log" / "driver.txt").read_text().endswith("0 finished\n"):
             return not over
@@ -193,30 +177,27 @@ def killed_at(moment: str, path: Path, out: Path, made: t.Bed, rng: random.Rando
 
 
 def around(folder: Path, made: t.Bed, times: int, rng: random.Random) -> Counter[str]:
-    """Kills at MOMENTS, each on a run of its own, with a cache of its own; the rows are those of a run that nobody disturbed."""
+    """Kills at MOMENTS in turn, each on a run of its own; the rows are those of a run that nobody disturbed."""
     folder.mkdir()
-    path = folder / "frontiers.yaml"
-    path.write_text(FRONTIERS)
+    path = folder / "around.yaml"
+    path.write_text(AROUND)
     count: Counter[str] = Counter()
-    with pool.restored(["DSE_CACHE"]):
-        os.environ["DSE_CACHE"] = str(folder / "cache")
-        assert driver.run(studies.load(path), folder / "whole", workers=0).exit_code == 0
-        whole = rows(folder / "whole")
-        for number in range(times):
-            for moment in MOMENTS[number % 2::2]:
-                out = folder / f"{moment}-{number}"
-                os.environ["DSE_CACHE"] = str(folder / f"cache-{moment}-{number}" if moment in ("frontiers", "builder") else folder / "cache")
-                hit = killed_at(moment, path, out, made, rng)
-                assert rows(out) == whole, f"{out}: rows differ"
-                count[moment] += hit
-                print(f"{moment}: {'killed' if hit else 'was over'}, resumed, rows identical; so far {dict(count)}", flush=True)
+    assert driver.run(studies.load(path), folder / "whole", workers=0).exit_code == 0
+    whole = rows(folder / "whole")
+    for number in range(times):
+        moment = MOMENTS[number % len(MOMENTS)]
+        out = folder / f"{moment}-{number}"
+        hit = killed_at(moment, path, out, made, rng)
+        assert rows(out) == whole, f"{out}: rows differ"
+        count[moment] += hit
+        print(f"{moment}: {'killed' if hit else 'was over'}, resumed, rows identical; so far {dict(count)}", flush=True)
     return count
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--each", type=int, default=20)
-    parser.add_argument("--moments", type=int, default=20, help="two of the moments each time")
+    parser.add_argument("--moments", type=int, default=20, help="in turn at each of the moments")
     parser.add_argument("--seed", type=int, default=1)
     given, _ = parser.parse_known_args()
     rng = random.Random(given.seed)

@@ -1,0 +1,392 @@
+"""What a layout does to lines, rows and banks, counted exactly: every count is a product over stored dimensions (docs/model.md, Layouts).
+
+What is asked for at once is a box: values per stored dimension. A nest asks for one box after the other, and its boxes are all combinations of the
+rows of its dimensions, so a nest's total is the product of sums over rows, and a tile is a nest with a row per dimension:
+
+    runs        = |S| - sum_j prod_d c_d(j)     c_d(j): values whose successor in address, which carries at digit j, is asked for too
+    lines       = prod_d u_d                    u_d: different digits above the line; exact where the line cuts the digits evenly
+    activations = the same of the digits of bank and row; conflict = prod_d max over banks of different digits of the words in it
+
+Where a cut goes through digits that it does not divide, a count is a guess between bounds (`Span`), or its addresses are listed (`listed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import ceil, prod
+
+import numpy as np
+
+from dse.layout.address import Digit, Ints, Layout, Stored, parts, values
+
+Field = tuple[int, int, int]  # (digit, divisor, modulus): digit / divisor, mod modulus unless 0
+Rows = tuple[Ints, Ints]  # values [n, t] of a stored dimension, ascending per row; how often each row stands
+Sums = tuple[int, ...]
+ONCE = np.ones(1, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A memory in elements of a tensor. line: what moves at once. DRAM: row of each of `banks`, which take turns every `granule` elements.
+
+    SRAM: lines are words; `ports` arrays, of which each serves one word at a time. bank_map: word (the next word lies in the next array), block
+    (the high part of the address names the array of `capacity / ports` elements), xor (as word, turned round by the row).
+    """
+
+    line: int
+    row: int = 0
+    banks: int = 1
+    granule: int = 0
+    ports: int = 0
+    bank_map: str = "word"
+    capacity: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A count: exact where lo == hi, else the guess n between bounds."""
+
+    n: float
+    lo: float
+    hi: float
+
+    @property
+    def exact(self) -> bool:
+        return self.lo == self.hi
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """boxes: how many; elems asked for; partial: lines not wholly asked for; activations: rows of banks opened, each box on its own; banks: different
+    banks, summed over boxes; conflict: words of the busiest array, summed over boxes. blocks: per digit, different digits down to it."""
+
+    boxes: int
+    elems: int
+    runs: int
+    lines: Span
+    partial: Span
+    activations: Span
+    banks: Span
+    conflict: Span
+    blocks: Sums
+
+    @property
+    def exact(self) -> bool:
+        return all(span.exact for span in (self.lines, self.activations, self.conflict))
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Fields of the address above a line, of bank and row, of the bank, of an array and the word in it; None where a cut divides no digit."""
+
+    layout: Layout
+    weights: tuple[int, ...]
+    memory: Memory
+    line: tuple[Field, ...] | None
+    row: tuple[Field, ...] | None
+    bank: tuple[Field, ...] | None
+    port: tuple[Field, ...] | None
+    word: tuple[Field, ...] | None
+
+
+def cuts(layout: Layout, memory: Memory) -> Cuts:
+    """How a memory cuts the addresses of a layout."""
+    line = _fields(layout, memory.line, 0)
+    row = bank = port = word = None
+    if memory.row:
+        granule = memory.granule or memory.row
+        bank = _fields(layout, granule, granule * memory.banks)
+        above = _fields(layout, memory.row * memory.banks, 0)
+        row = None if bank is None or above is None else bank + above
+        row = _fields(layout, memory.row, 0) if granule == memory.row else row
+    if memory.ports:
+        shared = memory.line * memory.ports
+        if memory.bank_map == "block":
+            deep = memory.capacity // memory.ports
+            low, high = _fields(layout, memory.line, deep), _fields(layout, memory.capacity, 0)
+            port, word = _fields(layout, deep, memory.capacity), None if low is None or high is None else low + high
+        elif memory.bank_map == "word":
+            port, word = _fields(layout, memory.line, shared), _fields(layout, shared, 0)
+    return Cuts(layout, layout.weights(), memory, line, row, bank, port, word)
+
+
+def _fields(layout: Layout, low: int, high: int) -> tuple[Field, ...] | None:
+    """Digits of the address parts from low up to high (0: to the top); None if a cut falls inside of a digit that it does not divide."""
+    found = list[Field]()
+    for j, (digit, weight) in enumerate(zip(layout.digits, layout.weights(), strict=True)):
+        top, divisor, modulus = weight * digit.room, 1, 0
+        if (high and weight >= high) or top <= low:
+            continue
+        if weight < low:
+            if low % weight or (j and digit.room % (low // weight)):
+                return None
+            divisor = low // weight
+        if high and top > high:
+            if high % max(weight, low) or (j and digit.room % (high // weight)) or high % weight:
+                return None
+            modulus = high // max(weight, low)
+        found.append((j, divisor, modulus))
+    return tuple(found)
+
+
+def sums(c: Cuts, dim: int, rows: Sequence[Rows]) -> Sums:
+    """All that is multiplied over dimensions, of one: boxes, elems, c_d(j) and U_d(j) of every digit, lines, full lines, rows, banks, words, conflict."""
+    total = [0] * (8 + 2 * len(c.layout.digits))
+    for own, times in rows:
+        if own.shape[1]:
+            for i, found in enumerate(_measured(c, dim, own)):
+                total[i] += int(found @ times) if isinstance(found, np.ndarray) else found * int(times.sum())
+    return tuple(total)
+
+
+def _measured(c: Cuts, dim: int, values: Ints) -> Iterator[Ints | int]:
+    digits = c.layout.digits
+    yield 1
+    yield values.shape[1]
+    for j in range(len(digits)):
+        yield _carries(digits, dim, j, values)
+    for j in range(len(digits)):
+        yield _different(_key(digits, dim, [(k, 1, 0) for k in range(j + 1)], values))
+    keys = [None if fields is None else _key(digits, dim, fields, values) for fields in (c.line, c.row, c.bank, c.port, c.word)]
+    line, row, bank, port, word = keys
+    yield 0 if line is None else _different(line)
+    yield 0 if line is None else _full(c, dim, values, line)
+    yield 0 if row is None else _different(row)
+    yield 0 if bank is None else _different(bank)
+    yield 0 if port is None or word is None else _different(port * (int(word.max()) + 1) + word)
+    yield 0 if port is None or word is None else _most(port, word)
+
+
+def _carries(digits: Sequence[Digit], dim: int, j: int, values: Ints) -> Ints | int:
+    """Per row: values of which the next address, as far as this dimension says, is asked for too: digits after j go from last to 0, digit j rises by one."""
+    own = [k for k in range(j, len(digits)) if digits[k].dim == dim]
+    if not own:
+        return int(values.shape[1])
+    stays = np.ones(values.shape, bool)
+    step = 0
+    for k in own:
+        if k == j:
+            step += digits[k].step
+        else:
+            stays &= parts(digits[k], values) == digits[k].room - 1
+            step -= digits[k].step * (digits[k].room - 1)
+    after = values + step
+    if digits[j].dim == dim:
+        stays &= (after >= 0) & (parts(digits[j], np.maximum(after, 0)) == parts(digits[j], values) + 1)
+    stays &= (after >= values[:, :1]) & (after <= values[:, -1:])
+    if int(values[0, -1] - values[0, 0]) != values.shape[1] - 1 or not (values[:, -1] - values[:, 0] == values.shape[1] - 1).all():
+        stays &= _asked(values, after)
+    return np.asarray(stays.sum(axis=1), np.int64)
+
+
+def _asked(values: Ints, wanted: Ints) -> Ints:
+    """Whether each wanted value stands in its row."""
+    base = np.arange(len(values), dtype=np.int64)[:, None] * (int(values.max()) + 2)
+    inside = np.clip(wanted, -1, int(values.max()) + 1)
+    flat = (values + base).ravel()
+    at = np.minimum(np.searchsorted(flat, (inside + base).ravel()), len(flat) - 1)
+    return np.asarray((flat[at] == (inside + base).ravel()).reshape(values.shape) & (inside == wanted))
+
+
+def _key(digits: Sequence[Digit], dim: int, fields: Sequence[Field], values: Ints) -> Ints:
+    """One number per value for its fields of this dimension; equal where all of them are."""
+    key = np.zeros(values.shape, np.int64)
+    for j, divisor, modulus in fields:
+        if digits[j].dim == dim:
+            field = parts(digits[j], values) // divisor
+            key = key * (digits[j].room // divisor + 1) + (field % modulus if modulus else field)
+    return key
+
+
+def _different(key: Ints) -> Ints:
+    """Per row: how many different keys."""
+    ordered = np.sort(key, axis=1)
+    return np.asarray(1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1), np.int64)
+
+
+def _full(c: Cuts, dim: int, values: Ints, line: Ints) -> Ints:
+    """Per row: keys above the line of which every element of the tensor is asked for."""
+    all_keys, held = _held(c, dim)
+    found = np.empty(len(values), np.int64)
+    for i, row in enumerate(line):
+        keys, count = np.unique(row, return_counts=True)
+        found[i] = int((held[np.searchsorted(all_keys, keys)] == count).sum())
+    return found
+
+
+@lru_cache(maxsize=1 << 8)
+def _held(c: Cuts, dim: int) -> tuple[Ints, Ints]:
+    """Keys above the line of a whole dimension, and how many values stand under each."""
+    return np.unique(_key(c.layout.digits, dim, c.line or (), existing(c.layout.stored[dim])[None, :])[0], return_counts=True)
+
+
+def existing(s: Stored) -> Ints:
+    """All values of a stored dimension that hold an element."""
+    if not s.tile:
+        return np.arange(s.extent())
+    whole = np.arange(s.tiles() * s.tile)
+    return np.asarray(whole[whole // s.tile * s.stride + whole % s.tile < s.extent()])
+
+
+def _most(port: Ints, word: Ints) -> Ints:
+    """Per row: different words of the port that has most of them."""
+    row = np.repeat(np.arange(len(port)), port.shape[1])
+    pairs = np.unique(np.stack([row, port.ravel(), word.ravel()]), axis=1)
+    (where, _), each = np.unique(pairs[:2], axis=1, return_counts=True)
+    most = np.zeros(len(port), np.int64)
+    np.maximum.at(most, where, each)
+    return most
+
+
+def combined(c: Cuts, by_dim: Sequence[Sums], visits: int = 1) -> Counts:
+    """The counts of all boxes from the sums of every stored dimension; visits: how often the whole sequence comes."""
+    total = [visits * prod(column) for column in zip(*by_dim, strict=True)]
+    depth = len(c.layout.digits)
+    boxes, elems = total[:2]
+    runs = elems - sum(total[2:2 + depth])
+    blocks = tuple(total[2 + depth:2 + 2 * depth])
+    line, full, row, bank, word, most = total[2 + 2 * depth:]
+    m = c.memory
+    if not elems:
+        none = Span(0, 0, 0)
+        return Counts(0, 0, 0, none, none, none, none, none, blocks)
+    lines = Span(line, line, line) if c.line is not None else guess(c.weights, m.line, boxes, elems, runs, blocks)
+    partial = Span(line - full, line - full, line - full) if c.line is not None else _partly(m, lines, elems, runs)
+    rows = banks = conflict = Span(0, 0, 0)
+    if m.row:
+        rows = Span(row, row, row) if c.row is not None else _rows(c, boxes, elems, runs, blocks)
+        banks = Span(bank, bank, bank) if c.bank is not None else Span(min(m.banks * boxes, rows.n), boxes, min(m.banks * boxes, rows.hi))
+    if m.ports:
+        conflict = Span(most, most, most) if c.port is not None and c.word is not None else _crowded(m, lines, boxes)
+    return Counts(boxes, elems, runs, lines, partial, rows, banks, conflict, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The sums of every stored dimension by the spans of its members: boxes that share a dimension's span share its sums."""
+
+    cuts: Cuts
+    known: tuple[dict[tuple[tuple[int, int], ...], Sums], ...]
+
+    def box(self, spans: Sequence[tuple[int, int]], copies: bool = False) -> Counts:
+        """Counts of one box, as (first, how many) of every logical dimension."""
+        found = []
+        for dim, (s, known) in enumerate(zip(self.cuts.layout.stored, self.known, strict=True)):
+            own = tuple([spans[m] for m in s.members])
+            sums_ = known.get(own)
+            if sums_ is None:
+                sums_ = known[own] = sums(self.cuts, dim, [(values(s, [(span,) for span in own], copies)[None, :], ONCE)])
+            found.append(sums_)
+        return combined(self.cuts, found)
+
+
+def tables(c: Cuts) -> Tables:
+    return Tables(c, tuple({} for _ in c.layout.stored))
+
+
+def guess(weights: Sequence[int], line: int, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
+    """Lines of a cut that divides no digit: bounds that hold, and a guess from how far blocks of equal outer digits lie apart.
+
+    Between the last element of a block and the first of the next lie max(1, W_j - sum_{k > j} (b_k - 1) W_k), b_k blocks of digit k in one of the one before.
+    """
+    lo, hi = max(boxes, -(-elems // line)), min(elems, (elems + runs * (2 * line - 2)) // line)
+    n, inside = float(boxes), 0.0
+    for j in range(len(weights) - 1, -1, -1):
+        u, w, before = blocks[j], weights[j], blocks[j - 1] if j else boxes
+        lo, hi = max(lo, -(-u // (-(-(line - 1) // w) + 1))), min(hi, u * (-(-(w - 1) // line) + 1))
+        if u > before:
+            n += (u - before) * min(1.0, max(1.0, w - inside) / line)
+            inside += (u / before - 1) * w
+    return Span(min(max(n, lo), hi), lo, hi)
+
+
+def _partly(m: Memory, lines: Span, elems: int, runs: int) -> Span:
+    """Lines that are only partly asked for: the two ends of a run at most; none, where padding fills the lines."""
+    hi = min(lines.hi, 2 * runs)
+    return Span(min(max(0, lines.n - elems / m.line), hi), 0, hi)
+
+
+def _rows(c: Cuts, boxes: int, elems: int, runs: int, blocks: Sequence[int]) -> Span:
+    """Pairs of bank and row of a cut that divides no digit: at most the granules, at least what fills rows."""
+    found = guess(c.weights, c.memory.granule or c.memory.row, boxes, elems, runs, blocks)
+    if c.memory.granule in (0, c.memory.row):
+        return found
+    lo = max(boxes, ceil(elems / c.memory.row))
+    return Span(min(max(found.n * c.memory.granule / c.memory.row, lo), found.hi), lo, found.hi)
+
+
+def _crowded(m: Memory, words: Span, boxes: int) -> Span:
+    lo = max(boxes, ceil(words.lo / m.ports))
+    return Span(min(max(words.n / m.ports, lo), words.hi), lo, words.hi)
+
+
+def listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
+    """As `combined`, by listing the addresses of every box: for cuts that divide no digit. Costs all elements of all boxes."""
+    by_dim = [sums(c, dim, own) for dim, own in enumerate(rows)]
+    base, m = combined(c, by_dim, visits), c.memory
+    lines = partial = pairs = banks = most = 0
+    everything = _offsets(c.layout, [existing(s) for s in c.layout.stored]) // m.line
+    line_of, held = np.unique(everything, return_counts=True)
+    for box in product(*([(v, int(n)) for several, times in own for v, n in zip(several, times, strict=True)] for own in rows)):
+        times = visits * prod(n for _, n in box)
+        at = _offsets(c.layout, [one for one, _ in box])
+        if not len(at):
+            continue
+        own, count = np.unique(at // m.line, return_counts=True)
+        lines += times * len(own)
+        partial += times * int((held[np.searchsorted(line_of, own)] != count).sum())
+        if m.row:
+            granule = m.granule or m.row
+            bank = at // granule % m.banks
+            pairs += times * len(np.unique(bank + m.banks * (at // (m.row * m.banks))))
+            banks += times * len(np.unique(bank))
+        if m.ports:
+            most += times * int(np.unique(port_of(own, m), return_counts=True)[1].max())
+    return replace(base, lines=_exactly(lines), partial=_exactly(partial), activations=_exactly(pairs), banks=_exactly(banks), conflict=_exactly(most))
+
+
+def port_of(words: Ints, m: Memory) -> Ints:
+    """The array that serves each word."""
+    if m.bank_map == "block":
+        return words // (m.capacity // m.line // m.ports) % m.ports
+    turned = words ^ (words // m.ports) if m.bank_map == "xor" else words
+    return np.asarray(turned % m.ports)
+
+
+def _exactly(n: int) -> Span:
+    return Span(n, n, n)
+
+
+def _offsets(layout: Layout, values: Sequence[Ints]) -> Ints:
+    """Addresses of a box."""
+    at = np.zeros(1, np.int64)
+    for dim, own in enumerate(values):
+        offset = np.zeros(len(own), np.int64)
+        for digit, weight in zip(layout.digits, layout.weights(), strict=True):
+            if digit.dim == dim:
+                offset += parts(digit, own) * weight
+        at = np.add.outer(at, offset).ravel()
+    return at
+
+
+def misses(runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None) -> float:
+    """Misses of a cache that brings `together` consecutive lines: ceil(lines / together) per run, runs taken as alike, but none without a line of its own.
+
+    With a calibration runs * run_start + lines * per_line.
+    """
+    if run_start is None or per_line is None:
+        return min(lines, runs * ceil(lines / runs / together)) if runs else 0.0
+    return runs * run_start + lines * per_line
+
+
+def descriptors(counts: Counts, strides: int) -> int:
+    """DMA descriptors of all boxes: runs, of which those that the innermost `strides` loops over digits repeat are one descriptor."""
+    left, before = float(counts.runs), [counts.boxes, *counts.blocks]
+    depth = next((j for j, u in enumerate(counts.blocks) if u >= counts.runs), len(counts.blocks) - 1)
+    for j in range(depth, -1, -1):
+        if strides and counts.blocks[j] > before[j]:
+            left, strides = left * before[j] / counts.blocks[j], strides - 1
+    return max(counts.boxes, ceil(left))

@@ -1,0 +1,240 @@
+"""From operations to the accesses that reach the buffer: phases of operations that run as one pipeline, and the list of reads and writes of a schedule.
+
+A schedule is phases in a row, a phase stages in a row, a stage operations side by side. A tensor that a later stage of its own phase reads is handed over and
+not read again. Small results stay in registers (`operations.SMALL`) and are no accesses.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from math import inf
+
+from dse.reuse.classify import PIPELINED, Edge
+from dse.reuse.operations import SMALL, Graph, blocks
+from workloads.einsum import Einsum, Projection
+
+Stages = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Operations of one period by number. held: words that stay on chip while the phase streams, beside what is kept for later."""
+
+    stages: Stages
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Tensors read and made at one time. A read makes nothing, a write reads nothing; an update streams each of `read` into its partner of `made`, in place."""
+
+    read: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AccessList:
+    """What a schedule asks of the buffer. words: of every tensor in it; outputs: go to main memory in the end; per: accesses of one period."""
+
+    accesses: tuple[Access, ...]
+    words: Mapping[str, int]
+    outputs: frozenset[str]
+    periods: int = 1
+
+    @property
+    def per(self) -> int:
+        return len(self.accesses) // self.periods
+
+    def streamed(self) -> int:
+        """Words if every access goes to main memory."""
+        return sum(self.words[t] for a in self.accesses for t in (*a.read, *a.made))
+
+    def compulsory(self) -> int:
+        """Words if the buffer had no end: what comes from outside once, outputs once."""
+        made = {t for a in self.accesses for t in a.made}
+        outside = {t for a in self.accesses for t in a.read} - made
+        return sum(self.words[t] for t in outside) + sum(self.words[t] for t in self.outputs)
+
+
+def one_by_one(graph: Graph) -> list[Phase]:
+    """Every operation of a period in a phase of its own, in the order of the graph."""
+    return [Phase(((at,),)) for at in range(graph.per)]
+
+
+def access_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = None, shared: bool = False, small: int = SMALL) -> AccessList:
+    """Accesses of all periods. shared: a tensor that several operations of a phase read is read once."""
+    words = graph.words(word_bits)
+    made = graph.makers()
+    hidden = {t for t, n in words.items() if n <= small and (t in made or t in graph.state)}
+    rows = [(t * len(phases) + i, phase, tuple(tuple(at + t * graph.per for at in stage) for stage in phase.stages))
+            for t in range(graph.periods) for i, phase in enumerate(phases)]
+    home = {graph.operations[at].output.tensor: row for row, _, stages in rows for stage in stages for at in stage}
+    last: dict[str, tuple[int, int]] = {}
+    inside = set(home)  # results that no other phase reads
+    for row, _, stages in rows:
+        for s, stage in enumerate(stages):
+            for p in (p for at in stage for p in graph.operations[at].inputs):
+                last[p.tensor] = (row, s)
+                if home.get(p.tensor) != row:
+                    inside.discard(p.tensor)
+    read = {p.tensor for e in graph.operations for p in e.inputs}
+    hidden |= {t for t in inside & read if t not in graph.outputs}
+    mortal = (set(made) | graph.state) - graph.outputs - hidden
+    accesses = [Access(a.read, a.made, phase.held) for row, phase, stages in rows
+                for a in _phase(graph, row, stages, hidden, {t: last[t] for t in mortal if t in last}, home, shared)]
+    named = {t for a in accesses for t in (*a.read, *a.made)}
+    return AccessList(tuple(accesses), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
+
+
+def _phase(graph: Graph, row: int, stages: Stages, hidden: set[str], last: Mapping[str, tuple[int, int]], home: Mapping[str, int],
+           shared: bool) -> Iterator[Access]:
+    """Stage by stage: reads, then what is written, then all that is updated in place, at once."""
+    seen: set[str] = set()
+    for s, stage in enumerate(stages):
+        pairs: dict[str, str] = {}
+        for e in (graph.operations[at] for at in stage):
+            dying = {p.tensor for p in e.inputs if last.get(p.tensor) == (row, s) and home.get(p.tensor) != row} - set(pairs)
+            if e.output.tensor not in hidden and (old := _overwritten(e, dying)):
+                pairs[old] = e.output.tensor
+        new = {fresh: old for old, fresh in pairs.items()}
+        for e in (graph.operations[at] for at in stage):
+            own = new.get(e.output.tensor, "")
+            for i, p in enumerate(e.inputs):
+                streams = p.tensor == own and own not in {q.tensor for q in e.inputs[:i]}  # one of its reads is the update
+                if p.tensor in hidden or streams or home.get(p.tensor) == row or (shared and p.tensor in seen):
+                    continue
+                seen.add(p.tensor)
+                yield Access(read=(p.tensor,))
+        for e in (graph.operations[at] for at in stage):
+            if e.output.tensor not in hidden and e.output.tensor not in new:
+                yield Access(made=(e.output.tensor,))
+        if pairs:
+            yield Access(tuple(pairs), tuple(pairs.values()))
+
+
+def _overwritten(e: Einsum, dying: set[str]) -> str:
+    """The input whose place the output takes, step by step: dense, of the same size, its outermost rank the output's; one with the same indices first."""
+    out = e.output
+    fits = [p for p in e.inputs if p.tensor in dying and p.format == out.format and p.stored_elems() == out.stored_elems() and p.dims and out.dims
+            and p.dims[0] == out.dims[0] and p.bits == out.bits]
+    return min(fits, key=lambda p: p.dims != out.dims).tensor if fits else ""
+
+
+def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_bits: int | None = None) -> list[Phase]:
+    """Phases of a period: operations joined along edges that pipeline, and multicast consumers side by side, as far as one pipeline can run them.
+
+    Joined are groups whose operations depend on each other only by such edges, with no way out and back in, that all stream one rank, and whose operands that
+    do not stream (weights) find room together. GOGETA, section 5; the room is ours.
+    """
+    at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
+    own = [e for e in edges if at <= e.source and e.target < at + graph.per]
+    group = {v: [v] for v in range(at, at + graph.per)}
+    held = dict.fromkeys(group, 0)
+    words = graph.words(word_bits)
+    siblings: dict[int, list[int]] = defaultdict(list)
+    for e in own:
+        if e.multicast:
+            siblings[e.source].append(e.target)
+    pairs = [(e.source, e.target) for e in own if e.pattern in PIPELINED] + [pair for found in siblings.values() for pair in pairwise(found)]
+    for a, b in sorted(pairs, key=max):
+        if group[a] is group[b]:
+            continue
+        joined = sorted(group[a] + group[b])
+        need = _needs(graph, own, set(joined), words)
+        if need is None or need > capacity or not _convex(own, set(joined)):
+            continue
+        for v in joined:
+            group[v], held[v] = joined, need
+    return _in_order(own, list({id(g): g for g in group.values()}.values()), held, at)
+
+
+def _convex(edges: Sequence[Edge], group: set[int]) -> bool:
+    """Whether no path leaves the group and comes back, and all that is handed over inside pipelines."""
+    outside: set[int] = set()
+    for e in edges:  # in order of sources: what lies behind the group is complete when its edges come
+        if e.source in group and e.target in group:
+            if e.pattern not in PIPELINED:
+                return False
+        elif e.source in group or e.source in outside:
+            if e.target in group:
+                return False
+            outside.add(e.target)
+    return True
+
+
+def _needs(graph: Graph, edges: Sequence[Edge], group: set[int], words: Mapping[str, int]) -> int | None:
+    """Words that a pipeline of these operations holds on chip; None if they do not stream one rank.
+
+    Each operation steps through one rank of its output, or, where nothing in the group reads it, of its inputs. Its consumers step through the same part of
+    the tensor. What a consumer reads from elsewhere without that rank is needed in every step, and so is a result that it adds to in every step. The first
+    operation of a pipeline reads as it would alone.
+    """
+    inner = [e for e in edges if e.source in group and e.target in group]
+    fed = {e.target for e in inner}
+    total = 0
+    for first in sorted(group - fed):
+        if not any(e.source == first for e in inner):
+            continue
+        ways = [_streamed(graph, inner, first, rank, words) for rank in sorted(graph.operations[first].output.ranks())]
+        needs = [n for n in ways if n is not None]
+        if not needs:
+            return None
+        total += min(needs)
+    return total
+
+
+def _streamed(graph: Graph, inner: Sequence[Edge], first: int, rank: str, words: Mapping[str, int]) -> int | None:
+    """Words held if the pipeline that begins with `first` steps through this rank."""
+    steps = {first: rank}
+    held: dict[str, int] = {}
+    for e in inner:
+        if e.source not in steps:
+            continue
+        source, target = graph.operations[e.source], graph.operations[e.target]
+        ranks = {_followed(source.output, p, steps[e.source]) for p in e.reads}
+        if len(ranks) != 1 or not (found := ranks.pop()) or steps.setdefault(e.target, found) != found:
+            return None
+        fed = {other.tensor for other in inner if other.target == e.target}
+        held |= {p.tensor: words[p.tensor] for p in target.tensors() if found not in p.ranks() and p.tensor not in fed and words[p.tensor] > SMALL}
+    return sum(held.values())
+
+
+def _followed(written: Projection, read: Projection, rank: str) -> str:
+    """The rank by which a reader steps through a tensor that is written step by step of a rank; empty if there is none."""
+    at = next((i for i, d in enumerate(written.dims) if rank in d.ranks()), None)
+    for ours, theirs in blocks(written.dims, read.dims) or ():
+        if at == ours[0]:
+            return next(iter(read.dims[theirs[0]].ranks()), "")
+    return ""
+
+
+def _in_order(edges: Sequence[Edge], groups: Sequence[Sequence[int]], held: Mapping[int, int], at: int) -> list[Phase]:
+    """Groups as phases, each after those that it reads from, else by their first operation."""
+    home = {v: g for g, members in enumerate(groups) for v in members}
+    before = [{home[e.source] for e in edges if home[e.target] == g} - {g} for g in range(len(groups))]
+    ready = [(members[0], g) for g, members in enumerate(groups) if not before[g]]
+    heapify(ready)
+    found: list[Phase] = []
+    while ready:
+        _, g = heappop(ready)
+        found.append(Phase(_stages(edges, groups[g], at), held[groups[g][0]]))
+        for other, waits in enumerate(before):
+            if g in waits:
+                waits.discard(g)
+                if not waits:
+                    heappush(ready, (groups[other][0], other))
+    return found
+
+
+def _stages(edges: Sequence[Edge], members: Sequence[int], at: int) -> Stages:
+    """Operations by the length of the longest way to them inside the group."""
+    level = dict.fromkeys(members, 0)
+    for e in edges:
+        if e.source in level and e.target in level:
+            level[e.target] = max(level[e.target], level[e.source] + 1)
+    return tuple(tuple(v - at for v in members if level[v] == n) for n in range(max(level.values()) + 1))

@@ -1,0 +1,172 @@
+"""What a graph of reuse is made of: operations (a product and the sum that alone reads it are one), the tensors between them, several periods of a loop.
+
+A workload's further accesses of a tensor (T_again) bear its own name here; an operation is an Einsum whose inputs may name a tensor twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from workloads.einsum import Dim, Einsum, Projection, WorkloadError, compulsory_elems
+from workloads.graph import AGAIN, Workload
+
+SUMS = ("add", "sub")
+SMALL = 1024  # words: a result or loop-carried tensor up to this size stays in registers, as GOGETA's n x n tensors do; 32 x 32
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Operations in an order in which each tensor is made before it is read.
+
+    outputs: tensors that go to main memory in the end. per: operations of one period; all periods are alike.
+    state: what a loop begins with: it comes from outside, but is overwritten like a result.
+    """
+
+    operations: tuple[Einsum, ...]
+    outputs: frozenset[str]
+    state: frozenset[str] = frozenset()
+    periods: int = 1
+
+    @property
+    def per(self) -> int:
+        return len(self.operations) // self.periods
+
+    def makers(self) -> dict[str, int]:
+        return {e.output.tensor: at for at, e in enumerate(self.operations)}
+
+    def words(self, word_bits: int | None = None) -> dict[str, int]:
+        """Words of every tensor: of one that is made, all of it; of one from outside, the most that an operation reads of it (rows of a table)."""
+        made = self.makers()
+        found = {p.tensor: words(p, e.sizes(), word_bits) for e in self.operations for p in (e.output,)}
+        for e in self.operations:
+            for p in e.inputs:
+                if p.tensor not in made:
+                    found[p.tensor] = max(found.get(p.tensor, 0), words(p, e.sizes(), word_bits))
+        return found
+
+
+def words(p: Projection, extents: Mapping[str, int], word_bits: int | None = None) -> int:
+    """Words of a tensor that an operation touches: CSR has a value and a column per nonzero and a pointer per row. word_bits: of the machine; None: each
+    element is a word.
+
+    Source: GOGETA (arXiv 2303.11499), eq. 10.
+    """
+    n = compulsory_elems(p, extents)
+    if p.format == "csr":
+        return 2 * round(p.density * n) + n // max(p.dims[-1].size, 1)
+    return ceil(n * p.bits / word_bits) if p.bits and word_bits else n
+
+
+def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Graph:
+    """The operations of a workload; of one that is written as a period (`repeats` with `carried`) so many periods in a row, 0: as many as it repeats.
+
+    accumulate: a product and the sum that alone reads it become one operation.
+    Raises WorkloadError for einsums that repeat otherwise: which tensor a repetition reads is not known.
+    """
+    once = _resolved(workload.einsums)
+    loops = bool(workload.carried) and bool(workload.repeats)
+    if workload.repeats and not loops and max(workload.repeats) > 1:
+        name = next(e.name for e, n in zip(workload.einsums, workload.repeats, strict=True) if n > 1)
+        raise WorkloadError(f"{workload.name}: einsum {name} repeats: what its repetitions share is not known; write each as an einsum of its own")
+    kept = frozenset(after for after, _ in workload.carried)
+    once = accumulated(once, kept) if accumulate else once
+    count = (periods or workload.repeats[0]) if loops else 1
+    every = [again for t in range(count) for again in _period(once, dict(workload.carried), t)] if loops else once
+    last = {_at(after, count - 1) if loops else after for after in kept}
+    read = {p.tensor for e in every for p in e.inputs}
+    sinks = {e.output.tensor for e in every} - read
+    return Graph(tuple(every), frozenset(last | sinks), frozenset(before for _, before in workload.carried), count)
+
+
+def _resolved(einsums: Sequence[Einsum]) -> list[Einsum]:
+    """T_again -> T, unless T is nowhere."""
+    made = {e.output.tensor for e in einsums}
+    named = made | {p.tensor for e in einsums for p in e.inputs}
+
+    def own(p: Projection) -> Projection:
+        first = p.tensor if p.tensor in made else AGAIN.sub("", p.tensor)
+        return replace(p, tensor=first) if first in named else p
+
+    return [replace(e, inputs=tuple(map(own, e.inputs))) for e in einsums]
+
+
+def _at(tensor: str, period: int) -> str:
+    return f"{tensor}@{period}"
+
+
+def _period(once: Sequence[Einsum], carried: Mapping[str, str], t: int) -> list[Einsum]:
+    """The einsums of period t: what it makes bears its number, what it begins with is what the period before it made."""
+    made, after = {e.output.tensor for e in once}, {before: after for after, before in carried.items()}
+
+    def named(p: Projection) -> Projection:
+        if p.tensor in made:
+            return replace(p, tensor=_at(p.tensor, t))
+        return replace(p, tensor=_at(after[p.tensor], t - 1)) if t and p.tensor in after else p
+
+    return [replace(e, name=_at(e.name, t), output=named(e.output), inputs=tuple(map(named, e.inputs))) for e in once]
+
+
+def accumulated(einsums: Sequence[Einsum], kept: frozenset[str] = frozenset()) -> list[Einsum]:
+    """T[m,n] += A[m,j] * B[j,n]; Y[m,n] = X[m,n] + T[m,n]  ->  Y[m,n] = X[m,n] + A[m,j] * B[j,n], where nothing else reads T.
+
+    The products land on what stands in X: T is never stored. kept: results that are needed as they are.
+    """
+    readers = Counter(p.tensor for e in einsums for p in e.inputs)
+    waiting: dict[str, int] = {}  # results of products that one sum may take in -> their place
+    found: list[Einsum | None] = []
+    for e in einsums:
+        at = next((i for i in reversed(range(len(e.inputs))) if e.inputs[i].tensor in waiting), None) if e.kind in SUMS else None
+        product = found[waiting[e.inputs[at].tensor]] if at is not None else None
+        joined = _joined(product, e, at) if product is not None and at is not None else None
+        if joined and at is not None:
+            found[waiting.pop(e.inputs[at].tensor)] = None
+            e = joined
+        if e.kind == "mac" and readers[e.output.tensor] == 1 and e.output.tensor not in kept:
+            waiting[e.output.tensor] = len(found)
+        found.append(e)
+    return [e for e in found if e is not None]
+
+
+def _joined(product: Einsum, total: Einsum, at: int) -> Einsum | None:
+    """The product with the other addends, in the product's ranks. None where the sum is not element by element."""
+    ranks = {theirs: ours for ours, theirs in zip(map(_rank, product.output.dims), map(_rank, total.inputs[at].dims), strict=False)}
+    same = [d.size for d in product.output.dims] == [d.size for d in total.inputs[at].dims]
+    if not same or "" in ranks or "" in ranks.values() or total.sizes().keys() != ranks.keys():
+        return None
+
+    def renamed(p: Projection) -> Projection:
+        return replace(p, dims=tuple(replace(d, terms=tuple((ranks[rank], c) for rank, c in d.terms)) for d in p.dims))
+
+    others = (p for i, p in enumerate(total.inputs) if i != at)
+    return replace(product, output=renamed(total.output), inputs=(*map(renamed, others), *product.inputs))
+
+
+def _rank(d: Dim) -> str:
+    """The rank that a dimension is; empty for a window or a constant."""
+    return d.terms[0][0] if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset else ""
+
+
+def blocks(written: Sequence[Dim], read: Sequence[Dim]) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    """Which dimensions of a tensor as written are which as it is read: the shortest runs of equal size, in row-major order. None: there are none.
+
+    >>> def shape(*sizes): return [Dim((), 0, n) for n in sizes]
+    >>> blocks(shape(512, 768), shape(2, 256, 12, 64))
+    [((0,), (0, 1)), ((1,), (2, 3))]
+    """
+    found, i, j = [], 0, 0
+    while i < len(written) and j < len(read):
+        left, right, a, b = written[i].size, read[j].size, i + 1, j + 1
+        while left != right:
+            if left < right and a < len(written):
+                left, a = left * written[a].size, a + 1
+            elif right < left and b < len(read):
+                right, b = right * read[b].size, b + 1
+            else:
+                return None
+        found.append((tuple(range(i, a)), tuple(range(j, b))))
+        i, j = a, b
+    rest = [d.size for d in (*written[i:], *read[j:])]
+    return None if any(n > 1 for n in rest) else found

@@ -1,0 +1,101 @@
+"""Which phase comes when: orders of the phases of a period, searched with the optimum of their accesses as the judge.
+
+What stays on chip depends on the order more than on the rule of eviction: CG that updates R before X lets the policy reach the optimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from dse.reuse.accesses import Phase
+from dse.reuse.operations import Graph
+
+Judge = Callable[[Sequence[Phase]], float]  # what an order costs
+TRIED = 120  # orders that a search looks at
+
+
+def searched(graph: Graph, phases: Sequence[Phase], judge: Judge, floor: float, tried: int = TRIED) -> list[Phase]:
+    """The best order found of the phases, as they are or with operations side by side taken apart; never worse than the one given.
+
+    All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps, from the best of the first orders. floor: no order
+    costs less; one that costs no more ends the search.
+    """
+    apart = [part for phase in phases for part in _parts(graph, phase)]
+    starts = [list(phases)] if len(apart) == len(phases) else [list(phases), apart]
+    best, least, left = list(phases), judge(phases), tried - 1
+    for start in starts:
+        every = list(islice(_orders(start, _before(graph, start)), left + 1))
+        for order in every[:left]:
+            if least <= floor:
+                return best
+            if (cost := judge(order)) < least:
+                best, least = order, cost
+        if len(every) > left:
+            return _moved(graph, best, least, judge, floor, tried)
+        left -= len(every)
+    return best
+
+
+def _moved(graph: Graph, best: list[Phase], least: float, judge: Judge, floor: float, tried: int) -> list[Phase]:
+    """One phase at a time goes to another place, as long as an order gets better and there are orders to try."""
+    improved = True
+    while improved and tried > 0 and least > floor:
+        improved = False
+        before = _before(graph, best)
+        for at, to in ((at, to) for at in range(len(best)) for to in range(len(best)) if to not in (at, at - 1)):
+            order = [*best[:at], *best[at + 1:]]
+            order.insert(to, best[at])
+            places = {id(phase): i for i, phase in enumerate(order)}
+            if any(places[id(best[b])] > places[id(best[a])] for a, needs in enumerate(before) for b in needs):
+                continue
+            tried -= 1
+            if (cost := judge(order)) < least:
+                best, least, improved = order, cost, True
+                break
+            if tried <= 0:
+                break
+    return best
+
+
+def _parts(graph: Graph, phase: Phase) -> Iterator[Phase]:
+    """The pipelines of a phase that hand nothing to each other, each as a phase."""
+    members = sorted(v for stage in phase.stages for v in stage)
+    makers = graph.makers()
+    root = {v: v for v in members}
+    for v in members:
+        for p in graph.operations[v].inputs:
+            source = makers.get(p.tensor, -1)
+            if source in root and root[source] != root[v]:
+                old, new = root[v], root[source]
+                root = {w: new if r == old else r for w, r in root.items()}
+    for one in dict.fromkeys(root.values()):
+        stages = (tuple(v for v in stage if root[v] == one) for stage in phase.stages)
+        yield Phase(tuple(stage for stage in stages if stage), phase.held)
+
+
+def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
+    """The phases that each phase of a period reads from."""
+    makers = graph.makers()
+    home = {v: i for i, phase in enumerate(phases) for stage in phase.stages for v in stage}
+    found: list[set[int]] = [set() for _ in phases]
+    for v, i in home.items():
+        found[i] |= {home[makers[p.tensor]] for p in graph.operations[v].inputs if makers.get(p.tensor) in home} - {i}
+    return found
+
+
+def _orders(phases: Sequence[Phase], before: Sequence[set[int]]) -> Iterator[list[Phase]]:
+    """Every order in which each phase comes after those that it reads from; the one given first, if it is one."""
+    chosen: list[int] = []
+
+    def longer() -> Iterator[list[Phase]]:
+        if len(chosen) == len(phases):
+            yield [phases[i] for i in chosen]
+            return
+        for i in range(len(phases)):
+            if i not in chosen and before[i] <= set(chosen):
+                chosen.append(i)
+                yield from longer()
+                chosen.pop()
+
+    return longer()

@@ -1,0 +1,334 @@
+"""What a layout costs at levels that describe lines, rows or banks (hw/arch.py: Access): the boxes that a nest asks for, counted (docs/model.md, Layouts).
+
+One transfer is what all lanes ask a level for at once: their tiles at the next node of the tensor, united. At the outermost level a tensor lies whole, in the
+layout of its stored shape; further inside a tile lies alone, in the layout of the tile's shape. Each tensor has banks of its own. Machines without a
+description ask for nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+
+from dse.layout import count as layouts
+from dse.layout.address import Ints, Layout, Spans, in_units, row_major, values
+from dse.layout.count import Counts, Rows, Span
+from dse.layout.primitive import LayoutError
+from dse.layout.text import parse, show
+from dse.nest import Loop, Mapping
+from dse.sim.counts import Count, Footprint
+from dse.sim.counts import footprints as counted
+from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, tile_count, tile_sizes
+from hw.arch import Access, Arch, Level
+from workloads.einsum import Dim, Einsum, Projection
+
+LISTED = 1 << 18  # elements whose addresses are listed where a cut divides no digit
+NONE = Span(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Of one tensor at one level, read or written, over a whole einsum. extra_*: what its layout costs beside its elements packed without a gap: actions of the
+    level's width, cycles of its port, energy of rows opened and of lines read to be modified. exact: no count is a guess."""
+
+    level: str
+    tensor: str
+    action: str
+    layout: str
+    elems: int
+    runs: int
+    moved_bits: Span
+    activations: Span
+    conflict: Span
+    descriptors: int
+    misses: float
+    extra_actions: float
+    extra_cycles: float
+    extra_pj: float
+    exact: bool
+
+
+Key = tuple[str, str, str]  # (level, tensor, action)
+
+
+def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
+    """By (level, tensor, action); empty where no level is described. Sparse tensors move as if packed."""
+    described = {level.name: level for level in arch.levels if level.access}
+    found = {}
+    for link in links(mapping, e) if described else ():
+        if link.parent.level in described and link.tensor.density == 1 and link.tensor.format == "dense" and (link.child or nonzero(e) == 1):
+            for one in _of_link(mapping, link, e, arch, layout_of(mapping, link, e, arch)):
+                found[one.level, one.tensor, one.action] = one
+    return found
+
+
+def table(mapping: Mapping, e: Einsum, arch: Arch, level: str, tensor: str, texts: Sequence[str]) -> list[tuple[str, float, float]]:
+    """(layout, energy_pj, port cycles) of each layout that no other one of the list beats in both, cheapest first: what it adds to the tensor at the level.
+
+    Traffic of a tensor depends on its own loops and its own layout alone: the best layouts of an einsum are the best of each tensor (by a sum of energies, or
+    of cycles of a port), and tensors can be tabulated one by one. A mapper calls it once per (tensor, loops above its child) that it meets.
+    """
+    link = next(one for one in links(mapping, e) if (one.parent.level, one.tensor.tensor) == (level, tensor))
+    at = next(one for one in arch.levels if one.name == level)
+    rows = []
+    for text in texts:
+        layout = parse(text, dim_names(link.tensor), shape_at(mapping, link, e, arch))
+        parts = list(_of_link(mapping, link, e, arch, layout))
+        pj = sum(one.extra_pj + one.extra_actions * (at.read_pj if one.action == "read" else at.write_pj) for one in parts)
+        rows.append((pj, sum(one.extra_actions / at.bandwidth + one.extra_cycles for one in parts), text))
+    best = [(text, pj, cycles) for pj, cycles, text in sorted(rows)]
+    return [one for i, one in enumerate(best) if all(one[2] < other[2] for other in best[:i])]
+
+
+def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
+    """The machine whose described levels are as slow as the layouts make them, by what their ports are busy with: time is told by it."""
+    bits = {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
+
+    def at(level: Level) -> Level:
+        plain, felt = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
+        for row in rows:
+            if row.level == level.name:
+                actions, laid = row.busiest_elems * bits[row.tensor] / level.width_bits, moved.get((row.level, row.tensor, row.action))
+                plain[row.action] += actions
+                felt[row.action] += actions + (laid.extra_actions + laid.extra_cycles * level.bandwidth if laid else 0.0)
+        busiest = max if level.ports == "separate" else sum
+        before, after = busiest(plain.values()), busiest(felt.values())
+        return replace(level, bandwidth=level.bandwidth * before / after) if after > before else level
+
+    return replace(arch, levels=tuple(at(level) if level.access and level.bandwidth < inf else level for level in arch.levels)) if moved else arch
+
+
+def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
+    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked for; rows opened, lines read to be written."""
+    levels = {level.name: level for level in arch.levels}
+    for one in moved.values():
+        level = levels[one.level]
+        if one.extra_actions:
+            yield one.level, one.tensor, "unused", one.extra_actions, one.extra_actions * (level.read_pj if one.action == "read" else level.write_pj)
+        if one.extra_pj:
+            yield one.level, one.tensor, "open", one.activations.n, one.extra_pj
+
+
+def dim_names(p: Projection) -> tuple[str, ...]:
+    """Names of a tensor's dimensions in the texts of layouts: that of the first rank in upper case; D0_, D1_ ... where two would be alike."""
+    names = tuple((d.terms[0][0].upper() if d.terms else f"D{k}") for k, d in enumerate(p.dims))
+    names = tuple(f"{name}_" if name[-1].isdigit() else name for name in names)
+    return names if len(set(names)) == len(names) and all(name != name.lower() for name in names) else tuple(f"D{k}_" for k in range(len(names)))
+
+
+def shape_at(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> tuple[int, ...]:
+    """What lies at the level: the stored tensor at the outermost one, elsewhere a tile."""
+    if link.parent.level == arch.levels[0].name:
+        return tuple(d.size for d in link.tensor.dims)
+    tile = e.sizes() | {node.rank: node.tile for node in mapping.nodes[:link.parent_at] if isinstance(node, Loop)}
+    return tuple(1 + sum(c * (tile[rank] - 1) for rank, c in d.terms) for d in link.tensor.dims)
+
+
+def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
+    """The one that the mapping names, else row-major. Raises LayoutError."""
+    names, shape = dim_names(link.tensor), shape_at(mapping, link, e, arch)
+    text = next((one.text for one in mapping.layouts if (one.level, one.tensor) == (link.parent.level, link.tensor.tensor)), None)
+    return row_major(names, shape) if text is None else parse(text, names, shape)
+
+
+def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> Iterator[Transfer]:
+    level = next(one for one in arch.levels if one.name == link.parent.level)
+    output = link.tensor is e.output
+    every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
+    if not output:
+        yield _transfer(mapping, link, e, arch, level, layout, "read", every)
+        return
+    yield _transfer(mapping, link, e, arch, level, layout, "write", every)
+    if again := every - (first if level.skip_first_read and not link.tensor.partial() else 0):
+        yield _transfer(mapping, link, e, arch, level, layout, "read", again)
+
+
+def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
+    """How often the loops above position `united` over ranks that the tensor does not see come by; lanes that share an access count once. first: without the
+    loops in time."""
+    shared = {name: reduce if link.tensor is e.output else multicast for f in arch.fanouts
+              for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)}
+    loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
+    picks = {i: FIRST if i >= united or (shared[node.over] if node.over else first) else LANES if node.over else ALL for i, node in loops}
+    return prod(tile_count(extent, tuple((node.tile, picks[i]) for i, node in loops if node.rank == rank))
+                for rank, extent in e.extents if rank not in link.seen)
+
+
+def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int) -> Transfer:
+    a = level.access
+    assert a is not None
+    bits = link.tensor.bits or arch.word_bits
+    layout, memory, unit = _in_units(own, bits, a)
+    c = layouts.cuts(layout, memory)
+    copies = action == "write"
+    found = _counted(c, _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), copies), visits)
+    elems = found.elems * unit // bits
+    packed = found.elems * unit
+    opened = _opened(mapping, link, e, arch, own, c, copies, visits, found) if a.row_bits else NONE
+    if action == "read" and link.tensor is e.output and link.tensor.partial():
+        found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)
+    moved = Span(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
+    port = moved.n / level.width_bits / level.bandwidth
+    runs, lines = found.runs, found.lines.n
+    described = layouts.descriptors(found, a.dma_strides) if a.descriptor_cycles else 0
+    missed = layouts.misses(runs, lines, a.prefetch_lines, a.prefetch_run, a.prefetch_line) if a.prefetch_lines else 0.0
+    open_cycles = opened.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
+    crowded = found.conflict.n * a.banks / level.bandwidth
+    modified = found.partial.n * a.line_bits / level.width_bits if a.rmw and action == "write" else 0.0
+    extra_cycles = (max(0.0, open_cycles - port, crowded - port) + described * a.descriptor_cycles / a.dma_queues + missed * a.miss_cycles
+                    + modified / level.bandwidth)
+    exact = found.lines.exact and opened.exact and found.conflict.exact and (not modified or found.partial.exact)
+    return Transfer(level.name, link.tensor.tensor, action, show(own), elems, runs, moved, opened, found.conflict, described, missed,
+                    max(0.0, moved.n - packed) / level.width_bits, extra_cycles, opened.n * a.row_pj + modified * level.read_pj, exact)
+
+
+def _at_most(span: Span) -> Span:
+    """Of an output in which windows overlap: how much of a box was written before, and is read, is not counted."""
+    return Span(span.n, 0, span.hi)
+
+
+def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
+    sizes = [n for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits if a.bank_map == "block" else 0) if n]
+    layout, unit = in_units(own, bits, sizes)
+    line, row, granule, capacity = (n // unit for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits))
+    return layout, layouts.Memory(line, row, a.row_banks, granule, a.banks, a.bank_map, capacity), unit
+
+
+def _counted(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) -> Counts:
+    found = layouts.combined(c, [layouts.sums(c, dim, rows) for dim, rows in enumerate(boxes)], visits)
+    if found.exact:
+        return found
+    several = prod(sum(len(times) for _, times in rows) for rows in boxes)
+    elems = prod(sum(v.size for v, _ in rows) for rows in boxes)
+    return layouts.listed(c, boxes, visits) if several <= LISTED >> 4 and max(elems, c.layout.room()) <= LISTED else found
+
+
+def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, own: Layout, c: layouts.Cuts, copies: bool, visits: int, alone: Counts) -> Span:
+    """Rows opened by all boxes in turn: each box on its own at most; or, of the boxes that the inner loops ask for, one united box, if it never has two rows of
+    one bank: then rows stay open. At least those of all boxes united."""
+    at = [i for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and not node.over and i >= _first_loop(mapping, link, arch)]
+    best, lo = alone.activations, 0.0
+    if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):  # which copies are read depends on the box: united ones say nothing
+        return Span(best.n, min(1, best.lo), best.hi)
+    for i in sorted({_first_loop(mapping, link, arch), *at}):
+        rows = _boxes(mapping, link, e, arch, own, c.layout, i, copies)
+        united = _counted(c, rows, min(_visits(mapping, link, e, arch, i), visits))
+        lo = lo or united.activations.lo
+        if united.activations.hi <= united.banks.lo and united.activations.hi < best.hi:
+            best = united.activations
+        if best.hi == lo:
+            break
+    return Span(max(best.n, lo), lo, best.hi)
+
+
+def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
+    """The first loop whose turns find the same addresses: of a tile that is replaced, those below its node."""
+    return 0 if link.parent.level == arch.levels[0].name else link.parent_at
+
+
+def _boxes(mapping: Mapping, link: Link, e: Einsum, arch: Arch, own: Layout, layout: Layout, united: int, copies: bool) -> list[list[Rows]]:
+    """Per stored dimension the boxes' values, and how often each comes; loops from position `united` on are united into one box."""
+    home = link.parent.level == arch.levels[0].name
+    sizes = e.sizes()
+    by_dim = [_spans(d, [_positions(mapping, link, rank, sizes[rank], united, home) for rank in d.ranks()], home) for d in link.tensor.dims]
+    found = []
+    for s in layout.stored:
+        if s.members[0] >= len(by_dim):  # the units of an element
+            found.append([(np.arange(s.extent())[None, :], np.ones(1, np.int64))])
+            continue
+        by_length: dict[int, tuple[list[Ints], list[int]]] = {}
+        for combination in product(*(by_dim[m].items() for m in s.members)):
+            asked = values(s, [spans for spans, _ in combination], copies)
+            rows, times = by_length.setdefault(len(asked), ([], []))
+            rows.append(asked)
+            times.append(prod(n for _, n in combination))
+        found.append([(np.stack(rows), np.array(times, np.int64)) for length, (rows, times) in by_length.items() if length])
+    return found
+
+
+def _positions(mapping: Mapping, link: Link, rank: str, extent: int, united: int, home: bool) -> tuple[Ints, Ints, Ints]:
+    """Of one rank at the child: (first [n, lanes], size [n, lanes], times [n]) of every place in time; sizes below 1 of lanes that idle.
+
+    home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it takes.
+    """
+    above = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and node.rank == rank]
+    starts = [(extent, 1)] if home else list(tile_sizes(extent, tuple((node.tile, LANES if node.over else ALL) for i, node in above if i < link.parent_at)))
+    low = np.zeros((len(starts), 1), np.int64)
+    size = np.array([[n] for n, _ in starts], np.int64)
+    times = np.array([n for _, n in starts], np.int64)
+    for i, node in above if home else [one for one in above if one[0] >= link.parent_at]:
+        if node.over or i >= united:
+            trips = np.arange(-(-int(size.max()) // node.tile))
+            low = (low[:, :, None] + trips * node.tile).reshape(len(low), -1)
+            size = np.minimum(size[:, :, None] - trips * node.tile, node.tile).reshape(len(size), -1)
+            keep = (size > 0).any(axis=0)
+            low, size = low[:, keep], size[:, keep]
+        else:
+            each = -(-size.max(axis=1) // node.tile)
+            parent = np.repeat(np.arange(len(size)), each)
+            turn = (np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each))[:, None]
+            low, size, times = low[parent] + turn * node.tile, np.minimum(size[parent] - turn * node.tile, node.tile), times[parent]
+    return low, size, times
+
+
+def _spans(d: Dim, ranks: Sequence[tuple[Ints, Ints, Ints]], home: bool) -> dict[Spans, int]:
+    """Indices of one dimension that a box asks for, and how often; hulls of each lane's tile, what lies in the padding left out."""
+    low = np.full((1, 1), d.offset if home else 0, np.int64)
+    high, times = low.copy(), np.ones(1, np.int64)
+    idle = np.zeros((1, 1), bool)
+    for (_, c), (first, size, n) in zip(d.terms, ranks, strict=True):
+        low = (low[:, None, :, None] + c * first[None, :, None, :]).reshape(len(low) * len(first), -1)
+        high = (high[:, None, :, None] + c * (first + size - 1)[None, :, None, :]).reshape(low.shape)
+        idle = (idle[:, None, :, None] | (size < 1)[None, :, None, :]).reshape(low.shape)
+        times = np.outer(times, n).ravel()
+    if home:
+        low, high = np.maximum(low, 0), np.minimum(high, d.size - 1)
+    low, high = np.where(idle | (high < low), -1, low), np.where(idle | (high < low), -2, high)
+    several, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
+    often = np.bincount(inverse.ravel(), weights=times, minlength=len(several))
+    found: dict[Spans, int] = {}
+    lanes = low.shape[1]
+    for row, n in zip(several.tolist(), often.tolist(), strict=True):
+        spans = _united(row[:lanes], row[lanes:])
+        found[spans] = found.get(spans, 0) + int(n)
+    return found
+
+
+def _united(low: Sequence[int], high: Sequence[int]) -> Spans:
+    """Lanes' hulls as spans that do not touch."""
+    found: list[list[int]] = []
+    for first, last in sorted(zip(low, high, strict=True)):
+        if last < first:
+            continue
+        if found and first <= found[-1][1] + 1:
+            found[-1][1] = max(found[-1][1], last)
+        else:
+            found.append([first, last])
+    return tuple((first, last - first + 1) for first, last in found)
+
+
+def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
+    """As `counts.footprints`; a tile in a layout that the mapping names takes that layout's room, padding and copies included."""
+    held = counted(mapping, e)
+    if not mapping.layouts:
+        return held
+    laid = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e)}
+    named = {(one.level, one.tensor) for one in mapping.layouts}
+    return tuple(replace(f, elems=max(f.elems, layout_of(mapping, laid[place], e, arch).room())) if (place := (f.level, f.tensor)) in named else f
+                 for f in held)
+
+
+def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    """Texts of layouts that are none of what lies at their level, one line each; of a mapping that `nest.faults` has nothing against."""
+    lines = []
+    for link in links(mapping, e):
+        try:
+            layout_of(mapping, link, e, arch)
+        except LayoutError as fault:
+            lines.append(f"mapping of {e.name}: layout {link.parent.level} {link.tensor.tensor}: {fault}")
+    return lines

@@ -1,0 +1,110 @@
+"""Runner of the case kind gogeta: words of main memory of conjugate gradients and graph convolutions, words between clusters, arithmetic intensity.
+
+Whole words are compared exactly, the optimum to 1e-9, rounded figures to their digits. `published`: the 36 points of figure 10 all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
+from math import exp, isclose, log
+from typing import Any
+
+from dse.reuse.accesses import AccessList, access_list, one_by_one, pipelined
+from dse.reuse.classify import classified
+from dse.reuse.operations import SMALL, graph
+from dse.reuse.optimum import Room, optimum
+from dse.reuse.residency import policy
+from dse.reuse.traffic import between_clusters, intensity
+from tests.cases_read import told
+from workloads import gnn, hpc
+from workloads.graph import Workload
+from workloads.matrix import MATRICES
+
+MIB = 2**18  # words
+
+
+def gogeta(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    for group, cases in file.items():
+        if group == "published":
+            yield group, told(partial(_published, cases))
+        elif group not in ("kind", "header"):
+            for case in cases:
+                yield _name(group, case), told(partial(GROUPS[group], case)) if group in GROUPS else [f"group {group} is unknown"]
+
+
+def _name(group: str, case: Mapping[str, Any]) -> str:
+    return " ".join([group, *(f"{case[key]}" if key == "dataset" else f"{key}={case[key]}" for key in ("dataset", "N", "sram_MiB") if key in case)])
+
+
+def lists(workload: Workload, room: int, small: int = SMALL) -> tuple[AccessList, AccessList, AccessList]:
+    """Of operations one by one, of GOGETA's pipelines, and of these with tensors that a phase reads twice read once."""
+    g = graph(workload)
+    phases = pipelined(g, classified(g), room)
+    return access_list(g, one_by_one(g), small=small), access_list(g, phases, small=small), access_list(g, phases, small=small, shared=True)
+
+
+def words(workload: Workload, room: int, small: int = SMALL) -> dict[str, float]:
+    alone, joined, shared = lists(workload, room, small)
+    return {"seq_flex": alone.streamed(), "seq_overflow": policy(alone, room, replace=False).words(), "gogeta": policy(joined, room).words(),
+            "ideal": joined.compulsory(), "lp_bound": optimum(joined, [Room(room)]).cost, "lp_bound_shared_PT": optimum(shared, [Room(room)]).cost}
+
+
+def _cg(case: dict[str, Any]) -> list[str]:
+    w = hpc.cg(rows=case["M"], nnz=case["nnz"], n=case["N"], iterations=case.get("iterations", 10))
+    room, small = int(case["sram_MiB"] * MIB), max(SMALL, case["N"] ** 2)
+    found = words(w, room, small)
+    moved = policy(lists(w, room, small)[1], room)
+    flat = {key: value for key, value in case.items() if isinstance(value, float) and key.startswith("ratio_")}
+    return [*_exact("words", case.get("words", {}), found),
+            *_exact("words of gogeta", case.get("gogeta_breakdown_words", {}), {key: getattr(moved, key) for key in ("read", "write", "evict", "flush")}),
+            *_rounded(case.get("MB", {}), {key: 4 * n / 1e6 for key, n in found.items()}),
+            *_rounded(flat, {"ratio_seq_flex_over_gogeta": found["seq_flex"] / found["gogeta"], "ratio_gogeta_over_lp": found["gogeta"] / found["lp_bound"]})]
+
+
+def _gcn(case: dict[str, Any]) -> list[str]:
+    w = gnn.gcn("cora", nodes=case["M"], nnz=case["nnz"], features=case["N"], outputs=case["O"], layers=1)
+    return _exact("words", case["words"], words(w, int(case["sram_MiB"] * MIB)))
+
+
+def _noc(case: dict[str, Any]) -> list[str]:
+    """Lines 4 and 5. They do not see how many nonzeros the matrix has."""
+    g = graph(hpc.cg(rows=case["M"], nnz=case.get("nnz", case["M"]), n=case["N"], iterations=1))
+    lines = [at for at, e in enumerate(g.operations) if e.name in ("0.4", "0.5")]
+    found = dict(zip(("gogeta_df", "gogeta_map"), between_clusters(g, classified(g), lines, case["clusters"]), strict=True))
+    return [*_exact("words", case.get("words", {}), found), *_rounded(case.get("KB_1000", {}), {key: 4 * n / 1000 for key, n in found.items()})]
+
+
+def _intensity(case: dict[str, Any]) -> list[str]:
+    n = case["N"]
+    rows, nnz = (case.get("M"), case.get("nnz")) if "M" in case else (MATRICES[case["dataset"]].rows, MATRICES[case["dataset"]].nnz)
+    found = {"dense_skewed": intensity(hpc.gemm(rows, n, n)[0]), "dense_limit": n / 2, "spmm": intensity(hpc.spmm(rows, rows, n, nnz)[0])}
+    wanted = {key: value for key, value in case.items() if key in found}
+    return [f"{key}: expected {value}, got {found[key]}" for key, value in wanted.items() if not isclose(value, found[key], rel_tol=1e-9)]
+
+
+def points() -> dict[tuple[str, int, int], dict[str, float]]:
+    """Words of the 36 points of figure 10."""
+    return {(name, n, mib): words(hpc.cg(matrix=name, n=n), mib * MIB) for name, n, mib in product(MATRICES, (1, 8, 16), (1, 4, 16))}
+
+
+def _published(figures: dict[str, Any]) -> list[str]:
+    found = [point["seq_flex"] / point["gogeta"] for point in points().values()]
+    mean = exp(sum(map(log, found)) / len(found))
+    return _rounded({"geomean": figures["geomean"], "least": figures["range_section"][0], "most": figures["range_section"][1]},
+                    {"geomean": mean, "least": min(found), "most": max(found)})
+
+
+GROUPS: dict[str, Callable[[dict[str, Any]], list[str]]] = {"cg": _cg, "gcn": _gcn, "noc": _noc, "arithmetic_intensity": _intensity}
+
+
+def _exact(what: str, wanted: Mapping[str, float], found: Mapping[str, float]) -> list[str]:
+    return [f"{what}: {key} is unknown" if key not in found else f"{what}: {key}: expected {n}, got {found[key]}" for key, n in wanted.items()
+            if key not in found or not isclose(n, found[key], rel_tol=1e-9 if key.startswith("lp_") else 0.0)]
+
+
+def _rounded(wanted: Mapping[str, float], found: Mapping[str, float]) -> list[str]:
+    """To the digits that are written."""
+    return [f"{key}: expected {n}, got {found.get(key)}" for key, n in wanted.items()
+            if key not in found or abs(found[key] - n) > 0.5001 * 10.0 ** -len(str(float(n)).partition(".")[2])]

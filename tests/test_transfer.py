@@ -1,0 +1,63 @@
+"""What layouts cost: counts of whole nests against streams walked element by element; machines that describe nothing cost what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from dse.layout.count import Span
+from dse.nest import faults
+from dse.sim import transfer
+from tests import nests
+from tests.nests import RICH, random_case, rich_case
+from tests.streams import described, streams, with_layouts
+
+DENSE = tuple(kind for kind in RICH if not kind.startswith("sp"))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One count of a nest beside the walked one."""
+
+    what: str
+    counted: Span
+    walked: int
+
+    @property
+    def right(self) -> bool:
+        return self.counted.lo - 1e-9 <= self.walked <= self.counted.hi + 1e-9
+
+
+def compared(seed: int) -> list[Compared]:
+    """Every count of every tensor of a random nest in random layouts on a machine described at random."""
+    rng = Random(seed)
+    e, arch, mapping = rich_case(rng, DENSE) if seed % 2 else random_case(rng, nests.KINDS)
+    arch = described(rng, arch)
+    names = {p.tensor: transfer.dim_names(p) for p in e.tensors()}
+    mapping = with_layouts(rng, mapping, e, arch, names)
+    assert not faults(mapping, e, arch) and not transfer.faults(mapping, e, arch), (seed, faults(mapping, e, arch), transfer.faults(mapping, e, arch))
+    found = []
+    moved = transfer.transfers(mapping, e, arch)
+    for level, tensor in dict.fromkeys((level, tensor) for level, tensor, _ in moved):
+        p = next(p for p in e.tensors() if p.tensor == tensor)
+        line = next(one for one in arch.levels if one.name == level).access.line_bits
+        for action, walked in streams(mapping, e, arch, level, p, names[tensor]).items():
+            one = moved.get((level, tensor, action))
+            if one is None:
+                found.append(Compared("lines", Span(0, 0, 0), walked.lines))
+                continue
+            exactly = not (p is e.output and action == "read" and p.partial())
+            where = f"seed {seed} {level} {tensor} {action}"
+            found += [Compared(f"elems {where}", Span(one.elems, one.elems if exactly else 0, one.elems), walked.elems),
+                      Compared(f"runs {where}", Span(one.runs, one.runs if exactly else 0, one.runs if exactly else 1e18), walked.runs),
+                      Compared(f"bits {where}", one.moved_bits, walked.lines * line), Compared(f"activations {where}", one.activations, walked.activations),
+                      Compared(f"conflict {where}", one.conflict, walked.conflict)]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_counts_of_a_nest_are_those_of_its_streams(seed: int) -> None:
+    for one in compared(seed):
+        assert one.right, one
