@@ -13,7 +13,7 @@ sweep: .venv/ready
 	$(BIN)/dse show runs/edge-small best
 
 test: .venv/ready lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0  # a worker that dies fails the run: replaced, it may wait for ever
 
 prove: .venv/ready $(if $(filter models,$(PART)),$(if $(DSE_MODELS_ENV),,build/models/ready))
 	$(BIN)/python -m tests.prove $(PART)

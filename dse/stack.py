@@ -19,7 +19,7 @@ from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.sim import transfer
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, figure, in_turn, proven
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, evaluate, figure, in_turn, space_of
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
 from workloads.einsum import Einsum
@@ -33,7 +33,7 @@ TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: til
 TILES = {"perfect": "optimal: every loop divides",
          "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide"}
 PROOF = ("gap_in_space", "proven", "space", "visited")  # of an EinsumCost, besides its mapping
-NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
 
@@ -153,7 +153,7 @@ def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infe
         return []
 
 
-def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, visited: int) -> EinsumCost:
+def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, space: str, visited: int) -> EinsumCost:
     """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the einsum, or does not fit."""
     mapping = parse(nest)
     if lines := faults(mapping, problem.einsum, problem.arch):
@@ -161,19 +161,20 @@ def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, visited
     found = einsum_cost(problem, mapping)
     if isinstance(found, Infeasible):
         raise ValueError(str(found))
-    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and f"{proven}".isprintable() and visited >= 0):
-        raise ValueError(f"gap_in_space {gap_in_space}, proven {proven}, visited {visited}")
-    return replace(found, gap_in_space=gap_in_space, proven=proven, visited=visited)
+    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and f"{proven}{space}".isprintable() and visited >= 0):
+        raise ValueError(f"gap_in_space {gap_in_space}, proven {proven}, space {space}, visited {visited}")
+    return replace(found, gap_in_space=gap_in_space, proven=proven, space=space, visited=visited)
 
 
-def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], certificates: Mapping[str, str] = NOTHING) -> Solution | Infeasible:
-    """A stored schedule priced anew, from its nests by einsum name; what was proven of them still holds. A tiling that needs no search is made anew: it need
-    not be a nest."""
+def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], proofs: Mapping[str, tuple[float, str]] = NO_PROOFS) -> Solution | Infeasible:
+    """A stored schedule priced anew, from its nests by einsum name; what was proven of them (gap_in_space, certificate) still holds. A tiling that needs no
+    search is made anew: it need not be a nest."""
     if TILING[picks.tiling]:
         found = solve(arch, workload, picks)
         return found if isinstance(found, Infeasible) else found[0]
     priced_anew = evaluate(arch, workload, {name: parse(text) for name, text in nests.items()}, picks.objective)
-    if isinstance(priced_anew, Infeasible) or not any(map(proven, certificates.values())):
+    if isinstance(priced_anew, Infeasible) or not any(space_of(certificate) for _, certificate in proofs.values()):
         return priced_anew
-    told = [replace(one, proven=proven(certificates.get(one.name, ""))) for one in priced_anew.einsums]
+    told = [replace(one, gap_in_space=gap, proven="" if gap else space, space=space) if (space := space_of(certificate)) else one
+            for one in priced_anew.einsums for gap, certificate in [proofs.get(one.name, (0.0, ""))]]
     return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), f"mapper {picks.mapper}")

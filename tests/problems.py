@@ -21,7 +21,8 @@ WINDOWS = ("conv1d", "conv1d", "conv", "depthwise", "pool", "grouped", "transpos
 RANKS = {"gemm": "mnk", "bmm": "bmnk", "vector": "mk", "add": "ab", "copy": "ab", "layer": "kcp", "spmm": "mnk", "spmm2": "mnk", "spmv": "mk", "conv1d": "kcpr",
          "conv": "kpqrs", "depthwise": "kpr", "pool": "kpr", "grouped": "gkpr", "transposed": "kpr"}
 WINDOW_RANKS = ("r", "s")
-KINDS = {"array": ("gemm", "gemm", "layer", "conv1d", "bmm"), "windows": WINDOWS, "sparse": ("spmm", "spmm2", "spmv")}
+KINDS = {"array": ("gemm", "gemm", "layer", "conv1d", "bmm"), "windows": WINDOWS, "sparse": ("spmm", "spmm2", "spmv"), "transposed": ("transposed",),
+         "slides": ("conv1d", "depthwise", "pool")}
 
 
 def einsum_of(kind: str, sizes: dict[str, int], rng: Random) -> Einsum:
@@ -70,6 +71,19 @@ def arch_of(rng: Random, group: str, levels: int) -> Arch:
     return Arch("random", found, tuple(fanouts), compute, 1.0, 8, overlap="free")
 
 
+def unpriced(rng: Random, group: str, levels: int) -> Arch:
+    """As `arch_of`; energy costs nothing, so that cycles alone tell mappings apart."""
+    arch = arch_of(rng, group, levels)
+    levels = tuple(replace(level, read_pj=0.0, write_pj=0.0) for level in arch.levels)
+    return replace(arch, levels=levels, compute=replace(arch.compute, mac_pj=0.0, alu_pj=0.0))
+
+
+def unshared(rng: Random, group: str, levels: int) -> Arch:
+    """As `arch_of`; one array of two dimensions whose lanes share nothing, so that every lane in use counts."""
+    arch, dims = arch_of(rng, group, levels), tuple(zip("XY", rng.choice([(3, 2), (4, 2), (4, 3), (5, 2), (5, 3), (3, 3), (6, 2)]), strict=True))
+    return replace(arch, fanouts=(Fanout("array", rng.randint(1, levels + 1), dims, (False, False), (False, False)),))
+
+
 def array_of(rng: Random, group: str, levels: int) -> Arch:
     """Where bounds on room and lanes matter most: DRAM, maybe a buffer, an array that shares, a few registers per lane; energies apart, no slow port."""
     sizes = ((rng.choice([8, 12, 16, 24, 32, 64]),) if levels > 1 else ()) + (rng.choice([2, 3, 4, 5, 6, 8, 10, 12, 16]),)
@@ -85,7 +99,7 @@ def random_problem(rng: Random, group: str, tiles: str, most: int, order: Order 
     """A problem of a group whose space of such tiles has `most` mappings at most, and rarely few."""
     while True:
         kind = rng.choice(KINDS.get(group, (*PLAIN, *WINDOWS)))
-        levels = {"one level": 1, "two levels": 2, "three levels": 3}.get(group) or rng.choice([1, 1, 1, 2, 2])
+        levels = {"one level": 1, "two levels": 2, "three levels": 3, "scratchpads": 3}.get(group) or rng.choice([1, 1, 1, 2, 2])
         machine = (array_of if group == "array" else arch)(rng, group, levels)
         draft = einsum_of(kind, dict.fromkeys(RANKS[kind], 2), Random(0))
         nests = Counter(shape(s, machine).kinds for s in _first(skeletons(draft, machine, order), 3000))
@@ -117,3 +131,11 @@ def symmetric(rng: Random) -> Problem:
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n, "n": n, "k": k}) if shared else einsum(
         "C[p,q] += A[p+r,q+s] * B[r,s]", {"p": rng.choice([2, 4]), "q": 4, "r": 2, "s": 2})
     return Problem(array_of(rng, "array", 1), e, rng.choice(OBJECTIVES))
+
+
+def still_window() -> Problem:
+    """Where a loop must stand below a node that sinks and counts twice: 5 words of A stand still above 3 of C, which sink to one; A alone above the loop would
+    sink into its window, 3 words, twice."""
+    outer = Level("DRAM", None, 8, 200.0, 200.0, bypass=False)
+    inner = Level("L1", 8 * 7, 8, 1.0, 1.0, double_buffer=True, bypass=False)
+    return Problem(Arch("twice", (outer, inner), (), Compute(1.0, 1.0), 1.0, 8), einsum("C[p] max= A[p+r]", {"p": 3, "r": 3}), "energy")

@@ -6,16 +6,17 @@ from dataclasses import replace
 from math import prod
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dse.dataflow.cost_descending import candidates, cost_descending, least_held, topology
-from dse.dataflow.exhaustive import enumerated, size
+from dse.dataflow.exhaustive import size
 from dse.nest import Infeasible, Loop, faults
 from dse.sim import cost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import Problem, lanes_overflow
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.enumeration import enumerated
 from tests.nests import KINDS, random_arch, random_einsum
 from tests.small import small_problem
 from workloads.einsum import einsum
@@ -41,16 +42,18 @@ def two_levels(capacity_bytes: int, double_buffer: bool = True, lanes: int = 1, 
     return Arch("small", (outer, inner), (Fanout("array", 1, (("X", lanes),), (True,), (True,), ""),), Compute(1.0, 0.5), 1.0, 8)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)  # one seed in some hundreds is known to fail: README, limits
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
+@example(37158)  # 3 bytes, twice each: the output stands still in its lane if the loops above it do not move it
 def test_infeasible_is_proven(seed: int) -> None:
     problem = tight_problem(Random(seed), 3_000)
     e, arch = problem.einsum, problem.arch
     least, found = least_held(e, arch), cost_descending(problem, Random(0))
-    if isinstance(enumerated(problem), Infeasible):
-        assert isinstance(least, Infeasible) and found == least and least.need_bytes > least.have_bytes
+    if isinstance(least, Infeasible):
+        assert found == least and least.need_bytes > least.have_bytes
+        assert enumerated(problem, "ragged_lanes", "tensors").mapping is None
         return
-    assert not isinstance(least, Infeasible) and isinstance(found, list)
+    assert isinstance(found, list)
     for mapping in (least, found[0].mapping):
         assert faults(mapping, e, arch) == [] and lanes_overflow(mapping, e, arch) is None
         assert cost.overflow(footprints(mapping, e), e, arch) is None

@@ -103,11 +103,11 @@ def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
     for name in sorted(set(DATAFLOW) - {"exhaustive", "cost_descending"}):  # cost_descending also cuts temporal tiles that do not divide
         found = LESS.get(name, DATAFLOW[name])(problem, Random(seed))
         if isinstance(lowest, Infeasible):
-            assert isinstance(found, Infeasible)
+            assert isinstance(found, Infeasible) or name == "optimal"  # levels of different tensors in any order may fit, and cost less
         else:
             assert isinstance(found, list)
             ours, least = value(problem, found[0]), value(problem, lowest[0])
-            assert ours <= least * (1 + 1e-9) if name == "optimal" else ours >= least * (1 - 1e-9)  # optimal: levels of different tensors in any order
+            assert ours <= least * (1 + 1e-9) if name == "optimal" else ours >= least * (1 - 1e-9)
 
 
 @settings(max_examples=15, deadline=None)

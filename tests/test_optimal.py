@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dse.dataflow.cost_descending import cost_descending
@@ -38,16 +38,17 @@ def ranked(problem: Problem, one: EinsumCost) -> tuple[float, float, float]:
 def agree(problem: Problem, tiles: Tiles, constraints: Constraints = Constraints()) -> None:  # noqa: B008
     """Not above the mapper `exhaustive`, whose levels stand in order, by a mapping that the evaluator takes; proven, and not below the bound."""
     found, want = optimal(problem, tiles, constraints), enumerated(problem, tiles, constraints)
-    assert isinstance(found, Infeasible) == isinstance(want, Infeasible)
-    if isinstance(found, Infeasible) or isinstance(want, Infeasible):
+    if isinstance(found, Infeasible):
+        assert isinstance(want, Infeasible)
         return
     assert faults(found[0].mapping, problem.einsum, problem.arch) == [] and broken(constraints, found[0].mapping) == []
     assert einsum_cost(problem, found[0].mapping) == found[0]
-    a, b = ranked(problem, found[0]), ranked(problem, want[0])
+    a = ranked(problem, found[0])
     if not found[0].proven:  # constraints that name some dimensions of a fan-out only
         assert found[0].gap_in_space == found[0].gap_to_bound and constraints.spatial
         return
-    assert not before(b, a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
+    if not isinstance(want, Infeasible):  # that levels in order do not fit says nothing
+        assert not before(b := ranked(problem, want[0]), a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
     assert found[0].proven.startswith((tiles.replace("_", " "), "every space")) and found[0].gap_in_space == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
@@ -57,8 +58,10 @@ def test_is_not_above_the_mapper_exhaustive(seed: int, objective: str, tiles: Ti
     agree(small_problem(Random(seed), objective, 4_000, tiles=tiles), tiles)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
+@example(293)  # the local search gave lanes a rank through which they would share output elements
+@example(600)  # uneven lanes that loop in time inside cost infinite energy, but no cycles: the answer moved what was to stay still
 def test_keeps_constraints(seed: int) -> None:
     rng = Random(seed)
     problem = small_problem(rng, rng.choice(OBJECTIVES), 4_000)
@@ -87,7 +90,7 @@ def test_is_not_above_the_proven_optimum(case: dict) -> None:
 
 def test_a_spent_budget_is_no_certificate() -> None:
     arch = component.build(machine.load("a3"))
-    problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 32, "k": 48}), "energy")
+    problem = Problem(arch, catalog.load("conv:k=16,c=16,p=14,q=14,r=3,s=3").einsums[0], "energy")
     found, other = optimal(problem, budget=3), cost_descending(problem, Random(0))
     assert isinstance(found, list) and isinstance(other, list)
     assert found[0].proven == "" and 0 < found[0].gap_in_space <= found[0].gap_to_bound and found[0].energy_pj <= other[0].energy_pj
@@ -107,7 +110,7 @@ def test_a_budget_that_ends_before_a_mapping_keeps_to_the_constraints_is_said() 
         assert str(optimal(problem, constraints=least, budget=1)) == "conv: the search needs 2 nodes, has 1"
     assert isinstance(optimal(problem, budget=1), list)
     (one,) = optimal(problem, constraints=rules)
-    assert one.proven and broken(rules, one.mapping) == []
+    assert one.space.endswith("under constraints") and broken(rules, one.mapping) == []
 
 
 def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
@@ -135,6 +138,14 @@ def test_equals_an_enumeration_that_shares_the_evaluator_only(seed: int) -> None
 
 def test_levels_of_different_tensors_stand_in_any_order() -> None:
     """The weights stand still outside of where inputs move: 1.1096e8 pJ where all nodes of a level stand above those inside."""
-    problem = Problem(machine.arch(machine.load("smv")), catalog.load("gemm:m=64,n=64,k=4096").einsums[0], "energy")
+    problem = Problem(replace(machine.arch(machine.load("smv")), overlap="free"), catalog.load("gemm:m=64,n=64,k=4096").einsums[0], "energy")
     (one,) = optimal(problem)
     assert one.proven and one.energy_pj <= 9.355e7 and one.latency_cycles <= 82_560
+
+
+def test_a_machine_on_which_nothing_costs() -> None:
+    """No price and no bandwidth: nothing but operations is counted, and only their cycles."""
+    levels = tuple(Level(name, bits, 8, 0.0, 0.0) for name, bits in (("DRAM", None), ("REGF", 24)))
+    arch = Arch("free", levels, (Fanout("array", 1, (("X", 4),), (True,), (True,)),), Compute(0.0, 0.0), 1.0, 8)
+    (one,) = optimal(Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 6}), "latency"))
+    assert (one.energy_pj, one.latency_cycles) == (0.0, 24.0)

@@ -132,7 +132,7 @@ def test_einsums_that_make_most_of_the_cost_come_first() -> None:
 
 
 def test_traffic_names_the_width_of_an_action() -> None:
-    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.tiles": "perfect"})
+    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.tiles": "perfect", "overlap": "free"})
     _, [traffic, *_] = explain.einsum(found.arch, found.workload.einsums[0], found.found.einsums[0])  # type: ignore[union-attr]
     width = {level.name: level.width_bits for level in found.arch.levels}
     at = traffic.header.index("width_bits")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow.space import least
-from dse.nest import Infeasible, Loop, Mapping, Store, holdable
+from dse.nest import Infeasible, Loop, Mapping, Store, faults, holdable
 from dse.sim import cost
 from dse.sim.counts import Count, Footprint, count, footprints, held_elems
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced
@@ -45,18 +45,20 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """Tensors whose nodes at a level stand above all temporal loops. The last of these nodes sinks through the loops over its fully relevant ranks and
-    over one rank of a window (`past`), so that it holds one element of these."""
+    """Which nodes stand above all temporal loops: of every tensor those down to a level (0: none but the outermost). last: the innermost level that cannot
+    hold one moving element of each tensor; must: the nodes that no level may leave out, outermost levels first."""
 
     e: Einsum
     arch: Arch
-    level: int
-    tensors: tuple[Projection, ...]
-    window: str
+    last: int
+    must: tuple[tuple[Store, ...], ...]
+    depth: dict[str, int]
 
-    @property
-    def past(self) -> frozenset[str]:
-        return self.tensors[-1].full() | {self.window}
+    def above(self, v: int) -> list[Store]:
+        return [store for store in self.must[v] if v <= self.depth[store.tensor]]
+
+    def below(self) -> list[Store]:
+        return [store for v, own in enumerate(self.must) for store in own if v > self.depth[store.tensor]]
 
 
 def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
@@ -105,54 +107,79 @@ def least_held(e: Einsum, arch: Arch) -> Mapping | Infeasible:
     once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
     full = cost.overflow(footprints(smallest, e), e, arch)
     if full and not cost.overflow(footprints(smallest, e), e, once):
-        return next((nest for nest in _standing(e, arch) if not cost.overflow(footprints(nest, e), e, arch)), full)
+        fitting = (nest for nest in _standing(e, arch) if not cost.overflow(footprints(nest, e), e, arch) and not faults(nest, e, arch))
+        return next(fitting, full)
     return full or smallest
 
 
 def _standing(e: Einsum, arch: Arch) -> Iterator[Mapping]:
-    """Mappings whose nodes stand above all temporal loops down to the last level that cannot hold one moving element of each tensor.
+    """Mappings some of whose nodes stand above all temporal loops: one fits if any mapping does.
 
-    At that level some of them do: each set is tried, for the ways of spreading its ranks over the lanes outside. Below it all move, one element at a time.
+    Take a mapping that fits. Some of its nodes do not move: they stand above all loops and do not sink. Every other one that counts twice holds at least one
+    element twice. So put these below all loops, which go down to single elements: they need no more, and the others what they did, unless the last of them
+    sinks now. It did not before, for one of these stood below it:
+        a loop over a rank that it does not see: let it be the first loop now;
+        no loop at all: there is none now;
+        lanes: let them stand there, two are enough;
+        nodes of another tensor or another level, of which the last one sank, or did not, likewise: let them stand there, sunk as far as they can.
+    Nodes outside of lanes in use cannot move: a loop above the lanes would move all that is inside. Levels inside of `last` hold what moves.
     """
-    unit = dict.fromkeys(e.sizes(), 1)
-    own = [[Store(level.name, tensor) for tensor in holdable(e, level)] if not v or not level.bypass else [] for v, level in enumerate(arch.levels)]
-    last = max(v for v, stores in enumerate(own) if v and stores and _overflow(e, arch, v, unit, unit))
-    for still in _stills(e, arch, last):
-        for tile, nodes in _ways(still, own).items():
-            ranks = sorted((rank for rank, n in zip(unit, tile, strict=True) if n > 1), key=lambda r: (r not in still.past, r == still.window))  # noqa: B023
-            held = [Store(arch.levels[last].name, p.tensor) for p in still.tensors]
-            moving = [store for store in own[last] if store not in held]
-            yield Mapping((*nodes, *held, *(Loop(rank, 1) for rank in ranks), *moving, *chain.from_iterable(own[last + 1 :])))
+    unit, names = dict.fromkeys(e.sizes(), 1), [p.tensor for p in e.tensors()]
+    must = tuple(tuple(Store(level.name, t) for t in holdable(e, level)) if not v or not level.bypass else () for v, level in enumerate(arch.levels))
+    last = max(v for v, own in enumerate(must) if v and own and _overflow(e, arch, v, unit, unit))
+    for depth in product(*([0, *(v for v in range(1, last + 1) if any(store.tensor == t for store in must[v]))] for t in names)):
+        still = Still(e, arch, last, must, dict(zip(names, depth, strict=True)))
+        for tile, nodes in _ways(still).items() if last in depth else ():
+            yield from _below(still, {rank: n for rank, n in zip(unit, tile, strict=True) if n > 1}, nodes)
 
 
-def _stills(e: Einsum, arch: Arch, level: int) -> Iterator[Still]:
-    own = _held(e, arch, (level,))
-    for sunk in own:
-        rest = [p for p in own if p is not sunk]
-        for others in chain.from_iterable(combinations(rest, n) for n in range(len(rest) + 1)):
-            yield from (Still(e, arch, level, (*others, sunk), window) for window in sorted(sunk.partial()) or [""])
+def _below(still: Still, left: Tile, nodes: tuple[Loop | Store, ...]) -> Iterator[Mapping]:
+    """The nests that go on below the nodes that stand still: which node stands directly above the loops, or which lanes, and which loop is the first."""
+    e, arch, moving = still.e, still.arch, still.below()
+    tops: list[tuple[tuple[Loop | Store, ...], Projection]] = []
+    for p in e.tensors():
+        end = Store(arch.levels[still.depth[p.tensor]].name, p.tensor)
+        tops.append(((*(node for node in nodes if node != end), end), p))
+        inner = [Store(level.name, p.tensor) for v, level in enumerate(arch.levels) if v > still.depth[p.tensor] and p.tensor in holdable(e, level)]
+        tops += [((*nodes, *own), p) for n in range(1, len(inner) + 1) for own in combinations(inner, n)]
+    for top, p in tops:
+        for order in _first_loops(p, left):
+            yield Mapping((*top, *(Loop(rank, 1) for rank in order), *(store for store in moving if store not in top)))
+    for f in arch.fanouts:
+        for rank, (dim, _) in product(left, f.dims if f.outside > still.last else ()):
+            half = -(-left[rank] // 2)
+            yield Mapping((*nodes, Loop(rank, half, dim), *(Loop(r, 1) for r in left if r != rank or half > 1), *moving))
 
 
-def _ways(still: Still, own: Sequence[Sequence[Store]]) -> Ways:
-    """The ways of spreading the ranks that matter over the lanes outside still.level; own: the nodes of every level, which stand there too."""
-    e, arch, last = still.e, still.arch, still.level
-    seen = frozenset(e.sizes()) if any(own[1:last]) else frozenset().union(still.tensors[-1].ranks() - still.past, *(p.ranks() for p in still.tensors[:-1]))
-    ways: Ways = {tuple(e.sizes().values()): tuple(own[0])}
+def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
+    """Orders of loops below a node: it sinks as far as it can, into one window or another; or not at all, for it does not see the first one."""
+    for window in sorted(p.partial() & set(ranks)) or [""]:
+        yield sorted(ranks, key=lambda r: (r not in p.full(), r != window))  # noqa: B023
+    for unseen in set(ranks) - p.ranks():
+        yield sorted(ranks, key=lambda r: r != unseen)  # noqa: B023
+
+
+def _ways(still: Still) -> Ways:
+    """The ways of spreading the ranks that matter over the lanes outside still.last, with the nodes that stand there."""
+    e, arch, last = still.e, still.arch, still.last
+    seen = frozenset().union(*(p.ranks() if still.depth[p.tensor] else p.partial() for p in e.tensors()))
+    ways: Ways = {tuple(e.sizes().values()): still.must[0]}
     left = prod(size for f in arch.fanouts if 0 < f.outside <= last for _, size in f.dims)
     for v in range(1, last + 1):
+        moving = any(store not in still.above(u) for u in range(1, v) for store in still.must[u])
         for dim, size in (pair for f in arch.fanouts if f.outside == v for pair in f.dims):
             left //= size
-            ways = _cut(still, ways, seen - e.output.partial(), dim, size, left)
-        if v < last:
-            deeper = {tile: (*nodes, *own[v]) for tile, nodes in ways.items()}
-            ways = {tile: nodes for tile, nodes in deeper.items() if not cost.overflow(footprints(Mapping(nodes), e), e, arch)}
-    return ways
+            if not moving:
+                ways = _cut(still, ways, seen - e.output.partial(), dim, size, left)
+        deeper = {tile: (*nodes, *still.above(v)) for tile, nodes in ways.items()}
+        ways = {tile: nodes for tile, nodes in deeper.items() if not cost.overflow(footprints(Mapping(nodes), e), e, arch)}
+    return {tile: nodes for tile, nodes in ways.items() if _least_bits(still, tile, 1) <= _capacity(arch, last)}
 
 
 def _cut(still: Still, ways: Ways, ranks: frozenset[str], dim: str, size: int, left: int) -> Ways:
-    """The ways over one more fan-out dimension, without those whose tiles another way equals or undercuts in every rank, and without those that do not fit
-    even if the lanes of the dimensions still to come cut them further (`_least_bits`)."""
-    room = _capacity(still.arch, still.level)
+    """The ways over one more fan-out dimension, without those whose tiles another way undercuts that leaves the same ranks to loops, and without those that do
+    not fit even if the lanes of the dimensions still to come cut them further (`_least_bits`)."""
+    room = _capacity(still.arch, still.last)
     found: Ways = {}
     for start, above in ways.items():
         grown = [(start, size, above)]
@@ -163,19 +190,19 @@ def _cut(still: Still, ways: Ways, ranks: frozenset[str], dim: str, size: int, l
                 grown = [cut for cut in cuts if _least_bits(still, cut[0], cut[1] * left) <= room]
         found |= {tile: nodes for tile, _, nodes in grown}
     tiles = np.array(list(found))
-    return {tile: nodes for tile, nodes in found.items() if np.sum(np.all(tiles <= tile, axis=1)) == 1}
+    return {tile: nodes for tile, nodes in found.items()
+            if np.sum(np.all((tiles <= tile) & ((tiles > 1) == (np.array(tile) > 1)), axis=1)) == 1}
 
 
 def _least_bits(still: Still, tile: Sequence[int], lanes: int) -> int:
-    """A lower bound on what still.level needs: one element of each moving tensor, twice; of every other one what is left if it had all remaining lanes
+    """A lower bound on what still.last needs: one element of each moving tensor, twice; of every other one what is left if it had all remaining lanes
     to itself."""
     sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
-    sunk = {rank: 1 if rank in still.past else n for rank, n in sizes.items()}
     total = 0
-    for p in _held(still.e, still.arch, (still.level,)):
-        unit, own = held_elems(p, dict.fromkeys(sizes, 1)), sunk if p is still.tensors[-1] else sizes
-        cut = -(-prod(max((own[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // lanes) if p.format == "dense" else unit
-        total += bits[p.tensor] * (max(unit, cut) if p in still.tensors else 2 * unit)
+    for p in _held(still.e, still.arch, (still.last,)):
+        unit = held_elems(p, dict.fromkeys(sizes, 1))
+        cut = -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // lanes) if p.format == "dense" else unit
+        total += bits[p.tensor] * (max(unit, cut) if still.depth[p.tensor] == still.last else 2 * unit)
     return total
 
 

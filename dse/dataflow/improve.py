@@ -15,7 +15,7 @@ from math import inf, prod
 import numpy as np
 
 from dse.dataflow.space import FREE, Constraints, Tiles, broken
-from dse.nest import Loop, Mapping, Store, holdable
+from dse.nest import Loop, Mapping, Store, faults, holdable
 from dse.sim.cost import overflow, price
 from dse.sim.counts import count, footprints, hull
 from dse.sim.evaluate import Problem, figure, lanes_overflow
@@ -96,9 +96,9 @@ def _below(a: Cost, b: Cost) -> bool:
 
 
 def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None:
-    """None if it does not fit, or breaks a constraint."""
+    """None if it is malformed (where a node comes or goes, loops may fall to lanes), does not fit, or breaks a constraint."""
     e, arch = problem.einsum, problem.arch
-    if lanes_overflow(mapping, e, arch) or overflow(footprints(mapping, e), e, arch) or (rules != FREE and broken(rules, mapping)):
+    if faults(mapping, e, arch) or lanes_overflow(mapping, e, arch) or overflow(footprints(mapping, e), e, arch) or (rules != FREE and broken(rules, mapping)):
         return None
     p = price(mapping, count(mapping, e, arch), e, arch)
     return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles

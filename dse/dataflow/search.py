@@ -41,10 +41,12 @@ OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kerne
 
 
 def taken(e: Einsum, tiles: Tiles) -> bool:
-    """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's dimension of one rank of which only a part is stored."""
+    """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's dimension of one rank of which only a part is stored; a
+    compressed output."""
     sizes = e.sizes()
     cut_short = any(len(dim.terms) == 1 and dim.terms[0][1] == 1 and not 0 <= dim.offset <= dim.size - sizes[dim.terms[0][0]] for dim in e.output.dims)
-    return tiles != "ragged" and not cut_short and all(sum(sizes[rank] > 1 for rank, _ in dim.terms) <= 2 for p in e.tensors() for dim in p.dims)
+    summed = max((sum(sizes[rank] > 1 for rank, _ in dim.terms) for p in e.tensors() for dim in p.dims), default=0)
+    return tiles != "ragged" and not cut_short and e.output.format == "dense" and summed <= 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: 
     own = _tables(e, arch.fanouts, tiles, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
-    rules = kernels.Rules(np.any(own.einsum.part, axis=1), own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
+    rules = kernels.Rules(own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), own, len(terms.quantity), most) for most in (budget, OUTER))
     free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
@@ -299,7 +301,7 @@ def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, keeps: Sequen
         return np.array([quantities[q] for row in of for q in row], np.int64), np.array([coef for row in of for coef in row.values()]).reshape(-1, parts.many())
 
     return kernels.Terms(
-        np.array(list(quantities), np.int64), link, np.array(of, np.int64), np.array(rows), np.cumsum([0, *map(len, keeps)]),
+        np.array(list(quantities), np.int64), link, np.array(of, np.int64), np.array(rows).reshape(-1, parts.many()), np.cumsum([0, *map(len, keeps)]),
         np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
 
 

@@ -148,12 +148,11 @@ class Memo(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a mapping must keep to. windowed [X] a hull of the tensor adds up ranks; sinks [X, R] a node passes below a loop for free; inside [R] ranks that
-    may loop in time inside the lanes; still: tensor whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the
-    groups in mask idle. least: lanes that must be in use; ragged: only choices of lanes of which some are.
+    """What a mapping must keep to. sinks [X, R] a node passes below a loop for free; inside [R] ranks that may loop in time inside the lanes; still: tensor
+    whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the groups in mask idle. least: lanes that must be in
+    use; ragged: only choices of lanes of which some are.
     """
 
-    windowed: Bools
     sinks: Bools
     inside: Bools
     still: int
@@ -238,7 +237,7 @@ def figure(parts: Floats, m: Machine, out: Floats) -> None:
             latency += waited
         latency = max(latency, parts[m.ports[v, 0]], parts[m.ports[v, 1]])
     latency += parts[RAMP]
-    energy = parts[0] + m.leak * latency
+    energy = parts[0] + (m.leak * latency if m.leak > 0 else 0.0)  # what is forbidden costs infinitely many cycles
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
 
@@ -583,8 +582,8 @@ def stands_above(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
 def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and what stands inside of it.
 
-    Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside rises above it for free (fewer fetches); one with
-    a window stays: a loop between it and its window would end it.
+    Not where n passes below the loop for free (the same fetches of smaller tiles), nor where the node inside rises above it for free (fewer fetches): the loop
+    then follows those that this node sinks through, so that its window stays. But n keeps the loop if it may sink through it.
     """
     x, level, parent, k = w.nodes[n]
     if innermost(k, rules.idle, p, m, w):
@@ -604,7 +603,7 @@ def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, 
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], 3]:
         inner = w.nodes[w.node[d - 1], 0]
-        if not rules.windowed[inner] and not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):
+        if not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):
             return False
     return True
 
@@ -670,7 +669,7 @@ def shares_unevenly(tile: int, p: Pool) -> bool:
     """Whether the lanes directly outside of a tile share out one tile, which leaves cuts of its own."""
     more = 0
     for j in range(p.cuts.shape[1]):
-        more += (p.cuts[tile, j] != 0) - (p.cuts[p.out[tile], j] != 0)
+        more += int(p.cuts[tile, j] != 0) - int(p.cuts[p.out[tile], j] != 0)
     return more > 0
 
 
@@ -687,7 +686,8 @@ def crossed(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: W
             return True
         for r in range(w.tile.shape[1]):
             if (rules.still >= 0 or not rules.inside[r]) and shares_unevenly(w.tile[d, r], p) and w.tile[d, r] != p.last[w.tile[d, r]]:
-                w.parts[d, 0] += np.inf if innermost(k, rules.idle, p, m, w) else 0.0
+                for part in range(2):  # whatever the objective
+                    w.parts[d, part] += np.inf if innermost(k, rules.idle, p, m, w) else 0.0
             w.entry[k, r] = w.tile[d, r]
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1

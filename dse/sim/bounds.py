@@ -50,8 +50,8 @@ def _inside(dim: Dim, run: int, step: int, n: int) -> int:
 
 
 def words(p: Projection, e: Einsum) -> float:
-    """Elements of a tensor that must move at least once: what is touched where all inputs are nonzero."""
-    return touched_elems(p, e.extents) * nonzero(e)
+    """Elements of a tensor that must move at least once: what is touched where all inputs are nonzero; a compressed tile may be fewer words than that."""
+    return touched_elems(p, e.extents) * min(nonzero(e), 2 * p.density if p.format == "csr" else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
 
-def proven(certificate: str) -> str:
-    """The space that a certificate says an einsum is proven optimal in, "" if it does not."""
+def space_of(certificate: str) -> str:
+    """The space that a certificate says an einsum is optimal in, or near the optimum of, "" if it does not."""
     what, _, _ = certificate.partition("; ")
-    return what.removeprefix("optimal in ") if what.startswith("optimal in ") else ""
+    _, optimal, space = what.partition("optimal in ") if what.startswith("optimal in ") else what.partition(" above the optimum in ")
+    return space if optimal else ""
 
 
 def above(value: float, floor: float) -> float:

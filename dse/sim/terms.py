@@ -215,8 +215,8 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
         yield Term(sign, (*dims, *outer))
         return
     rows = (*dims[:-1], *(s.number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
-    yield Term(2 * p.density, (*dims, *outer))
-    yield Term(1, (*rows, *outer))
+    yield Term(sign * 2 * p.density, (*dims, *outer))
+    yield Term(sign, (*rows, *outer))
 
 
 def passes(s: Sums, at: int, all_lanes: bool, picks: tuple[int, ...] | None = None) -> tuple[int, ...]:

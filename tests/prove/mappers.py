@@ -2,9 +2,10 @@
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000]
 
-Machines whose fills overlap freely are enumerated with formulas of their own; of every 25th problem there is a small one more, on a machine of single and double
-buffers, all of whose mappings the evaluator prices. Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. A false certificate, a machine that is called
-infeasible and is not, a bound above the optimum, or a group with less than 95 % proven fails.
+Machines whose fills overlap freely are enumerated with formulas of their own; of every 25th problem there is a small one more, on a machine of single and
+double buffers, all of whose mappings the evaluator prices. Prints, per group of problems, how large the enumerated spaces were and how many answers were
+proven. A false certificate, a gap too small, a machine that is called infeasible and is not, a bound above the optimum, or a group with less than 95 % proven
+fails.
 """
 
 from __future__ import annotations
