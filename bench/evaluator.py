@@ -69,7 +69,7 @@ def measure(name: str, e: Einsum, nest: Mapping, arch: Arch, mappings: int) -> N
     fast = mappings / (time.process_time() - started)
     sample = [mapping_at(nest, options, dict(zip(options, row, strict=True))) for row in choices[:300]]
     started = time.process_time()
-    scalar = [price(count(mapping, e, arch), e, arch).energy_pj for mapping in sample]
+    scalar = [price(mapping, count(mapping, e, arch), e, arch).energy_pj for mapping in sample]
     slow = len(sample) / (time.process_time() - started)
     assert np.allclose(scalar, costs.energy_pj[: len(sample)], rtol=1e-12)
     size = np.prod([float(len(chains)) for chains in options.values()])

@@ -286,12 +286,12 @@ class Run:
         for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
             name = ref.name.replace("'", "''")
             wanted = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
-            nests = self.sql(f"SELECT einsum, nest, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}")
+            nests = self.sql(f"SELECT einsum, nest, gap_in_space, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}")
             stored = self.sql(f"SELECT energy_pj, latency_cycles FROM workload_costs {wanted}").table.to_pylist()
             if not nests:
                 raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
             found = stack.again(arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
-                                {row["einsum"]: row["certificate"] or "" for row in nests})
+                                {row["einsum"]: (row["gap_in_space"] or 0.0, row["certificate"] or "") for row in nests})
             if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
                 raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
             yield Mapped(arch, workload, found)

@@ -11,9 +11,9 @@ from typing import Any
 
 from dse.nest import Loop, to_data
 from dse.reuse.traffic import Reuse
-from dse.sim.cost import bits_of
 from dse.sim.evaluate import EinsumCost, Solution
 from dse.sim.graph import on_chip
+from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import Workload
@@ -68,10 +68,10 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
         return ""
     if arch.described():
         return "layouts are not searched: --layout TENSOR=TEXT gives a tensor another one than row-major"
-    if not all(c.proven for c in solution.einsums):
+    if not all(c.space for c in solution.einsums):
         return "not all is proven: --set solver.mapper=optimal searches exactly, smaller or rounder extents are proven sooner"
     idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
-    if idle and any(c.proven.startswith("perfect") for c in solution.einsums):
+    if idle and any(c.space.startswith("perfect") for c in solution.einsums):
         return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=ragged_lanes takes ragged lanes too"
     return "proven in its space: the bound counts what must move once, and knows no capacity"
 
@@ -162,7 +162,8 @@ def energy(arch: Arch, solution: Solution) -> Table:
         for part in cost.price.parts:
             if part.level in moved:
                 moved[part.level] += cost.count * part.energy_pj
-    ns = solution.steady_cycles / arch.clock_ghz  # what leakage is billed over
+    streams = len(solution.segments) == 1 and solution.segments[0].granules > 0
+    ns = (solution.steady_cycles if streams else solution.latency_cycles) / arch.clock_ghz  # what leakage is billed over
     lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
     powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
     rows = [(name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1)) for name, mw in zip(names, powers, strict=True)]

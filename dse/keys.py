@@ -65,6 +65,7 @@ SOLVER: Meanings = {
     "tiling": ("", "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule"),
     "mapper": ("", "who finds mappings: dse list solvers"),
     "tiles": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
+    "near": ("share", "of the mapper optimal: what is proven to be above the optimum by no more than this share is not searched further; 0: prove all"),
     "fuse_elementwise": ("", "one-to-one functions ride on their producer's output and cost nothing"),
     "seed": ("", "of mappers that draw at random"),
 }
@@ -80,6 +81,7 @@ MACHINE: Meanings = {
     "node_nm": ("nm", "technology node, for the tables of SRAM and logic"),
     "cell": ("", "SRAM cells: low operating power or high performance"),
     "word_bits": ("bit", "size of an element that names none of its own; default: the bits of the compute kind"),
+    "overlap": ("", "buffered: fills overlap work where a level double-buffers; free: all do, the convention of tools that take the largest busy time"),
     "tiling": ("", "for solver.tiling: smaug; the keys of tiling below"),
 }
 MEMORY: Meanings = {
@@ -97,11 +99,10 @@ MEMORY: Meanings = {
     "area_mm2": ("mm2", "of one instance, all banks"),
     "cycle_ns": ("ns", "sram: least time between two accesses of an array"),
     "ports": ("", "shared: reads and writes share the bandwidth; separate: each has it"),
-    "double_buffer": ("", "tiles that change take twice their room"),
+    "double_buffer": ("", "the next tile is filled during work on this one: tiles that change take twice their room; false: work inside stops meanwhile"),
     "bypass": ("", "tensors may skip this level; default: true but for the outermost"),
     "skip_first_read": ("", "the first read of an output element costs nothing: there is nothing to add to yet"),
     "slow": ("", "an array slower than the clock takes whole cycles (divide), or makes the machine infeasible"),
-    "transfer": ("", "next: fills overlap the work inside; same: a tile is filled before it is used"),
     "holds": ("", "which parts of an einsum may stand there: the first input, its other inputs (weight), the output"),
     "burst": ("B", "moved at once, a line or burst; layouts are felt where it is given"),
     "partial_write": ("", "of a line written in part: bytes are masked, or the line is read before (rmw)"),

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 2
-SOLVER_VERSION = 4
+MODEL_VERSION = 3
+SOLVER_VERSION = 5
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

@@ -19,10 +19,10 @@ from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.sim import transfer
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, proven
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
 from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
-from hw.arch import Arch
+from hw.arch import Arch, Cost
 from workloads.einsum import Einsum
 from workloads.graph import Unique, Workload, unique
 
@@ -33,8 +33,8 @@ DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive":
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides",
          "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide"}
-PROOF = ("gap_in_space", "proven", "visited")  # of an EinsumCost, besides its mapping
-NOTHING: Mapping[str, str] = MappingProxyType({})
+PROOF = ("gap_in_space", "proven", "space", "visited")  # of an EinsumCost, besides its mapping
+NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
 
@@ -46,7 +46,8 @@ def silent(_number: int, _efforts: Sequence[float], _name: str) -> None:
 class Picks:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
 
-    tiles, of the mapper optimal: perfect, all of them divide; ragged_lanes, the last lanes may have less.
+    Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less. near: what is proven to be above the optimum by
+    no more than this share is not searched further.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
 
@@ -54,6 +55,7 @@ class Picks:
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
     tiles: Literal["perfect", "ragged_lanes"] = "ragged_lanes"
+    near: Cost = 0.01
     fuse_elementwise: bool = True
     seed: int = 0
 
@@ -72,7 +74,7 @@ def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infe
 
 def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, of the different einsums of a workload. Mappings are found where layouts cost nothing, and then cost what they do in row-major ones."""
-    exact: Mapper = lambda problem, _: optimal(problem, picks.tiles)  # noqa: E731
+    exact: Mapper = lambda problem, _: optimal(problem, picks.tiles, near=picks.near)  # noqa: E731
     mapper, plain = TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper]), arch.ideal()
     costs: list[EinsumCost | Infeasible] = []
     efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
@@ -110,7 +112,7 @@ def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> E
     if isinstance(cost, Infeasible):
         return cost
     same = figure(problem.objective, cost.energy_pj, cost.latency_cycles) <= figure(problem.objective, found.energy_pj, found.latency_cycles)
-    return replace(cost, proven=found.proven if same else "", visited=found.visited, gap_in_space=found.gap_in_space if same else cost.gap_to_bound)
+    return replace(cost, **{name: getattr(found, name) for name in PROOF}) if same else replace(cost, visited=found.visited)
 
 
 def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution, layouts: Sequence[tuple[str, str, str]]) -> list[Solution] | Infeasible:
@@ -155,7 +157,7 @@ def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infe
         return []
 
 
-def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, visited: int) -> EinsumCost:
+def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, space: str, visited: int) -> EinsumCost:
     """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the einsum, or does not fit."""
     mapping = parse(nest)
     if lines := faults(mapping, problem.einsum, problem.arch):
@@ -163,19 +165,20 @@ def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, visited
     found = einsum_cost(problem, mapping)
     if isinstance(found, Infeasible):
         raise ValueError(str(found))
-    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and f"{proven}".isprintable() and visited >= 0):
-        raise ValueError(f"gap_in_space {gap_in_space}, proven {proven}, visited {visited}")
-    return replace(found, gap_in_space=gap_in_space, proven=proven, visited=visited)
+    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and f"{proven}{space}".isprintable() and visited >= 0):
+        raise ValueError(f"gap_in_space {gap_in_space}, proven {proven}, space {space}, visited {visited}")
+    return replace(found, gap_in_space=gap_in_space, proven=proven, space=space, visited=visited)
 
 
-def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], certificates: Mapping[str, str] = NOTHING) -> Solution | Infeasible:
-    """A stored schedule priced anew, from its nests by einsum name; what was proven of them still holds. A tiling that needs no search is made anew: it need
-    not be a nest."""
+def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], proofs: Mapping[str, tuple[float, str]] = NO_PROOFS) -> Solution | Infeasible:
+    """A stored schedule priced anew, from its nests by einsum name; what was proven of them (gap_in_space, certificate) still holds. A tiling that needs no
+    search is made anew: it need not be a nest."""
     if TILING[picks.tiling]:
         found = solve(arch, workload, picks)
         return found if isinstance(found, Infeasible) else found[0]
     priced_anew = evaluate(arch, workload, schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()}), picks.objective)
-    if isinstance(priced_anew, Infeasible) or not any(map(proven, certificates.values())):
+    if isinstance(priced_anew, Infeasible) or not any(space_of(certificate) for _, certificate in proofs.values()):
         return priced_anew
-    told = [replace(one, proven=proven(certificates.get(one.name, ""))) for one in priced_anew.einsums]
+    told = [replace(one, gap_in_space=gap, proven="" if gap else space, space=space) if (space := space_of(certificate)) else one
+            for one in priced_anew.einsums for gap, certificate in [proofs.get(one.name, (0.0, ""))]]
     return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), f"mapper {picks.mapper}")

@@ -75,6 +75,7 @@ Cost = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Cell = Literal["lop", "hp"]
 MemoryKind = Literal["sram", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"]
 Still = Literal["os", "ws", "is"]
+Overlap = Literal["buffered", "free"]
 Rim = Literal["corners", "edge"]
 ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", "custom"]
 Role = Literal["input", "weight", "output"]
@@ -92,7 +93,7 @@ class Memory:
     capacity in bytes; bandwidth in GB/s, or actions_per_cycle of width_bits each. banks (sram): arrays that split the capacity and work side by side;
     channels (DRAM): their bandwidths and background powers add up. cycle_ns (sram): least time between two accesses of an array; slow: an array slower than
     the clock takes whole cycles, or makes the machine infeasible. leak_mw, area_mm2: of the whole level, banks and channels included.
-    transfer next: fills overlap the work inside; same: a tile is filled before it is used.
+    double_buffer: the next tile is filled while this one is worked on, into room of its own; else work inside stops while tiles are exchanged.
     holds: which parts of an einsum may stand there (`nest.role`): the first input, its other inputs (weight), the output.
 
     Where these are given, layouts are felt (`Access`). burst: bytes that move at once, a line. partial_write rmw: lines written in part are read before.
@@ -119,7 +120,6 @@ class Memory:
     bypass: Flag | None = None
     skip_first_read: Flag = True
     slow: Literal["divide", "infeasible"] = "divide"
-    transfer: Literal["next", "same"] = "next"
     holds: Roles = ROLES  # type: ignore[assignment]
     burst: Bytes | None = None
     partial_write: Literal["masked", "rmw"] = "masked"
@@ -205,7 +205,10 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine file, checked. nodes: outermost first, the compute last. word_bits left out: the bits of the compute kind."""
+    """A machine file, checked. nodes: outermost first, the compute last. word_bits left out: the bits of the compute kind.
+
+    overlap buffered: fills overlap the work inside where a level double-buffers; free: they always do, without room for it.
+    """
 
     name: str
     clock_mhz: Positive
@@ -213,6 +216,7 @@ class Machine:
     node_nm: Positive | None = None
     cell: Cell = "lop"
     word_bits: Count | None = None
+    overlap: Overlap = "buffered"
     tiling: Tiling = Tiling()
 
     __pydantic_config__ = CLOSED
@@ -254,7 +258,6 @@ class Level:
     capacity_bits None: unbounded. ports separate: reads and writes each have the bandwidth; shared: they add up.
     bypass: tensors may skip this level. skip_first_read False: the first read of an output element is paid here.
     leak_mw of a DRAM is its background power. access_cycles: clock cycles from one access of an array to the next, already in the bandwidth.
-    transfer next: fills overlap the work inside, latency is a maximum; same: a tile is filled before it is used, its fill cycles are added.
     holds: roles of the tensors that may stand here; where bypass is False, those must. access None: layouts cost nothing here.
     """
 
@@ -271,7 +274,6 @@ class Level:
     leak_mw: float = 0.0
     area_mm2: float = 0.0
     access_cycles: int = 1
-    transfer: Literal["next", "same"] = "next"
     holds: tuple[str, ...] = ROLES
     access: Access | None = None
 
@@ -319,7 +321,10 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A machine. levels[0] is outermost; word_bits is the size of a tensor element that names none of its own."""
+    """A machine. levels[0] is outermost; word_bits is the size of a tensor element that names none of its own.
+
+    overlap free: every fill overlaps the work inside; buffered: those into levels that double-buffer.
+    """
 
     name: str
     levels: tuple[Level, ...]
@@ -328,6 +333,7 @@ class Arch:
     clock_ghz: float
     word_bits: int
     tiling: Tiling = Tiling()
+    overlap: Overlap = "buffered"
 
     def instances(self, outside: int) -> int:
         """Copies of what has `outside` levels outside of it: levels[outside], or the lanes for len(levels)."""

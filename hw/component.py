@@ -278,10 +278,8 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
         faults.append(f"{key}.bandwidth = {node.bandwidth:g} GB/s stands beside actions_per_cycle = {node.actions_per_cycle:g}; leave one out")
     if node.cycle_ns is not None and not on_chip:
         faults.append(f"{key}.cycle_ns = {node.cycle_ns:g} is for kind: sram; leave it out")
-    if node.transfer == "same" and outermost:
-        faults.append(f"{key}.transfer = same cannot be: nothing fills the outermost level; leave it out")
-    if node.transfer == "same" and node.double_buffer:
-        faults.append(f"{key}.transfer = same stands beside double_buffer = true, which is there to overlap; leave one out")
+    if node.double_buffer and outermost:
+        faults.append(f"{key}.double_buffer = true cannot be: nothing fills the outermost level; leave it out")
     if outermost and set(node.holds) != set(ROLES):
         faults.append(f"{key}.holds = [{', '.join(node.holds)}] cannot be: the outermost level holds every tensor; leave it out")
     if outermost and node.bypass:
@@ -346,7 +344,7 @@ def _level(spec: Machine, node: Memory, outermost: bool) -> Level:
         name=node.name.upper(), capacity_bits=None if node.capacity is None else 8 * node.capacity, width_bits=node.width_bits,
         read_pj=_given(node.read_pj, read), write_pj=_given(node.write_pj, write), bandwidth=_given(stated, rate),
         ports=node.ports, double_buffer=node.double_buffer, bypass=not outermost and node.bypass is not False, skip_first_read=node.skip_first_read,
-        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, transfer=node.transfer, holds=node.holds,
+        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, holds=node.holds,
         access=_access(node, clock_ghz))
 
 
@@ -450,4 +448,4 @@ def build(spec: Machine) -> Arch:
             fanouts.append(Fanout(node.name.upper(), len(levels), dims, multicast, reduce, node.ramp or "", node.hop_pj, node.lane_pj, node.rim))
     lane = next(node for node in spec.nodes if isinstance(node, Lane))
     word_bits = spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
-    return Arch(spec.name, tuple(levels), tuple(fanouts), _compute(spec, lane), spec.clock_mhz / 1e3, word_bits, spec.tiling)
+    return Arch(spec.name, tuple(levels), tuple(fanouts), _compute(spec, lane), spec.clock_mhz / 1e3, word_bits, spec.tiling, spec.overlap)

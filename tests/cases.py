@@ -45,7 +45,7 @@ def arch_of(data: dict[str, Any], name: str) -> Arch:
     fanouts = (Fanout("array", outside, dims, (shared,) * len(dims), (shared,) * len(dims)),) if dims else ()
     mac = data["mac"]
     compute = Compute(mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"], leak_mw=leak(mac))
-    return Arch(name, levels, fanouts, compute, 1.0, data["bits_per_value"])
+    return Arch(name, levels, fanouts, compute, 1.0, data["bits_per_value"], overlap="free")
 
 
 def _number(value: Any) -> float:
@@ -83,7 +83,7 @@ def _model_case(case: dict[str, Any]) -> list[str]:
     if lines := faults(mapping, e, arch):
         return lines
     rows = count(mapping, e, arch)
-    got = _flat_costs(price(rows, e, arch), arch) | _flat_footprints(mapping, e, arch, case)
+    got = _flat_costs(price(mapping, rows, e, arch), arch) | _flat_footprints(mapping, e, arch, case)
     got |= {f"{row.level}/{row.tensor}/{row.action}": float(row.elems) for row in rows}
     return differences(_expected(case["expected"], e.name), got)
 

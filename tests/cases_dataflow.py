@@ -87,7 +87,8 @@ def _gemm_shape(shape: dict[str, Any]) -> tuple[int, int, int]:
 def _systolic_arch(rows: int, columns: int, still: Any) -> Arch:
     """Unlimited bandwidth and buffers; one register per PE and tensor, a word per action."""
     levels = (Level("DRAM", None, 8, 1, 1, bypass=False), Level("SRAM", None, 8, 1, 1), Level("REG", None, 8, 1, 1))
-    return Arch("systolic", levels, (Fanout("ARRAY", 2, (("ROW", rows), ("COL", columns)), (True, True), (True, True), still),), Compute(1, 1), 1.0, 8)
+    return Arch("systolic", levels, (Fanout("ARRAY", 2, (("ROW", rows), ("COL", columns)), (True, True), (True, True), still),), Compute(1, 1), 1.0, 8,
+                overlap="free")
 
 
 def _systolic_nest(e: Einsum, f: Fanout) -> Mapping:
@@ -173,7 +174,7 @@ def _eyeriss_arch(hardware: dict[str, Any], bits: int) -> Arch:
     sizes = {"DRAM": None, "GBUF": 8 * hardware["gbuf_bytes"], "REGF": 8 * hardware["regf_bytes_per_pe"]}
     levels = tuple(Level(name, size, bits, cost[name], cost[name], bypass=size is not None, skip_first_read=False) for name, size in sizes.items())
     array = Fanout("ARRAY", 2, (("Y", rows), ("X", columns)), (True, True), (True, True))
-    return Arch("eyeriss", levels, (array,), Compute(hardware["mac_cost"], 0.0), 1.0, bits)
+    return Arch("eyeriss", levels, (array,), Compute(hardware["mac_cost"], 0.0), 1.0, bits, overlap="free")
 
 
 def _energy(layer: list[Einsum], arch: Arch) -> dict[str, float]:

@@ -21,7 +21,8 @@ BUDGET = 40_000_000  # visited nodes: the convolution of O13 is certified within
 OBJECTIVES = {"ENERGY": "energy", "LATENCY": "latency", "ENERGY_DELAY_PRODUCT": "edp"}
 SAME = 1e-5
 WALKED = 5_000_000  # iterations that the oracle walks
-SIMPLE = Arch("simple", (Level("MainMemory", None, 1, 1.0, 1.0, bypass=False), Level("GlobalBuffer", None, 1, 1.0, 1.0)), (), Compute(1.0, 1.0), 1.0, 8)
+SIMPLE = Arch("simple", (Level("MainMemory", None, 1, 1.0, 1.0, bypass=False), Level("GlobalBuffer", None, 1, 1.0, 1.0)), (), Compute(1.0, 1.0), 1.0, 8,
+              overlap="free")
 
 
 def optimal_mapping(file: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -80,7 +81,7 @@ def arch_of(data: dict[str, Any], name: str, word_bits: int) -> Arch:
     share = (fan["multicast_and_reduction"] == "all tensors",) * len(dims)
     fanout = Fanout("array", inside[0] if inside else len(levels), dims, share, share)
     compute = Compute(mac["energy_per_op"], mac["energy_per_op"], mac["ops_per_cycle_per_instance"], leak_mw=leak(mac))
-    return Arch(name, levels, (fanout,), compute, 1.0, word_bits)
+    return Arch(name, levels, (fanout,), compute, 1.0, word_bits, overlap="free")
 
 
 def einsums(workload: dict[str, Any]) -> list[Einsum]:
@@ -125,6 +126,6 @@ def unconfirmed(one: EinsumCost, e: Einsum, arch: Arch) -> list[str]:
 
 def _differences(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
     tally = walk(mapping, e, arch)
-    rows = {(row.level, row.tensor, row.action): (row.elems, row.busiest_elems) for row in count(mapping, e, arch)}
-    walked = {key: (n, tally.busiest[key]) for key, n in tally.total.items() if n}
+    rows = {(row.level, row.tensor, row.action): row.elems for row in count(mapping, e, arch)}
+    walked = {key: n for key, n in tally.total.items() if n}
     return [f"{'/'.join(key)}: oracle {walked.get(key)}, counted {rows.get(key)}" for key in sorted(rows | walked) if rows.get(key) != walked.get(key)]

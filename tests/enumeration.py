@@ -21,8 +21,8 @@ import numpy as np
 from numba import njit
 
 from dse.nest import Loop, Mapping, Store, holdable
-from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
 from dse.sim.evaluate import Problem
+from dse.sim.parts import bits_of, fill_cycles, op_cycles, op_pj
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -30,6 +30,7 @@ Order = Literal["levels", "tensors"]  # nodes of an outer level above all nodes 
 Node = tuple[int, int]  # level, tensor; or (-1, border): a fan-out's border with so many levels outside
 Skeleton = tuple[Node, ...]
 CLOSE = 1e-10
+EVERY = -1
 
 
 @dataclass(frozen=True)
@@ -137,14 +138,14 @@ def size(e: Einsum, arch: Arch, tiles: str, order: Order = "levels", limit: floa
 
 @njit(cache=True, nogil=True)
 def _pieces(extent, tiles, first, low, size):  # type: ignore[no-untyped-def]
-    """Origins and sizes of the tiles that cuts leave, of a cut where `first` only the first; how many."""
+    """Origins and sizes of the tiles that cuts leave, of a cut only the one whose number `first` gives, if it is not below 0; how many."""
     low[0], size[0], n = 0, extent, 1
     a, b = np.empty_like(low), np.empty_like(size)
     for j in range(tiles.shape[0]):
         m = 0
         for i in range(n):
-            begin = 0
-            while begin < size[i] and not (first[j] and begin > 0):
+            begin = max(first[j], 0) * tiles[j]
+            while begin < size[i] and (first[j] < 0 or begin == first[j] * tiles[j]):
                 a[m], b[m] = low[i] + begin, min(tiles[j], size[i] - begin)
                 m += 1
                 begin += tiles[j]
@@ -207,15 +208,15 @@ class Space:
             self.options[rank, kinds] = np.array(found, np.int64).reshape(len(found), len(kinds))
         return self.options[rank, kinds]
 
-    def table(self, dim: Dim | None, ranks: Sequence[str], kinds: tuple[int, ...], firsts: tuple[tuple[bool, ...], ...], clip: bool,
+    def table(self, dim: Dim | None, ranks: Sequence[str], kinds: tuple[int, ...], firsts: tuple[tuple[int, ...], ...], clip: bool,
               distinct: bool) -> np.ndarray:
-        """[N] or [N, M] over the chains of one or two ranks; firsts: per rank, of the loops above, whether only the first trip counts."""
+        """[N] or [N, M] over the chains of one or two ranks; firsts: per rank, of the loops above, the number of the one trip that counts, or EVERY."""
         key = (dim, tuple(ranks), kinds, firsts, clip, distinct)
         if key not in self.tables:
             above = len(firsts[0])
             sizes = self.problem.einsum.sizes()
             own = [np.unique(self.chains(rank, kinds)[:, :above], axis=0, return_inverse=True) for rank in ranks]
-            flags = [np.array(first, np.bool_) for first in firsts]
+            flags = [np.array(first, np.int64) for first in firsts]
             if dim is None:
                 self.tables[key] = _counted(sizes[ranks[0]], own[0][0], flags[0])[own[0][1].ravel()]
             else:
@@ -223,7 +224,7 @@ class Space:
                 coefficient = dict(dim.terms)
                 ends = [(sizes[rank], prefix, flag, coefficient[rank]) for rank, (prefix, _), flag in zip(ranks, own, flags, strict=True)]
                 if len(ends) == 1:
-                    ends.append((1, np.ones((1, above), np.int64), np.zeros(above, np.bool_), 0))
+                    ends.append((1, np.ones((1, above), np.int64), np.full(above, EVERY), 0))
                 found = _covered(*ends[0], *ends[1], dim.offset, dim.size, clip, distinct)
                 self.tables[key] = found[:, 0][own[0][1].ravel()] if len(ranks) == 1 else found[np.ix_(own[0][1].ravel(), own[1][1].ravel())]
         return self.tables[key]
@@ -262,6 +263,16 @@ def enumerated(problem: Problem, tiles: str, order: Order = "levels") -> Best:
     return Best((float(best[0]), float(best[1]), float(best[2])), found and nest(e, arch, *found), total)
 
 
+def mappings(problem: Problem, tiles: str, order: Order = "levels") -> Iterator[Mapping]:
+    """All that `enumerated` looks at, also those that do not fit, one by one."""
+    e, arch = problem.einsum, problem.arch
+    space = Space(problem, tiles)
+    for skeleton in skeletons(e, arch, order):
+        s = shape(skeleton, arch)
+        for chosen in product(*(map(tuple, space.chains(rank, s.kinds).tolist()) for rank in _long(e))):
+            yield nest(e, arch, skeleton, s, chosen)
+
+
 def _long(e: Einsum) -> list[str]:
     return [rank for rank, n in e.extents if n > 1] or [e.extents[0][0]]
 
@@ -270,39 +281,58 @@ def nonzero(e: Einsum) -> float:
     return prod(p.density for p in e.inputs)
 
 
-def _ports(arch: Arch) -> tuple[list[tuple[int, int]], int]:
-    """Columns of every level's reads and writes, after energy and compute; number of columns."""
-    ports, n = [], 2
-    for level in arch.levels:
-        ports.append((n, n + (level.ports == "separate")))
-        n = ports[-1][1] + 1
-    return ports, n
+def _ports(arch: Arch, instances: int) -> tuple[list[list[tuple[int, int]]], int]:
+    """Per instance, columns of every level's reads and writes, after energy and compute; number of columns."""
+    found, n = [], 2
+    for _ in range(instances):
+        ports = []
+        for level in arch.levels:
+            ports.append((n, n + (level.ports == "separate")))
+            n = ports[-1][1] + 1
+        found.append(ports)
+    return found, n
+
+
+def _instances(e: Einsum, arch: Arch, kinds: tuple[int, ...]) -> list[dict[tuple[str, int], int]]:
+    """Lanes that may be busier than the first ones, by (rank, loop): of ranks of which padding cuts tiles; one that a chain has not got moves nothing."""
+    sizes, lanes = e.sizes(), [size for f in arch.fanouts for _, size in f.dims]
+    cut = sorted({rank for p in e.tensors() for dim in p.dims for rank, _ in dim.terms if sizes[rank] > 1 and (
+        dim.offset < 0 or dim.offset + sum(c * (sizes[other] - 1) for other, c in dim.terms) >= dim.size)} - e.output.partial())
+    found: list[dict[tuple[str, int], int]] = [{}]
+    for j, kind in enumerate(kinds):
+        if kind and cut:
+            chosen = [own for own in product(*(range(min(lanes[kind - 1], sizes[rank])) for rank in cut)) if prod(k + 1 for k in own) <= lanes[kind - 1]]
+            found = [one | {(rank, j): k for rank, k in zip(cut, own, strict=True)} for one in found for own in chosen]
+    return found
 
 
 def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
     """All counts of a skeleton, weighted: columns energy, compute cycles, cycles of every port."""
     e, arch = space.problem.einsum, space.problem.arch
-    ports, columns = _ports(arch)
+    instances = _instances(e, arch, s.kinds)
+    every, columns = _ports(arch, len(instances))
     bits, ranks, draft = bits_of(e, arch), _long(e), Draft()
     multicast = [flag for f in arch.fanouts for flag in f.multicast]
     reduce = [flag for f in arch.fanouts for flag in f.reduce]
 
-    def column(v: int, action: str, tensor: str, busiest: bool, scale: float) -> np.ndarray:
+    def column(v: int, action: str, tensor: str, instance: int | None, scale: float) -> np.ndarray:
         level, found = arch.levels[v], np.zeros(columns)
         actions = scale * bits[tensor] / level.width_bits
-        if busiest:
-            found[ports[v][action == "write"]] = actions / level.bandwidth
+        if instance is not None:
+            found[every[instance][v][action == "write"]] = actions / level.bandwidth
         else:
             found[0] = actions * (level.read_pj if action == "read" else level.write_pj)
         return found
 
-    def terms(p: Projection, above: int, clip: bool, first_of: list[bool], skip: bool) -> list[tuple[float, list[int]]]:
-        """Scaled products; first_of [above]: whether a loop in space of a rank that p does not see counts once, and those of others as the second part says."""
+    def terms(p: Projection, above: int, clip: bool, first_of: list[list[bool]], skip: bool, lanes: dict[tuple[str, int], int],
+              ) -> list[tuple[float, list[int]]]:
+        """Scaled products; first_of [2, above]: whether of a loop in space of a rank that p sees, or does not see, one lane counts; lanes: which, if not the
+        first."""
         seen = p.ranks()
 
-        def firsts(rank: str) -> tuple[bool, ...]:
+        def firsts(rank: str) -> tuple[int, ...]:
             own = first_of[0] if rank in seen else first_of[1]
-            return tuple(own[j] if s.kinds[j] else skip and rank not in seen for j in range(above))
+            return tuple((lanes.get((rank, j), 0) if own[j] else EVERY) if s.kinds[j] else 0 if skip and rank not in seen else EVERY for j in range(above))
 
         def dim_factor(dim: Dim) -> list[int]:
             own = [rank for rank in ranks if rank in dim.ranks()]
@@ -334,18 +364,22 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         for (i, v), child in zip(nodes, [*nodes[1:], None], strict=True):
             above = s.at[child[0]] if child else len(s.kinds)
             for skip in (False, True) if output and arch.levels[v].skip_first_read else (False,):
-                for busiest in (False, True):
+                for instance in (None, *range(len(instances))):
+                    busiest = instance is not None
                     outside = [busiest] * s.at[i]
+                    lanes = {} if instance is None else instances[instance]
+                    above_parent = {(rank, j): k for (rank, j), k in lanes.items() if j < s.at[i]}
                     serve = [outside + [False] * (above - s.at[i]), outside + [kind > 0 and shared[kind - 1] for kind in s.kinds[s.at[i]: above]]]
                     sign = -1.0 if skip else 1.0
-                    for scale, own in terms(p, above, child is not None, serve, skip):
+                    for scale, own in terms(p, above, child is not None, serve, skip, above_parent):
                         for action in ("read", "write") if output and not skip else ("read",):
-                            draft.add(own, column(v, action, p.tensor, busiest, sign * scale))
+                            draft.add(own, column(v, action, p.tensor, instance, sign * scale))
                     if child:
-                        for scale, own in terms(p, above, True, [[busiest] * above] * 2, skip):
+                        for scale, own in terms(p, above, True, [[busiest] * above] * 2, skip, lanes):
                             for action in ("write", "read") if output and not skip else ("write",):
-                                draft.add(own, column(child[1], action, p.tensor, busiest, sign * scale))
-    steps = [draft.factor(space.table(None, (rank,), s.kinds, (tuple(kind > 0 for kind in s.kinds),), False, False), (r,)) for r, rank in enumerate(ranks)]
+                                draft.add(own, column(child[1], action, p.tensor, instance, sign * scale))
+    first = tuple(0 if kind else EVERY for kind in s.kinds)
+    steps = [draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (r,)) for r, rank in enumerate(ranks)]
     operations = np.zeros(columns)
     operations[1] = op_cycles(0.0, nonzero(e), e, arch)
     draft.add(steps, operations)
@@ -378,7 +412,8 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
     for f in arch.fanouts:
         if f.ramp and (cycles := fill_cycles(f, e, arch)):
             after = max((j + 1 for j, kind in enumerate(s.kinds) if kind and dims[kind - 1][0] is f), default=0)
-            counts = [space.table(None, (rank,), s.kinds, (tuple(kind > 0 for kind in s.kinds[:after]),), False, False) if after else np.ones(len(found))
+            first = tuple(0 if kind else EVERY for kind in s.kinds[:after])
+            counts = [space.table(None, (rank,), s.kinds, (first,), False, False) if after else np.ones(len(found))
                       for rank, found in zip(ranks, own, strict=True)]
             fold.append((cycles, [d for d, (g, _) in enumerate(dims) if g is f], counts))
     folds = np.zeros((len(fold), len(ranks), longest))
@@ -400,7 +435,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
                 words.append((float(bits[p.tensor]), 0.0 if p.format == "dense" else 2 * p.density))
     full = np.array([[rank in p.full() for rank in ranks] for p in tensors])
     part = np.array([[rank in p.partial() for rank in ranks] for p in tensors])
-    ports, columns = _ports(arch)
+    every, columns = _ports(arch, len(_instances(e, arch, s.kinds)))
     begin = np.zeros(columns)
     begin[0], begin[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
     return (np.array([len(found) for found in own]), tile, np.array(s.kinds, np.int64), np.array([n for f in arch.fanouts for _, n in f.dims] or [1], np.int64),
@@ -409,7 +444,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
             np.array([cycles for cycles, _, _ in fold], np.float64), fold_dims, folds,
             np.array(nodes, np.int64).reshape(-1, 7), np.array(words).reshape(-1, 2), np.array(hulls, np.int64).reshape(-1, len(ranks)), full, part,
             np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]),
-            np.array([(*ports[v], level.transfer == "same") for v, level in enumerate(arch.levels)], np.int64), arch.leak_mw() / arch.clock_ghz,
+            np.array([own for ports in every for own in ports], np.int64), arch.leak_mw() / arch.clock_ghz,
             ("energy", "latency", "edp").index(space.problem.objective))
 
 
@@ -465,7 +500,7 @@ def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors,
                 for r in range(ranks):
                     place += choice[r] * stride[f, r]
                 values[f] = table[place]
-            parts[:] = begin
+            parts[:], ramp = begin, 0.0
             for p in range(spans.shape[0] - 1):
                 value = 1.0
                 for i in range(spans[p], spans[p + 1]):
@@ -478,11 +513,11 @@ def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors,
                     works = works or (fold_dims[i, d] and used[d] > 1)
                 for r in range(ranks if works else 0):
                     entered *= folds[i, r, choice[r]]
-                parts[1] += max(entered * fills[i] - 1, 0.0)
+                ramp += max(entered * fills[i] - 1, 0.0)
             latency = parts[1]
-            for v in range(ports.shape[0] - 1, -1, -1):
-                busy = max(parts[ports[v, 0]], parts[ports[v, 1]])
-                latency = latency + busy if ports[v, 2] else max(latency, busy)
+            for v in range(ports.shape[0]):
+                latency = max(latency, parts[ports[v, 0]], parts[ports[v, 1]])
+            latency += ramp
             cost[1], cost[2] = parts[0] + leak * latency, latency
             cost[0] = cost[1] if objective == 0 else latency if objective == 1 else cost[1] * latency
             for i in range(3):

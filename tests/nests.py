@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from random import Random
 
 from dse.nest import Loop, Mapping, Store, role
+from dse.sim.terms import within
+from hw import machine
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, Projection, einsum
 
@@ -57,13 +59,31 @@ def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
     levels = tuple(Level(
         f"L{v}", capacity_bits if v else None, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
         rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), double_buffer=v > 0 and rng.random() < 0.3, bypass=v > 0,
-        skip_first_read=rng.random() < 0.8, transfer=rng.choice(["next", "next", "same"])) for v in range(depth))
+        skip_first_read=rng.random() < 0.8) for v in range(depth))
     fanouts = []
     for i, outside in enumerate(sorted(rng.sample(range(1, depth + 1), rng.randint(0, 2)))):
         dims = tuple((f"{axis}{i}", rng.randint(2, 4)) for axis in "XY"[: rng.randint(1, 2)])
         fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims),
                               rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else ""))
-    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0])), 1.0, 8)
+    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0])), 1.0, 8,
+                overlap=rng.choice(["buffered", "buffered", "free"]))
+
+
+def searched(arch: Arch, e: Einsum) -> Arch:
+    """A machine that the search of ragged tiles prices as the evaluator does: by the largest busy time of the first lane, ramps among the steps.
+
+    Elsewhere that is a lower bound of the latency. Where padding cuts tiles, the first lane is not the busiest of a level inside an array.
+    """
+    cut = any(not within(dim, [e.sizes()[rank] for rank in dim.ranks()]) for p in e.tensors() for dim in p.dims)
+    ramp, border = any(f.ramp for f in arch.fanouts), min([f.outside for f in arch.fanouts], default=len(arch.levels))
+    levels = tuple(replace(level, bandwidth=inf if ramp or (cut and v >= border) else level.bandwidth) for v, level in enumerate(arch.levels))
+    return replace(arch, levels=levels, overlap="free")
+
+
+def free_edge() -> Arch:
+    """edge_array with single buffers and overlap: free, on which optima were proven by several searches."""
+    arch = machine.arch(machine.load("edge_array"))
+    return replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels), overlap="free")
 
 
 def random_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:

@@ -20,10 +20,10 @@ from workloads.einsum import Einsum, Projection
 
 @dataclass
 class Tally:
-    """Elements per (level, tensor, action): of all instances and of the first lane's; peak footprint per (level, tensor)."""
+    """Elements per (level, tensor, action): of all instances, and per instance (its lanes); peak footprint per (level, tensor)."""
 
     total: Counter = field(default_factory=Counter)
-    busiest: Counter = field(default_factory=Counter)
+    lanes: dict = field(default_factory=dict)
     held: Counter = field(default_factory=Counter)
 
 
@@ -54,8 +54,7 @@ class Walk:
 
     def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
         self.tally.total[level, tensor, action] += n
-        if all(lane == 0 for position, _, lane in self.lanes if position < at):
-            self.tally.busiest[level, tensor, action] += n
+        self.tally.lanes.setdefault(tuple(lane for position, _, lane in self.lanes if position < at), Counter())[level, tensor, action] += n
 
     def box(self, tensor: Projection, env: dict, clip: bool) -> list:
         axes = []
@@ -72,7 +71,6 @@ class Walk:
         for array in self.entries[at]:
             if all(lane == 0 for _, _, lane in self.lanes):
                 self.tally.total[array, "-", "enter"] += 1
-                self.tally.busiest[array, "-", "enter"] += 1
         if at == len(self.mapping.nodes):
             return self.compute(env)
         node = self.mapping.nodes[at]
@@ -171,3 +169,17 @@ def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:
     w = Walk(mapping, e, arch)
     w.go(0, {rank: (0, n) for rank, n in e.extents})
     return w.tally
+
+
+def port_bits(tally: Tally, e: Einsum, arch: Arch) -> dict:
+    """Bits that the busiest instance of every port moves, all tensors together, per (level, action); operations of the busiest lane; folds."""
+    bits = {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()}
+    separate = {level.name for level in arch.levels if level.ports == "separate"}
+    busiest = {("MAC", "compute"): 0}
+    for counts in tally.lanes.values():
+        ports = Counter()
+        for (level, tensor, action), n in counts.items():
+            port = (level, action if level in separate or action == "compute" else "any")
+            ports[port] += n * bits.get(tensor, 1)
+        busiest |= {port: max(n, busiest.get(port, 0)) for port, n in ports.items()}
+    return busiest | {(level, action): n for (level, _, action), n in tally.total.items() if action == "enter"}

@@ -56,7 +56,7 @@ def arch_of(rng: Random, group: str, levels: int) -> Arch:
         return Level(f"L{v}", 8 * words if v else None, rng.choice([8, 8, 16, 64]), rng.choice([200.0, 20.0]) if v == 0 else rng.choice([6.0, 2.0, 1.0, 0.5]),
                      rng.choice([200.0, 20.0]) if v == 0 else rng.choice([7.0, 2.0, 1.0, 0.5]), rng.choice([inf, inf, 1.0, 4.0, 0.5]),
                      rng.choice(["shared", "shared", "separate"]), double_buffer=v > 0 and rng.random() < 0.15, bypass=v > 0 and rng.random() < free,
-                     skip_first_read=rng.random() < 0.85, transfer=rng.choice(["next", "next", "next", "same"]), holds=holds or ROLES)
+                     skip_first_read=rng.random() < 0.85, holds=holds or ROLES)
 
     free = rng.choice([1.0, 1.0, 0.5, 0.0])
     found = tuple(level(v) for v in range(1 + levels))
@@ -68,7 +68,7 @@ def arch_of(rng: Random, group: str, levels: int) -> Arch:
         flags = [(True,) * len(dims) if rng.random() < 0.7 else tuple(rng.random() < 0.5 for _ in dims) for _ in range(2)]
         fanouts.append(Fanout(f"array{i}", outside, dims, *flags, rng.choice(["", "", "", "os", "ws"]) if len(dims) == 2 else ""))
     compute = Compute(1.0, 0.5, rng.choice([1.0, 1.0, 2.0]), alu_per_cycle=rng.choice([None, None, 4.0]), leak_mw=rng.choice([0.0, 0.0, 3.0]))
-    return Arch("random", found, tuple(fanouts), compute, 1.0, 8)
+    return Arch("random", found, tuple(fanouts), compute, 1.0, 8, overlap="free")
 
 
 def unpriced(rng: Random, group: str, levels: int) -> Arch:
@@ -92,7 +92,7 @@ def array_of(rng: Random, group: str, levels: int) -> Arch:
                    skip_first_read=outer.skip_first_read) for v, words in enumerate(sizes)]
     dims = tuple(zip("XY", rng.choice([(4,), (3,), (8,), (2, 2), (3, 5), (4, 2), (5, 4), (6,), (16,)]), strict=False))
     flags = [(True,) * len(dims) if rng.random() < 0.85 else tuple(rng.random() < 0.5 for _ in dims) for _ in range(2)]
-    return Arch("array", (outer, *inner), (Fanout("A", len(sizes) if rng.random() < 0.9 else 1, dims, *flags),), Compute(1.0, 1.0), 1.0, 8)
+    return Arch("array", (outer, *inner), (Fanout("A", len(sizes) if rng.random() < 0.9 else 1, dims, *flags),), Compute(1.0, 1.0), 1.0, 8, overlap="free")
 
 
 def random_problem(rng: Random, group: str, tiles: str, most: int, order: Order = "levels", arch: Callable[[Random, str, int], Arch] = arch_of) -> Problem:

@@ -23,7 +23,7 @@ from workloads.einsum import Einsum
 @given(st.integers(0, 2**32), st.sampled_from([random_case, rich_case]))
 def test_bound_is_not_above_the_cost_of_any_mapping(seed: int, case: Callable[[Random], tuple[Einsum, Arch, Mapping]]) -> None:
     e, arch, mapping = case(Random(seed))
-    p = price(count(mapping, e, arch), e, arch)
+    p = price(mapping, count(mapping, e, arch), e, arch)
     assert bounds.energy_pj(e, arch) <= p.energy_pj * (1 + 1e-9)
     assert bounds.latency_cycles(e, arch) <= p.latency_cycles * (1 + 1e-9)
 

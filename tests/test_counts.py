@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import isclose
 from random import Random
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from dse.nest import Mapping, faults
 from dse.sim.cost import price
-from dse.sim.counts import count, footprints
+from dse.sim.counts import Count, count, footprints
 from hw.arch import Arch
 from tests.nests import KINDS, random_case, rich_case
-from tests.oracle import Tally, walk
+from tests.oracle import Tally, port_bits, walk
 from workloads.einsum import Einsum
 
 SPLIT = 1e-9  # expected elements that are none: what rounding leaves of reads that are all skipped
@@ -31,14 +32,24 @@ def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:
     tally = walk(mapping, e, arch)
     rows = count(mapping, e, arch)
     total = {(r.level, r.tensor, r.action): r.elems for r in rows if r.elems}
-    busiest = {(r.level, r.tensor, r.action): r.busiest_elems for r in rows if r.busiest_elems}
+    busiest = busiest_bits(rows, e, arch)
     held = {(f.level, f.tensor): f.elems for f in footprints(mapping, e)}
-    for what, ours, walked in (("total", total, tally.total), ("busiest", busiest, tally.busiest), ("held", held, tally.held)):
+    for what, ours, walked in (("total", total, tally.total), ("busiest", busiest, port_bits(tally, e, arch)), ("held", held, tally.held)):
         ours, walked = ({key: n for key, n in of.items() if abs(n) > SPLIT} for of in (ours, walked))
         if ours.keys() != walked.keys() or any(not isclose(n, walked[key], rel_tol=1e-9 if sparse else 0) for key, n in ours.items()):
             return f"{name} {what}: {sorted(set(ours.items()) ^ set(walked.items()))}\n{e}\n{arch.fanouts}\n{mapping}"
-    energy, walked_pj = sum(part.energy_pj for part in price(rows, e, arch).parts if part.action != "leak"), energy_pj(tally, e, arch)
+    energy, walked_pj = sum(part.energy_pj for part in price(mapping, rows, e, arch).parts if part.action != "leak"), energy_pj(tally, e, arch)
     return "" if isclose(energy, walked_pj, rel_tol=1e-9) else f"{name} energy: {energy} is not {walked_pj}\n{e}\n{arch}\n{mapping}"
+
+
+def busiest_bits(rows: Sequence[Count], e: Einsum, arch: Arch) -> dict[tuple[str, str], float]:
+    """Bits that the busiest instance of every port moves; operations of the busiest lane; folds."""
+    bits = {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()}
+    shared = {level.name for level in arch.levels if level.ports == "shared"}
+    found: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        found[row.level, "any" if row.level in shared else row.action] += row.busiest_elems * bits.get(row.tensor, 1)
+    return {port: n for port, n in found.items() if n}
 
 
 def energy_pj(tally: Tally, e: Einsum, arch: Arch) -> float:

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.nest import Loop
-from dse.sim.cost import bits_of, price
+from dse.sim.cost import price
 from dse.sim.counts import count, footprints
-from dse.sim.kernels import cost_many, count_many, mapping_at, tables
+from dse.sim.kernels import cost_many, mapping_at, tables
+from dse.sim.parts import bits_of
 from tests.nests import random_case
 
 
@@ -37,21 +38,11 @@ def test_twin_equals_scalar_path(seed: int) -> None:
     e, arch, nest = random_case(rng)
     options = random_options(rng, e, nest)
     choices = np.array([[rng.randrange(len(options[rank])) for rank, _ in e.extents] for _ in range(6)])
-    compiled = tables(nest, e, arch, options)
-    total, busiest, held, moving = count_many(compiled, choices)
-    costs = cost_many(compiled, e, arch, choices)
+    costs = cost_many(tables(nest, e, arch, options), e, arch, choices)
     bits = bits_of(e, arch)
-    sparse = any(p.density != 1 for p in e.inputs)
     for c, choice in enumerate(choices):
         mapping = mapping_at(nest, options, dict(zip((rank for rank, _ in e.extents), choice, strict=True)))
-        rows = count(mapping, e, arch)
-        scalar = {(row.level, row.tensor, row.action): (row.elems, row.busiest_elems) for row in rows}
-        for k, row in enumerate(compiled.rows):
-            want, got = scalar.get(row, (0, busiest[c, k])), (total[c, k], busiest[c, k])
-            assert np.allclose(want, got, rtol=1e-12) if sparse else want == got
-        assert [f.elems for f in footprints(mapping, e)] == held[c].tolist()
-        assert [f.moving for f in footprints(mapping, e)] == moving[c].tolist()
-        p = price(rows, e, arch)
+        p = price(mapping, count(mapping, e, arch), e, arch)
         assert np.isclose(costs.energy_pj[c], p.energy_pj, rtol=1e-12) and np.isclose(costs.latency_cycles[c], p.latency_cycles, rtol=1e-12)
         in_level = {level.name: 0 for level in arch.levels}
         for f in footprints(mapping, e):

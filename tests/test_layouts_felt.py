@@ -15,9 +15,9 @@ from dse.layout.count import misses
 from dse.nest import Laid, from_data, parse, to_data
 from dse.schedule import in_turn
 from dse.sim import transfer
-from dse.sim.counts import links
 from dse.sim.evaluate import Problem, einsum_cost
 from dse.sim.graph import evaluate
+from dse.sim.terms import links
 from hw import machine
 from hw.arch import Access, Arch
 from tests.nests import rich_case

@@ -90,11 +90,13 @@ def test_weight_registers_have_the_numbers_of_the_smallest_array(name: str, cell
     assert (level.read_pj, level.write_pj, level.leak_mw, level.area_mm2) == (array.read_pj, array.write_pj, array.leak_mw, array.area_mm2)
 
 
-def test_ramp_and_transfer_reach_the_arch(tmp_path: Path) -> None:
+def test_ramp_and_overlap_reach_the_arch(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text(GOOD.replace("y: 16}", "y: 16}, ramp: os").replace("128 KiB", "128 KiB, transfer: same"))
+    path.write_text(GOOD.replace("y: 16}", "y: 16}, ramp: os").replace("128 KiB", "128 KiB, double_buffer: true"))
     arch = machine.arch(machine.load(str(path)))
-    assert arch.fanouts[0].ramp == "os" and [level.transfer for level in arch.levels] == ["next", "same"]
+    assert arch.fanouts[0].ramp == "os" and [level.double_buffer for level in arch.levels] == [False, True] and arch.overlap == "buffered"
+    path.write_text(GOOD + "overlap: free\n")
+    assert machine.arch(machine.load(str(path))).overlap == "free"
 
 
 def test_what_a_level_holds_and_how_tensors_are_tiled_reach_the_arch(tmp_path: Path) -> None:
@@ -134,10 +136,9 @@ BROKEN = [
         "array.ramp = ws needs two dimensions, rows and columns, has 3; split the array, or leave ramp out"]),
     ("ramp of one", GOOD.replace("x: 16, y: 16}", "x: 1, y: 1}, ramp: os"), ["array.ramp = os needs more than one PE; enlarge dims, or leave ramp out"]),
     ("ramp of what", GOOD.replace("y: 16}", "y: 16}, ramp: rs"), ['array.ramp = "rs" is unknown; use one of os, ws, is']),
-    ("waits for nothing", GOOD.replace("width_bits: 64", "width_bits: 64, transfer: same"), [
-        "dram.transfer = same cannot be: nothing fills the outermost level; leave it out"]),
-    ("waits and overlaps", GOOD.replace("128 KiB", "128 KiB, transfer: same, double_buffer: true"), [
-        "gbuf.transfer = same stands beside double_buffer = true, which is there to overlap; leave one out"]),
+    ("buffers nothing", GOOD.replace("width_bits: 64", "width_bits: 64, double_buffer: true"), [
+        "dram.double_buffer = true cannot be: nothing fills the outermost level; leave it out"]),
+    ("overlaps halfway", GOOD + "overlap: half\n", ['overlap = "half" is unknown; use one of buffered, free']),
     ("vector unit of no lanes", GOOD.replace("kind: int8", "kind: int8, vector_kind: fp32"), [
         "mac.vector_kind = fp32 has no lanes; add e.g. vector_lanes: 16, or leave it out"]),
     ("vector unit without numbers", GOOD.replace("kind: int8", "kind: int8, vector_lanes: 4, vector_kind: custom"), [

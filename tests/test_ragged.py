@@ -16,7 +16,7 @@ from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.tiling.mapper import smaug
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
-from tests.nests import random_einsum
+from tests.nests import random_einsum, searched
 from tests.small import small_problem
 from workloads.einsum import einsum
 
@@ -29,7 +29,7 @@ def pads_arch(rng: Random) -> Arch:
     def level(name: str, words: int | None, holds: tuple[str, ...]) -> Level:
         return Level(name, words and 8 * words, rng.choice([8, 16, 64]), rng.choice([200.0, 6.0, 0.5]), rng.choice([200.0, 7.0, 0.5]),
                      rng.choice([1.0, 8.0, 64.0]), rng.choice(["shared", "separate"]), bypass=words is not None, skip_first_read=rng.random() < 0.8,
-                     transfer=rng.choice(["next", "next", "same"]), holds=holds)
+                     holds=holds)
 
     roles = ("input", "weight", "output")
     words = lambda: rng.choice([1, 2, 4, 8, 20, 60])  # noqa: E731
@@ -38,7 +38,7 @@ def pads_arch(rng: Random) -> Arch:
     dims = (("PE", rng.randint(2, 4)), ("MAC", rng.randint(2, 4)))[: rng.choice([1, 2, 2])]
     array = Fanout("ARRAY", 1 + len(pads), dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims), "")
     compute = Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0]), leak_mw=rng.choice([0.0, 1.0]))
-    return Arch("pads", (level("DRAM", None, roles), *pads, *inner), (array,), compute, 1.0, 8)
+    return Arch("pads", (level("DRAM", None, roles), *pads, *inner), (array,), compute, 1.0, 8, overlap="free")
 
 
 def problem(rng: Random, mappings: int) -> Problem:
@@ -46,7 +46,7 @@ def problem(rng: Random, mappings: int) -> Problem:
     while True:
         e = random_einsum(rng, KINDS)
         e = replace(e, extents=tuple((rank, min(n, rng.randint(1, 6))) for rank, n in e.extents))
-        found = Problem(pads_arch(rng), e, rng.choice(OBJECTIVES))
+        found = Problem(searched(pads_arch(rng), e), e, rng.choice(OBJECTIVES))
         if rng.random() < 0.3:
             found = small_problem(rng, found.objective, mappings, tiles="ragged")
         if not uncovered(found.einsum, found.arch) and sum(size(found.einsum, arch, "ragged") for arch in orders(found.arch)) <= mappings:

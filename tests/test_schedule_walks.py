@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 from hypothesis import given, settings
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from dse.sim.evaluate import Solution
 from dse.sim.graph import evaluate, filled_cycles
+from tests.oracle import Tally, port_bits
 from tests.schedules import random_schedule
+from tests.test_counts import busiest_bits
 from tests.walked import walk_schedule
 
 
@@ -21,11 +24,12 @@ def differences(seed: int) -> list[str]:
     walked = walk_schedule(arch, workload, schedule)
     lines = list(walked.wrong)
     for c in found.einsums:
-        tally = walked.tallies[c.name]
-        for what in ("elems", "busiest_elems"):
-            got = {(row.level, row.tensor, row.action): getattr(row, what) for row in c.counts if what == "elems" or row.tensor not in walked.remote}
-            want = {key: n for key, n in (tally.total if what == "elems" else tally.busiest).items() if n and (what == "elems" or key[1] not in walked.remote)}
-            lines += [f"{c.name} {key} {what}: {got.get(key, 0)}, walked {float(want.get(key, 0))}" for key in got | want
+        tally, e = walked.tallies[c.name], next(e for e in workload.einsums if e.name == c.name)
+        own = [row for row in c.counts if row.tensor not in walked.remote]  # the port of another stage serves the others
+        here = Tally(tally.total, {at: Counter({key: n for key, n in moved.items() if key[1] not in walked.remote}) for at, moved in tally.lanes.items()})
+        for what, got, want in (("elements", {(row.level, row.tensor, row.action): row.elems for row in c.counts}, tally.total),
+                                ("bits of the busiest port", busiest_bits(own, e, arch), port_bits(here, e, arch))):
+            lines += [f"{c.name} {key}: {what} {got.get(key, 0)}, walked {float(want.get(key, 0))}" for key in got | want
                       if abs(got.get(key, 0) - want.get(key, 0)) > 1e-6]
     for i, (row, peak) in enumerate(zip(found.segments, walked.peaks, strict=False)):
         if dict(row.peak_bits) != peak:

@@ -112,7 +112,8 @@ def test_where_the_energy_goes(home: Path) -> None:
 
 
 def test_components_that_bind_alike_are_both_named() -> None:
-    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.tiles": "perfect"}).found
+    single = {"overlap": "free", "gbuf.double_buffer": False, "regf.double_buffer": False}
+    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.tiles": "perfect"}).found
     [cost] = found.einsums  # type: ignore[union-attr]
     busy = dict(cost.price.busy_cycles)
     assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.binding(cost)) == {"GBUF", "MAC"}
@@ -131,7 +132,7 @@ def test_einsums_that_make_most_of_the_cost_come_first() -> None:
 
 
 def test_traffic_names_the_width_of_an_action() -> None:
-    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.tiles": "perfect"})
+    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.tiles": "perfect", "overlap": "free"})
     _, [traffic, *_] = explain.einsum(found.arch, found.workload.einsums[0], found.found.einsums[0])  # type: ignore[union-attr]
     width = {level.name: level.width_bits for level in found.arch.levels}
     at = traffic.header.index("width_bits")

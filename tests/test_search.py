@@ -8,15 +8,16 @@ from dse.dataflow.lanes import options, wired
 from dse.dataflow.optimal import optimal
 from dse.dataflow.search import search, taken
 from dse.nest import Infeasible
-from dse.sim.counts import tile_sizes
 from dse.sim.evaluate import Problem
+from dse.sim.terms import tile_sizes
 from hw import machine
+from tests.nests import free_edge
 from workloads import catalog
 
 
 def test_large_convolutions_are_proven_and_cost_what_other_searches_proved() -> None:
     """ResNet-18's first convolution."""
-    edge = machine.arch(machine.load("edge_array"))
+    edge = free_edge()
     (first, *_) = catalog.load("resnet18").einsums
     found = optimal(Problem(edge, first, "energy"), "perfect")
     assert not isinstance(found, Infeasible) and found[0].proven and isclose(found[0].energy_pj, 208564072.726, rel_tol=1e-9)

@@ -18,7 +18,7 @@ FIELDS: dict[str, list[Value]] = {
     "array.x": [4, 8, 12, 16, 64], "array.y": [1, 3, 8], "gbuf.capacity": ["16 KiB", "100 KiB", "4 MiB"], "regf.capacity": ["64 B", "300 B", "2 KiB"],
     "dram.kind": ["lpddr4", "lpddr5", "hbm2"], "clock_mhz": [200, 400.5], "cell": ["lop", "hp"], "gbuf.double_buffer": [True, False],
     "dram.bandwidth": ["800 MB/s", "12.8 GB/s"], "mac.kind": ["int8", "fp16"], "node_nm": [22, 28, 45],
-    "array.ramp": ["os", "ws", "is"], "mac.vector_lanes": [0, 8, 64], "regf.transfer": ["next", "same"]}
+    "array.ramp": ["os", "ws", "is"], "mac.vector_lanes": [0, 8, 64], "regf.double_buffer": [False, True], "overlap": ["buffered", "free"]}
 SWEEP = {"gbuf.capacity": {"from": "16 KiB", "to": "4 MiB", "step": "x2"}, "regf.capacity": {"from": "64 B", "to": "2 KiB", "step": "x2"},
          "array.x": [4, 8, 16, 32, 64], "array.y": [4, 8, 16, 32, 64], "dram.kind": ["ddr4", "lpddr4", "lpddr5", "gddr6", "hbm2"]}
 

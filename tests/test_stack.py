@@ -92,8 +92,8 @@ def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pi
     loaded = catalog.load(str(tmp_path / "net.yaml") if net else "gemm:m=127,n=31,k=47")
     for tiles, space in (("perfect", "perfect tiles"), ("ragged_lanes", "ragged lanes, even ones")):
         found = solve(edge, loaded, Picks(objective="edp", tiles=tiles))  # type: ignore[arg-type]
-        assert isinstance(found, list) and all(one.proven == f"{space}, levels in order around idle arrays" for one in found[0].einsums)
-        assert found[0].certificate.startswith(f"optimal in {space}")
+        assert isinstance(found, list) and all(one.space == f"{space}, levels in order around idle arrays" for one in found[0].einsums)
+        assert f" in {space}" in found[0].certificate and found[0].gap_in_space < 0.05
         cost[tiles] = found[0].energy_pj * found[0].latency_cycles
     assert cost["ragged_lanes"] < cost["perfect"]
 

@@ -82,8 +82,9 @@ def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
     tallies, peaks, wrong = {}, [], []
     for i, (a, z) in enumerate(zip(far, near, strict=True)):
         for name in a.stages:
-            tallies[name] = Tally(*(mixed(x, y, share) for x, y in ((a.stages[name].tally.total, z.stages[name].tally.total),
-                                                                    (a.stages[name].tally.busiest, z.stages[name].tally.busiest))))
+            x, y = a.stages[name].tally, z.stages[name].tally
+            lanes = {at: mixed(x.lanes.get(at, Counter()), y.lanes.get(at, Counter()), share) for at in x.lanes | y.lanes}
+            tallies[name] = Tally(mixed(x.total, y.total, share), lanes)
         wrong += a.wrong
         peaks.append(a.peak(i, workload, schedule))
     return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)})

@@ -23,6 +23,7 @@ from dse.nest import Infeasible, Loop, Mapping, Store, faults, holdable
 from dse.sim import cost
 from dse.sim.counts import Count, Footprint, count, footprints, held_elems
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced
+from dse.sim.parts import bits_of
 from hw.arch import Arch, Compute
 from workloads.einsum import Einsum, Projection
 
@@ -71,14 +72,14 @@ def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasi
 
 def _rank(problem: Problem, candidate: Counted) -> tuple[float, float, float, str]:
     """Objective, then the other metrics, then the mapping's text."""
-    p = cost.price(candidate[1], problem.einsum, problem.arch)
+    p = cost.price(candidate[0], candidate[1], problem.einsum, problem.arch)
     return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles, str(candidate[0])
 
 
 def topology(arch: Arch) -> Arch:
     """The machine without its prices: what decides which mappings exist and fit."""
     levels = tuple(
-        replace(level, read_pj=0.0, write_pj=0.0, bandwidth=1.0, access_cycles=1, ports="shared", transfer="next", leak_mw=0.0, area_mm2=0.0)
+        replace(level, read_pj=0.0, write_pj=0.0, bandwidth=1.0, access_cycles=1, ports="shared", leak_mw=0.0, area_mm2=0.0)
         for level in arch.levels)
     return replace(arch, name="", levels=levels, compute=Compute(0.0, 0.0), clock_ghz=1.0)
 
@@ -196,7 +197,7 @@ def _cut(still: Still, ways: Ways, ranks: frozenset[str], dim: str, size: int, l
 def _least_bits(still: Still, tile: Sequence[int], lanes: int) -> int:
     """A lower bound on what still.last needs: one element of each moving tensor, twice; of every other one what is left if it had all remaining lanes
     to itself."""
-    sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), cost.bits_of(still.e, still.arch)
+    sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
     total = 0
     for p in _held(still.e, still.arch, (still.last,)):
         unit = held_elems(p, dict.fromkeys(sizes, 1))
@@ -369,7 +370,7 @@ def _words(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
 
 def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> NDArray[np.int64]:
     """What level v needs for its tiles. spread: tiles of all its lanes; where they are the whole einsum, nothing moves, and double buffering holds it once."""
-    bits = cost.bits_of(e, arch)
+    bits = bits_of(e, arch)
     total = sum((_words(p, tiles) * bits[p.tensor] for p in _held(e, arch, (v,))), np.zeros_like(next(iter(tiles.values()))))
     if not arch.levels[v].double_buffer:
         return total

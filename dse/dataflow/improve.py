@@ -100,7 +100,7 @@ def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None
     e, arch = problem.einsum, problem.arch
     if faults(mapping, e, arch) or lanes_overflow(mapping, e, arch) or overflow(footprints(mapping, e), e, arch) or (rules != FREE and broken(rules, mapping)):
         return None
-    p = price(count(mapping, e, arch), e, arch)
+    p = price(mapping, count(mapping, e, arch), e, arch)
     return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 

@@ -19,9 +19,10 @@ from dse.dataflow.ragged_kernels import COUNT, FIRST, TOTAL
 from dse.dataflow.search import OBJECTIVES
 from dse.dataflow.steps import LANES, NODE, Step
 from dse.nest import Loop, Mapping, Store, holdable
-from dse.sim.cost import bits_of, op_cycles, op_pj
-from dse.sim.counts import hull, nonzero
+from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
+from dse.sim.parts import bits_of, op_cycles, op_pj
+from dse.sim.terms import nonzero
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -112,7 +113,7 @@ def orders(arch: Arch) -> Iterator[Arch]:
     runs: list[list[int]] = []
     for v in range(1, border):
         own = arch.levels[v]
-        if runs and all(own.transfer == other.transfer and not set(own.holds) & set(other.holds) for other in (arch.levels[w] for w in runs[-1])):
+        if runs and all(not set(own.holds) & set(other.holds) for other in (arch.levels[w] for w in runs[-1])):
             runs[-1].append(v)
         else:
             runs.append([v])
@@ -218,7 +219,7 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
     arch, e = problem.arch, problem.einsum
     parts, ports = 2, []
     for level in arch.levels:
-        ports.append((parts, parts + (level.ports == "separate"), level.transfer == "same"))
+        ports.append((parts, parts + (level.ports == "separate"), False))
         parts = ports[-1][1] + 1
     bits, nodes = bits_of(e, arch), [node for _, node in bounded(p, arch)]
     ops = e.points() * nonzero(e)

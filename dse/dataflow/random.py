@@ -54,7 +54,7 @@ def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[Eins
 
 def ranked(problem: Problem, mapping: Mapping) -> tuple[float, float, float]:
     """Figure of the objective, energy, latency of a mapping that fits."""
-    p = cost.price(count(mapping, problem.einsum, problem.arch), problem.einsum, problem.arch)
+    p = cost.price(mapping, count(mapping, problem.einsum, problem.arch), problem.einsum, problem.arch)
     return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
 
 

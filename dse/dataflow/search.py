@@ -22,17 +22,21 @@ from dse.dataflow import search_kernels as kernels
 from dse.dataflow.lanes import Options, options, wired
 from dse.dataflow.space import FREE, Constraints, Tiles
 from dse.nest import Loop, Mapping, Store, holdable
-from dse.sim.cost import bits_of, fill_cycles, op_cycles, op_pj
-from dse.sim.counts import hull, nonzero
+from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
+from dse.sim.parts import bits_of, elem_cycles, fill_cycles, op_cycles, op_pj, per_elem, port
+from dse.sim.terms import nonzero
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BUDGET = 5_000_000  # nodes placed, some ten seconds
+CLOSER = 100_000  # of more searches, below what the first one found
 OUTER = 50_000  # nodes placed for a bound of what stands outside of all borders
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
+Cost = tuple[float, float, float]  # figure of the objective, energy, latency
+NONE = (inf, inf, inf)
 OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 
 
@@ -47,22 +51,27 @@ def taken(e: Einsum, tiles: Tiles) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best mapping, None if nothing fits; nodes placed; no mapping of the space is below floor, inf: than the best one (if the budget did not end)."""
+    """The best mapping that was found; nodes placed; floor: no mapping of the space has a lower figure, inf: none fits."""
 
     mapping: Mapping | None
     visited: int
-    floor: float = inf
+    floor: float
 
 
-def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET) -> Found:
-    """The best mapping of the space; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they may beat perfect ones."""
+def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, ends: bool = False, than: Cost = NONE) -> Found:
+    """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where
+    they may beat perfect ones.
+
+    Cycles are those that ports are busy with and that the insides of single-buffered levels wait; ends: also first fills and last drains of double-buffered
+    ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs less than the floor.
+    """
     e, arch = problem.einsum, problem.arch
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
-    machine = _machine(problem, tensors)
-    terms = _terms(problem, tensors, machine.ports, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
-    best = np.full(3, inf)
+    parts = _parts(arch, ends)
+    machine, best = _machine(problem, tensors, parts), np.array(than)
+    terms = _terms(problem, tensors, parts, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
     found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
-    if tiles == "perfect" or found.floor < inf:
+    if tiles == "perfect" or found.floor < best[0]:
         return found if tiles == "perfect" else replace(found, floor=0.0)
     ragged = _searched(problem, tiles, constraints, budget - found.visited, machine, terms, best)
     return replace(ragged, mapping=ragged.mapping or found.mapping, visited=found.visited + ragged.visited)
@@ -80,8 +89,8 @@ def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: 
     free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
     seen = kernels.Seen(np.zeros((SLOTS, len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, len(terms.base))),
                         np.zeros(SLOTS, np.int64), np.zeros(2, np.int64))
-    floor = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
-    return Found(_nest(own, e, arch, w) if w.best_count[0] >= 0 else None, int(w.tally[1]), floor)
+    left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
+    return Found(_nest(own, e, arch, w) if w.best_count[0] >= 0 else None, int(w.tally[1]), min(left, float(best[0])))
 
 
 def _idle(arch: Arch, constraints: Constraints) -> int:
@@ -100,7 +109,7 @@ def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantiti
     return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
                         whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
                         whole(ranks), whole(nodes, 4), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(1), np.zeros(parts), np.zeros(3),
-                        whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4), whole(nodes, ranks))
+                        whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4), whole(nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +202,11 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
-def _machine(problem: Problem, tensors: Sequence[str]) -> kernels.Machine:
+def _machine(problem: Problem, tensors: Sequence[str], parts: Parts) -> kernels.Machine:
     e, arch = problem.einsum, problem.arch
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
-    ports, parts = [], 2
-    for level in arch.levels:
-        ports.append((parts, parts + (level.ports == "separate"), level.transfer == "same"))
-        parts = ports[-1][1] + 1
+    ports = [[parts.at["busy", v, v, port(level, action)] for action in ("read", "write")] for v, level in enumerate(arch.levels)]
     ramps = []
     for f in arch.fanouts:
         if f.ramp and fill_cycles(f, e, arch):
@@ -209,30 +215,64 @@ def _machine(problem: Problem, tensors: Sequence[str]) -> kernels.Machine:
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
         np.array([bits[t] for t in tensors], np.float64), np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
+        np.array(parts.waits, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
         np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
                  np.int64), OBJECTIVES[problem.objective])
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level waits for (fill or drain, level, level of a port,
+    port). waits: spans of these per level, as kernels.Machine has them."""
+
+    at: dict[tuple[str, int, int, str], int]
+    waits: tuple[tuple[int, int, int], ...]
+
+    def many(self) -> int:
+        return self.waits[-1][2]
+
+
+@lru_cache(maxsize=256)
+def _parts(arch: Arch, ends: bool) -> Parts:
+    """ends: also those of levels that hold tiles twice, where only first fills and last drains are waited for; else fills and drains are waited for alike."""
+    at: dict[tuple[str, int, int, str], int] = {}
+    for v, level in enumerate(arch.levels):
+        for action in ("read", "write"):
+            at.setdefault(("busy", v, v, port(level, action)), kernels.RAMP + 1 + len(at))
+    waits = []
+    for v, level in enumerate(arch.levels):
+        span = [kernels.RAMP + 1 + len(at)]
+        buffered = v > 0 and arch.overlap == "buffered" and (ends or not level.double_buffer)
+        for way, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
+            for u in range(v + 1) if buffered else ():
+                if arch.levels[u].bandwidth < inf:
+                    at.setdefault((way if level.double_buffer else "fill", v, u, port(arch.levels[u], inner if u == v else outer)), kernels.RAMP + 1 + len(at))
+            span.append(kernels.RAMP + 1 + len(at))
+        waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
+    return Parts(at, tuple(waits))
+
+
 Quantity = tuple[int, int, int, int, int]  # kind, tensor, position, masks
 Row = dict[Quantity, Floats]  # quantity -> what a unit of it adds to every part
 
 
-def _terms(problem: Problem, tensors: Sequence[str], ports: Ints, keeps: Sequence[Sequence[int]]) -> kernels.Terms:
+def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, keeps: Sequence[Sequence[int]]) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on one machine."""
     e, arch = problem.einsum, problem.arch
-    depth, parts = len(arch.levels), int(ports[:, :2].max()) + 1
-    links, lows = ({(x, parent, child): _link(problem, tensors, ports, parts, x, parent, child, low) for x, parent in product(range(len(tensors)), range(depth))
+    depth = len(arch.levels)
+    links, lows = ({(x, parent, child): _link(problem, tensors, parts, x, parent, child, low) for x, parent in product(range(len(tensors)), range(depth))
                     for child in range(parent + 1, depth + 1)} for low in (False, True))
     _, groups = wired(arch.fanouts)
     ops = e.points() * nonzero(e)
-    base = np.zeros(parts)
+    base = np.zeros(parts.many())
     base[0] = ops * op_pj(e, arch)
-    base[1] = op_cycles(ops, 0.0, e, arch) + sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
+    base[kernels.STEPS] = op_cycles(ops, 0.0, e, arch)
+    base[kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
     every = (1 << len(groups)) - 1
-    busiest = np.zeros(parts)
-    busiest[1] = 0.0 if op_cycles(ops, 0.0, e, arch) else op_cycles(0.0, nonzero(e), e, arch)
+    busiest = np.zeros(parts.many())
+    busiest[kernels.STEPS] = 0.0 if op_cycles(ops, 0.0, e, arch) else op_cycles(0.0, nonzero(e), e, arch)
 
     def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
         sums: list[Row] = []
@@ -258,14 +298,14 @@ def _terms(problem: Problem, tensors: Sequence[str], ports: Ints, keeps: Sequenc
         rows += row.values()
 
     def flat(of: Sequence[Row]) -> tuple[Ints, Floats]:
-        return np.array([quantities[q] for row in of for q in row], np.int64), np.array([coef for row in of for coef in row.values()]).reshape(-1, parts)
+        return np.array([quantities[q] for row in of for q in row], np.int64), np.array([coef for row in of for coef in row.values()]).reshape(-1, parts.many())
 
     return kernels.Terms(
-        np.array(list(quantities), np.int64), link, np.array(of, np.int64), np.array(rows).reshape(-1, parts), np.cumsum([0, *map(len, keeps)]),
+        np.array(list(quantities), np.int64), link, np.array(of, np.int64), np.array(rows).reshape(-1, parts.many()), np.cumsum([0, *map(len, keeps)]),
         np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
 
 
-def _link(problem: Problem, tensors: Sequence[str], ports: Ints, parts: int, x: int, parent: int, child: int, low: bool) -> Row:
+def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent: int, child: int, low: bool) -> Row:
     """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and at the busiest instance.
 
     reads = R - S + W', writes = W + R' - S' (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains; S, S' first
@@ -279,25 +319,33 @@ def _link(problem: Problem, tensors: Sequence[str], ports: Ints, parts: int, x: 
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
     shared = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child and (group.reduce if output else group.multicast))
     found: Row = {}
+    twice, waits = not compute and levels[child].double_buffer, not compute and parts.waits[child][0] < parts.waits[child][2]
 
     def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float) -> None:
-        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v."""
+        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once more what the inside of the child waits for."""
         level = levels[v]
-        unit = word / level.width_bits * scale
-        pj, port = (level.read_pj, ports[v, 0]) if action == "read" else (level.write_pj, ports[v, 1])
-        for q, row in (((kind, x, k, merged, 0), (0, unit * pj)), ((kind, x, k, own_lanes | merged, own_lanes), (port, unit / level.bandwidth))):
-            if row[1]:
-                coef = found.setdefault(q, np.zeros(parts))
-                coef[row[0]] += row[1]
+        pj, side, cycles = level.read_pj if action == "read" else level.write_pj, port(level, action), elem_cycles(level, word) * scale
+        whole, own = (kind, x, k, merged, 0), (kind, x, k, own_lanes | merged, own_lanes)
+        waited = (own, parts.at.get(("drain" if kind == kernels.LAST else "fill", child, v, side), 0), cycles)
+        if kind in (kernels.FIRST, kernels.LAST):
+            rows = [waited]
+        else:
+            rows = [(whole, 0, per_elem(level, word) * scale * pj), (own, parts.at["busy", v, v, side], cycles), *([waited] if waits and not twice else [])]
+        for q, part, more in rows:
+            if more:
+                found.setdefault(q, np.zeros(parts.many()))[part] += more
 
     csr = 0.0 if (p := (*e.inputs, e.output)[x]).format == "dense" else 2 * p.density
     amounts = [(kernels.POINTS, nonzero(e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
     skips = [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)] if output and levels[parent].skip_first_read else []
-    for kind, scale in () if skips and low else (*amounts, *skips):
+    dense = twice and waits and not csr
+    first = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
+    drained = [(kernels.LAST, 1.0)] if dense and not (output and p.partial()) else []
+    for kind, scale in () if skips and low else (*amounts, *skips, *first):
         add(parent, "read", kind, mask[parent], shared, scale)
         if not compute:
             add(child, "write", kind, mask[child], 0, scale)
-    for kind, scale in amounts if output else ():
+    for kind, scale in (*amounts, *drained) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale)

@@ -28,9 +28,11 @@ def lean(f: F) -> F:
 
 
 ENERGY, LATENCY, EDP = 0, 1, 2
+STEPS, RAMP = 1, 2  # parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them ports
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
-# Kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a node and by compute.
-WORDS, ROWS, POINTS, STARTED, BEGUN = 0, 1, 2, 3, 4
+# Kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a node and by compute; words of the
+# first tiles that are fetched and of the last ones that are drained.
+WORDS, ROWS, POINTS, STARTED, BEGUN, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6
 ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
 
@@ -78,10 +80,12 @@ class Pool(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What the search reads of a machine. Levels V, child V is compute; parts P of a cost: 0 energy, 1 cycles of compute, then of every port.
+    """What the search reads of a machine. Levels V, child V is compute; parts P of a cost: 0 energy, then cycles: of compute, of ramps, of every port, of what
+    the inside of a level waits for at each port.
 
-    room [V] bits; bits [X]; twice [V] a moving tile counts twice; ports [V, 3] parts of reads and of writes, 1 if fills wait; position [V + 1] borders
-    outside; size [D] lanes of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
+    room [V] bits; bits [X]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
+    that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. position [V + 1] borders outside; size [D] lanes
+    of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
     gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
     outside does not sink below them, where a tile that moves would count twice.
     """
@@ -90,6 +94,7 @@ class Machine(NamedTuple):
     bits: Floats
     twice: Bools
     ports: Ints
+    waits: Ints
     position: Ints
     size: Ints
     leak: float
@@ -169,13 +174,15 @@ class Seen(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A nest in the making, from inside out. After d nodes: tile [d, R] what stands there, numbers of the pool; parts [d, P] at least what the whole costs;
-    need [d, V] bits; done [d] nodes as a mask; position [d]; node [d] the one placed then; at [d, R] its tile. entry [K, R]: tiles that enter the lanes around
-    a position. level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many may stand there, windows [d] of
-    these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R]
-    their tiles, first [d, R] none was tried before, ended [d, R] what became of all of them. option [R]. nodes [N, 4] tensor, level, parent, position (tensor
-    -1: loops directly inside a border, no node); tally [3] nodes to place, nodes placed in all, budget; least [Q] bounds of the
-    quantities, whatever the tiles; guess [P], figure [3], largest [R]: scratch; best_*: the best nest so far, best_count [1] its nodes.
+    """A nest in the making, from inside out.
+
+    After d nodes: tile [d, R] what stands there, numbers of the pool; parts [d, P] at least what the whole costs; need [d, V] bits; done [d] nodes as a mask;
+    position [d]; node [d] the one placed then; at [d, R] its tile; level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many
+    may stand there, windows [d] of these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R] their tiles, first [d, R] none was tried
+    before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. option [R].
+    nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); tally [3] nodes to place, nodes placed in all, budget;
+    least [Q] bounds of the quantities, whatever the tiles; extra [1] energy that crowded outer levels cost beyond that; guess [P], figure [3], largest [R],
+    rest [R]: scratch; best [3] cost of the best nest of outer levels (`crowded`); best_*: the best nest so far, best_count [1] its nodes.
     """
 
     tile: Ints
@@ -201,6 +208,7 @@ class Work(NamedTuple):
     guess: Floats
     figure: Floats
     largest: Ints
+    rest: Ints
     best: Floats
     best_count: Ints
     best_option: Ints
@@ -220,10 +228,15 @@ def below(a: Floats, b: Floats) -> bool:
 @lean
 def figure(parts: Floats, m: Machine, out: Floats) -> None:
     """Figure of the objective, energy, latency of cost parts."""
-    latency = parts[1]
+    latency = parts[STEPS]
     for v in range(m.ports.shape[0] - 1, -1, -1):
-        own = max(parts[m.ports[v, 0]], parts[m.ports[v, 1]])
-        latency = latency + own if m.ports[v, 2] else max(latency, own)
+        for side in range(2):
+            waited = 0.0
+            for i in range(m.waits[v, side], m.waits[v, side + 1]):
+                waited = max(waited, parts[i])
+            latency += waited
+        latency = max(latency, parts[m.ports[v, 0]], parts[m.ports[v, 1]])
+    latency += parts[RAMP]
     energy = parts[0] + (m.leak * latency if m.leak > 0 else 0.0)  # what is forbidden costs infinitely many cycles
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
@@ -377,6 +390,8 @@ def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo
 def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """A quantity at given tiles (of its position)."""
     kind, x, k, unseen, seen = t.quantity[q]
+    if kind >= FIRST:
+        return at_ends(q, tile, option, t, e, p)
     total, last = 1.0, e.dim[x + 1] - 1
     for r in range(tile.shape[0]):
         if kind == POINTS:
@@ -397,9 +412,55 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
 
 
 @lean
-def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
-    """What rank r alone brings to the least value of a quantity under option o: its largest tile at that position."""
+def at_ends(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
+    """Words that the first trips of all loops in time fetch, or the last ones drain, at least: of a clipped tile that is not the first, all that may be cut."""
     kind, x, k, unseen, seen = t.quantity[q]
+    total = 1.0
+    for r in range(tile.shape[0]):
+        if not e.seen[x, r]:
+            total *= alike(option[r], k, unseen, p)
+    for dim in range(e.dim[x], e.dim[x + 1]):
+        a, b = e.rank[dim, 0], e.rank[dim, 1]
+        total *= end_words(q, dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, option, t, e, p)
+    return total
+
+
+@lean
+def end_words(q: int, dim: int, a: int, b: int, option: Ints, t: Terms, e: Einsum, p: Pool) -> float:
+    """The same of one dimension. a, b: numbers of tiles, -1: no rank."""
+    kind, x, k, unseen, seen = t.quantity[q]
+    reach, whole, lanes, total = 0, 0, 1.0, 1.0
+    for side in range(2):
+        r = e.rank[dim, side]
+        if r >= 0:
+            reach += e.coef[dim, side] * (p.size[b if side else a] - 1)
+            whole += e.coef[dim, side] * (p.size[p.span[p.first[r], 0, 1] - 1] - 1)
+            lanes *= p.lanes[option[r], k, seen]
+            total *= alike(option[r], k, seen, p)
+    words = reach + 1
+    if e.kind[dim] == CLIPPED and kind == FIRST and lanes == 1.0:
+        words = min(e.offset[dim] + reach, e.stored[dim] - 1) - max(e.offset[dim], 0) + 1
+    elif e.kind[dim] == CLIPPED:
+        words -= max(-e.offset[dim], 0) + max(e.offset[dim] + whole - e.stored[dim] + 1, 0)
+    return total * max(words, 0)
+
+
+@lean
+def alike(o: int, k: int, mask: int, p: Pool) -> float:
+    """Lanes of an option that surely have whole tiles: of uneven ones the last may have less, under two borders any but the first."""
+    lanes = float(p.lanes[o, k, mask])
+    return lanes if not p.ragged[o] or lanes == 1.0 else 1.0 if p.prefix.shape[0] > 2 else lanes - 1.0
+
+
+@lean
+def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
+    """What rank r alone brings to the least value of a quantity under option o: its largest tile at that position; the smallest of first and last tiles."""
+    kind, x, k, unseen, seen = t.quantity[q]
+    if kind >= FIRST:
+        for dim in range(e.dim[x], e.dim[x + 1]):
+            if e.kind[dim] == ALONE and e.rank[dim, 0] == r:
+                return float(alike(o, k, seen, p) * p.size[p.span[o, k, 0]])
+        return 1.0 if e.seen[x, r] else alike(o, k, unseen, p)
     tile = p.span[o, k, 1] - 1
     if kind == POINTS:
         return float(p.elems[tile, seen if e.seen[x, r] else unseen])
@@ -422,6 +483,8 @@ def together(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo:
     if kind == POINTS or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[x + 1] - 1):
         return 1.0
     a, b = e.rank[dim, 0], e.rank[dim, 1]
+    if kind >= FIRST:
+        return end_words(q, dim, p.span[option[a], k, 0] if a >= 0 else -1, p.span[option[b], k, 0] if b >= 0 else -1, option, t, e, p)
     if kind >= STARTED:
         one = (p.span[option[a], k, 1] - 1 if kind == STARTED else p.span[option[a], k, 0]) if a >= 0 else -1
         other = (p.span[option[b], k, 1] - 1 if kind == STARTED else p.span[option[b], k, 0]) if b >= 0 else -1
@@ -459,10 +522,16 @@ def entered(tile: Ints, p: Pool) -> float:
 @lean
 def held(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool) -> float:
     """Words of a node's tile; the loops directly below lead to tiles `low`: it sinks into the best sliding window."""
-    best = hull(x, tile, low, -1, e, p)
+    return hull(x, tile, low, window(x, tile, low, e, p), e, p)
+
+
+@lean
+def window(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool) -> int:
+    """The rank whose window a node best sinks into, -1: none."""
+    best, least = -1, hull(x, tile, low, -1, e, p)
     for r in range(tile.shape[0]):
-        if e.part[x, r] and tile[r] != low[r]:
-            best = min(best, hull(x, tile, low, r, e, p))
+        if e.part[x, r] and tile[r] != low[r] and hull(x, tile, low, r, e, p) < least:
+            best, least = r, hull(x, tile, low, r, e, p)
     return best
 
 
@@ -573,10 +642,17 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     if not roomy(d, n, True, e, p, m, w) or turned_round(d, n, w):
         return OVER
     x, level, k = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 3]
-    fetched(d, n, w.at[d], t, e, p, memo, w)
+    entry = window(x, w.at[d], w.tile[d], e, p) if x >= 0 else -1
+    for r in range(w.rest.shape[0]):
+        w.rest[r] = w.tile[d, r] if x >= 0 and (e.full[x, r] or r == entry) else w.at[d, r]
+    fetched(d, n, w.at[d], w.rest, t, e, p, memo, w)
+    waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     figure(w.parts[d + 1], m, w.figure)
     if not below(w.figure, best):
-        return BOUND
+        if x >= 0 and m.waits[level, 1] < m.waits[level, 2]:  # a smaller first tile is waited for less
+            fetched(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
+            figure(w.parts[d + 1], m, w.figure)
+        return OVER if below(w.figure, best) else BOUND
     for v in range(m.room.shape[0]):
         w.need[d + 1, v] = w.need[d, v]
     if x >= 0 and m.room[level] < np.inf:
@@ -598,7 +674,7 @@ def shares_unevenly(tile: int, p: Pool) -> bool:
 
 
 @lean
-def crossed(d: int, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+def crossed(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Moves out over the borders inside of which all nodes stand; whether the nest is whole. Uneven lanes loop in time through all of their share: where the
     rules forbid it, the nest costs infinitely much."""
     while True:
@@ -619,7 +695,8 @@ def crossed(d: int, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
             w.parts[d, 0] -= w.extra[0]
         for f in range(m.ramps.shape[0]):
             if m.ramps[f, 0] == k and used(k, int(m.ramps[f, 1]), p, w):
-                w.parts[d, 1] += (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
+                w.parts[d, RAMP] += (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
+        waited(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
 
 
 @lean
@@ -681,28 +758,48 @@ def turned(d: int, p: Pool, w: Work) -> bool:
 
 @lean
 def promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
-    """Whether a node may still lead below the best once the loops of its windows are chosen: the other ranks' largest tiles are fetched least."""
+    """Whether a node may still lead below the best once the loops of its windows are chosen: the other ranks' largest tiles are fetched least, and no first
+    tile is smaller than what stands inside."""
     n = w.node[d]
     for r in range(w.tile.shape[1]):
         w.largest[r] = w.at[d, r]
     for i in range(w.windows[d], w.loops[d]):
         w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]
-    fetched(d, n, w.largest, t, e, p, memo, w)
+    fetched(d, n, w.largest, w.tile[d], t, e, p, memo, w)
     figure(w.parts[d + 1], m, w.figure)
     return below(w.figure, best)
 
 
 @lean
-def fetched(d: int, n: int, tile: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """w.parts [d + 1]: at least what the whole costs with node n at these tiles."""
+def fetched(d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+    """w.parts [d + 1]: at least what the whole costs with node n at these tiles. rest: those that it sinks to."""
     x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
     for i in range(w.parts.shape[1]):
         w.parts[d + 1, i] = w.parts[d, i]
     if parent >= 0:
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-            more = value(t.of[j], tile, w.option, t, e, p, memo) - w.least[t.of[j]]
+            q = t.of[j]
+            if t.quantity[q, 0] >= FIRST:
+                more = at_ends(q, rest, w.option, t, e, p) - at_ends(q, w.tile[d], w.option, t, e, p)
+            else:
+                more = value(q, tile, w.option, t, e, p, memo) - w.least[q]
             for i in range(w.parts.shape[1]):
                 w.parts[d + 1, i] += t.coef[j, i] * more
+
+
+@lean
+def waited(d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats) -> None:
+    """parts [P] plus what the first and last tiles of nodes that are still to come here, but for n, are more if they hold these tiles, not those before."""
+    for other in range(w.tally[0]):
+        x, level, parent, k = w.nodes[other]
+        if other == n or parent < 0 or w.done[d] >> other & 1 or k != w.position[d] or m.waits[level, 1] == m.waits[level, 2]:
+            continue
+        for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+            q = t.of[j]
+            if t.quantity[q, 0] >= FIRST:
+                more = at_ends(q, tile, w.option, t, e, p) - (at_ends(q, before, w.option, t, e, p) if n >= 0 else w.least[q])
+                for i in range(parts.shape[0]):
+                    parts[i] += t.coef[j, i] * more
 
 
 @lean
@@ -790,7 +887,7 @@ def told(d: int, why: int, e: Einsum, p: Pool, w: Work) -> None:
 def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, seen: Seen, best: Floats) -> None:
     """All nests of w.nodes under the lanes of w.option, from compute outwards; larger tiles first, cut by room and by bound."""
     d = 0
-    crossed(0, p, m, rules, w)
+    crossed(0, t, e, p, m, rules, w)
     w.node[0], w.level[0] = -1, -1
     if w.tally[0] == 0:
         kept_if_better(0, t, e, p, m, memo, w, best)
@@ -820,7 +917,7 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
         why = place(d, w.node[d], t, e, p, m, memo, w, best)
         if why != DONE:
             told(d, why, e, p, w)
-        elif crossed(d + 1, p, m, rules, w):
+        elif crossed(d + 1, t, e, p, m, rules, w):
             kept_if_better(d + 1, t, e, p, m, memo, w, best)
             told(d, DONE, e, p, w)
         elif w.position[d + 1] != w.nodes[w.node[d], 3] and beaten(d + 1, t, e, p, memo, w, seen):

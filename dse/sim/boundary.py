@@ -15,13 +15,11 @@ from math import prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.sim import transfer
-from dse.sim.counts import Count, Footprint, count, footprints, tile_count
+from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
 from dse.sim.network import Owned
+from dse.sim.terms import ALL, FIRST, tile_count
 from hw.arch import Arch
 from workloads.einsum import Einsum
-
-Key = tuple[str, str, str]  # level, tensor, action
-Pair = tuple[Fraction | float, Fraction | float]  # of all instances, of the busiest
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,12 @@ class Boundary:
         """What changes counts beside the nest, as text."""
         return f" {self.remote} {self.held} {self.kept} {self.forked}" if self.remote or self.held or self.kept or self.forked else ""
 
+    def begun(self) -> int | None:
+        """Position in the whole nest from which an einsum finds levels empty in every iteration of the loops above; None: its time is not that of a nest."""
+        if self.dims or self.remote or self.held or self.kept:
+            return None
+        return len(self.outer) if self.forked else 0
+
 
 ALONE = Boundary()
 
@@ -69,18 +73,18 @@ def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, 
     if not b.marks():
         return count(whole, e, arch)
     rows = _mixed(b, b.kept, whole, e, arch)
-    return tuple(Count(*key, float(total), float(busiest)) for key, (total, busiest) in rows.items() if total)
+    return busiest({key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch)
 
 
-def _mixed(b: Boundary, kept: Sequence[tuple[str, str, Fraction]], whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Pair]:
+def _mixed(b: Boundary, kept: Sequence[tuple[str, str, Fraction]], whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
     if not kept:
         return _as_written(b, whole, e, arch)
     (tensor, level, share), *rest = kept
     far = _mixed(b, rest, whole, e, arch)
     near = _mixed(b, rest, inside(whole, tensor, level, arch), e, arch)
-    none: Pair = (0, 0)
+    none: Elems = (0, [0] * len(next(iter(far.values()))[1]))
     shares = {key: (far.get(key, none), near.get(key, none)) for key in far | near}
-    return {key: ((1 - share) * a[0] + share * z[0], (1 - share) * a[1] + share * z[1]) for key, (a, z) in shares.items()}
+    return {key: ((1 - share) * a[0] + share * z[0], [(1 - share) * x + share * y for x, y in zip(a[1], z[1], strict=True)]) for key, (a, z) in shares.items()}
 
 
 def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
@@ -91,24 +95,24 @@ def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
     return replace(whole, nodes=(Store(level, tensor), *rest), layouts=())
 
 
-def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Pair]:
-    rows: dict[Key, Pair] = {(row.level, row.tensor, row.action): (row.elems, row.busiest_elems) for row in count(whole, e, arch)}
-    order = [level.name for level in arch.levels]
+def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+    rows = each(whole, e, arch)
+    order, many = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
     if b.forked:
         trips = _trips(b, e)
-        rows |= {key: (max(n, trips), max(n, trips)) for key, (n, _) in rows.items() if key[2] == "enter"}
+        rows |= {key: (max(n, trips), [max(n, trips)] * many) for key, (n, _) in rows.items() if key[2] == "enter"}
     if b.held:
-        once = {(row.level, row.tensor, row.action): (row.elems, row.busiest_elems) for row in count(*one_granule(b, whole, e), arch)}
+        once = {(row.level, row.tensor, row.action): row for row in count(*one_granule(b, whole, e), arch)}
         for store in b.held:
             at = order.index(store.level)
             for key in [key for key in rows if key[1] == store.tensor and key[0] in order]:
                 if order.index(key[0]) < at or (key[0] == store.level and key[2] == "write"):
-                    rows[key] = once.get(key, (0, 0))
+                    rows[key] = (once[key].elems, [once[key].busiest_elems] * many) if key in once else (0, [0] * many)
     for tensor, level, _ in b.remote:
         parents = [key for key in rows if key[1] == tensor and key[0] in order and order.index(key[0]) < order.index(level)]
         for key in parents:
             total, _ = rows.pop(key)
-            mine = rows.get((level, tensor, "read"), (0, 0))
+            mine = rows.get((level, tensor, "read"), (0, [0] * many))
             rows[level, tensor, "read"] = (mine[0] + total, mine[1])  # the other stage's port is the busy one: `remote_reads`
     return rows
 
@@ -116,7 +120,7 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
 def _trips(b: Boundary, e: Einsum) -> int:
     """How often the fork is reached, lanes at once."""
     loops = [node for node in b.outer if isinstance(node, Loop)]
-    return prod(tile_count(n, tuple((loop.tile, bool(loop.over)) for loop in loops if loop.rank == rank)) for rank, n in e.extents)
+    return prod(tile_count(n, tuple((loop.tile, FIRST if loop.over else ALL) for loop in loops if loop.rank == rank)) for rank, n in e.extents)
 
 
 def remote_reads(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[str, Count]:

@@ -9,8 +9,8 @@ from math import prod
 
 import numpy as np
 
-from dse.sim.cost import op_cycles, op_pj
-from dse.sim.counts import nonzero
+from dse.sim.parts import op_cycles, op_pj
+from dse.sim.terms import nonzero
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -128,7 +128,7 @@ def _operand_pj(n: Needs, access: tuple[tuple[int, float], ...], outer_words: fl
 
 def _cycles(n: Needs, r: Rates) -> float:
     """Roofline: operations over all lanes, compulsory words over the outermost bandwidth."""
-    compute = op_cycles(n.computed, -(-n.points // r.lanes) * n.share, n.einsum, r.arch)
+    compute: float = op_cycles(n.computed, -(-n.points // r.lanes) * n.share, n.einsum, r.arch)
     outer = r.arch.levels[0]
     if outer.bypass:
         return compute

@@ -10,7 +10,8 @@ from dse.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.schedule import Schedule
 from dse.sim import boundary, bounds, cost, network, transfer
 from dse.sim.boundary import ALONE, Boundary
-from dse.sim.counts import Count, Footprint, wiring
+from dse.sim.counts import Count, Footprint
+from dse.sim.terms import wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique
@@ -22,7 +23,8 @@ class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
     gap_in_space, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
-    proven: the space in which it is proven optimal, in words, "" if it is not; visited: nodes that the search for it visited. strategy: how a tile optimizer
+    proven: the space in which it is proven optimal, in words, "" if it is not; space: the one that gap_in_space is of, "" where nothing but the bound is known;
+    visited: nodes that the search for it visited. strategy: how a tile optimizer
     cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut beforehand.
     moved: what layouts make of the traffic, at levels that describe lines, rows or banks.
     """
@@ -41,6 +43,7 @@ class EinsumCost:
     gap_to_bound: float = field(compare=False)
     price: cost.Price
     proven: str = field(default="", compare=False)
+    space: str = field(default="", compare=False)
     visited: int = field(default=0, compare=False)
     strategy: str = field(default="", compare=False)
     host_copies: int | None = None
@@ -49,7 +52,7 @@ class EinsumCost:
 
     @property
     def certificate(self) -> str:
-        return certified(f"optimal in {self.proven}" if self.proven else "not proven optimal", self.gap_to_bound)
+        return certified(_in_space(self.gap_in_space, self.space) if self.space else "not proven optimal", self.gap_to_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +95,19 @@ def certified(what: str, gap_to_bound: float) -> str:
     return f"{what}; at most {percent(gap_to_bound)} above any mapping" if gap_to_bound < inf else f"{what}; no bound known"
 
 
+def _in_space(gap: float, space: str) -> str:
+    return f"optimal in {space}" if gap == 0 else f"at most {percent(gap)} above the optimum in {space}"
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
 
 
-def proven(certificate: str) -> str:
-    """The space that a certificate says an einsum is proven optimal in, "" if it does not."""
+def space_of(certificate: str) -> str:
+    """The space that a certificate says an einsum is optimal in, or near the optimum of, "" if it does not."""
     what, _, _ = certificate.partition("; ")
-    return what.removeprefix("optimal in ") if what.startswith("optimal in ") else ""
+    _, optimal, space = what.partition("optimal in ") if what.startswith("optimal in ") else what.partition(" above the optimum in ")
+    return space if optimal else ""
 
 
 def above(value: float, floor: float) -> float:
@@ -109,7 +117,7 @@ def above(value: float, floor: float) -> float:
 
 def optimum(one: EinsumCost, proven: str, visited: int) -> EinsumCost:
     """The same cost, certified as the optimum of a space."""
-    return replace(one, gap_in_space=0.0, proven=proven, visited=visited)
+    return replace(one, gap_in_space=0.0, proven=proven, space=proven, visited=visited)
 
 
 def lower_bound(problem: Problem) -> float:
@@ -155,7 +163,8 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     e, arch = problem.einsum, problem.arch
     counted = {(row.level, row.tensor, row.action) for row in rows}
     moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
-    p = cost.price(rows, e, transfer.slowed(arch, rows, e, moved))
+    begun = problem.boundary.begun()
+    p = cost.price(replace(mapping, nodes=()) if begun is None else mapping, rows, e, transfer.slowed(arch, rows, e, moved), begun or 0)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
     extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in network.ways(mapping, e, arch, problem.boundary.owned)]
     if extra:
@@ -195,13 +204,14 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
         if isinstance(one, Infeasible):
             return one
         gap = above(figure(problem.objective, one.energy_pj, one.latency_cycles), figure(problem.objective, *least))
-        solved.append(replace(one, count=group.count, gap_in_space=0.0 if one.proven else gap, gap_to_bound=gap))
+        solved.append(replace(one, count=group.count, gap_in_space=min(one.gap_in_space, gap) if one.space else gap, gap_to_bound=gap))
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
+    steady = cycles if len(solved) > 1 else sum(c.count * c.price.steady_cycles for c in solved)  # others stand between equal einsums of a network
     value = figure(problem.objective, energy, cycles)
     floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
     gap, to_bound = above(value, _least_in_space(solved, problem.objective)), above(value, floor)
     in_space = gap if gap > PRECISE else 0.0
-    return Solution(tuple(solved), energy, cycles, cycles, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
+    return Solution(tuple(solved), energy, cycles, steady, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
 
 
 def _least_in_space(solved: Sequence[EinsumCost], objective: str) -> float:
@@ -214,8 +224,8 @@ def _least_in_space(solved: Sequence[EinsumCost], objective: str) -> float:
 
 
 def _proven(solved: Sequence[EinsumCost], gap_in_space: float, by: str) -> str:
-    spaces = sorted({c.proven for c in solved if c.proven})
+    spaces = sorted({c.space for c in solved if c.space})
     where = " and ".join(spaces)
-    if open_ := sum(not c.proven for c in solved):
+    if open_ := sum(not c.space for c in solved):
         return f"not proven optimal ({by})" if not spaces else f"{open_} of {len(solved)} einsums not proven optimal, the others optimal in {where}"
-    return f"optimal in {where}" if gap_in_space == 0 else f"at most {percent(gap_in_space)} above the optimum in {where}"
+    return _in_space(gap_in_space, where)

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from dse.nest import Infeasible, Store
+from dse.nest import Infeasible, Mapping, Store
 from dse.schedule import Schedule, Segment, renamed
 from dse.sim import boundary, bounds, cost, placed
 from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
 from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
 from dse.sim.faults import faults
+from dse.sim.parts import op_pj
 from dse.sim.placed import Graph, Placed
 from hw.arch import Arch
 from workloads.einsum import canonical_key
@@ -69,6 +70,8 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
         raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
     to_bound = above(value, figure(objective, *floor))
     said = "weights pinned: there before the run, never loaded; " if schedule.weights == "pinned" else ""
+    if arch.overlap == "buffered" and any(one.boundary.begun() is None for own in segments for one in own):
+        said += "cycles of stages, and of einsums with kept tensors, are busy times: fills that they wait for are not counted; "
     said += "leakage over steady cycles: batches back to back; " if streams else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
     return Solution(tuple(distinct.values()), energy, latency, sum(row.steady_cycles for row in rows) if streams else latency, to_bound, to_bound,
@@ -118,7 +121,7 @@ def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Se
     found = []
     for one, c in zip(own, costs, strict=True):
         rows = [row for row in c.counts if row.level in inner or row.action in ("compute", "enter")] + asked.get(one.einsum.output.tensor, [])
-        found.append(cost.price(rows, one.einsum, one.arch).latency_cycles)
+        found.append(cost.price(Mapping(()), rows, one.einsum, one.arch).latency_cycles)
     return found
 
 
@@ -249,7 +252,7 @@ def _floor(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> tupl
     macs, vector, lanes = 0.0, 0.0, arch.instances(len(arch.levels))
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         ops = n * bounds.needs(e).computed
-        pj += ops * cost.op_pj(e, arch)
+        pj += ops * op_pj(e, arch)
         if e.kind == "mac" or arch.compute.alu_per_cycle is None:
             macs += ops / lanes / arch.compute.ops_per_cycle
         else:

@@ -25,6 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+Number = Any  # cycles of one mapping, or an array of one per mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,60 +46,70 @@ class PortTimes:
     """
 
     double: bool
-    restarts: int
-    busy: float
-    serve: float
-    first: float = 0.0
-    last: float = 0.0
-    between: float = 0.0
-    move: float = 0.0
-    shared: float = 0.0
-    paced: float = 0.0
-    back: float = 0.0
+    restarts: Number
+    busy: Number
+    serve: Number
+    first: Number = 0.0
+    last: Number = 0.0
+    between: Number = 0.0
+    move: Number = 0.0
+    shared: Number = 0.0
+    paced: Number = 0.0
+    back: Number = 0.0
 
 
-def latency(levels: Sequence[PortTimes], steps: float, ramp: float = 0.0, steady: bool = False) -> float:
+def largest(*found: Number) -> Number:
+    """Of numbers, or place by place of arrays."""
+    return reduce(np.maximum, found) if any(isinstance(one, np.ndarray) for one in found) else max(found)
+
+
+def where(condition: Number, then: Number, other: Number) -> Number:
+    """Of one mapping, or place by place of many."""
+    return np.where(condition, then, other) if isinstance(condition, np.ndarray) else then if condition else other
+
+
+def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, steady: bool = False) -> Number:
     """Cycles of an einsum. levels: outermost first; steps: cycles of the busiest lane's operations; ramp: a systolic array's.
 
     steady: of one of many equal einsums in turn; what starts once is filled for the next one meanwhile, if it has room.
     """
     inside = stopped = steps  # stopped: steps, and moves during which no step runs
     for level in reversed(levels):
-        once = steady and level.restarts == 1
-        first, last = (0.0, 0.0) if once else (level.first, level.last)
-        inside = max(inside, level.serve)
+        once = level.restarts == 1 if steady else False
+        first, last = (where(once, 0.0, cycles) for cycles in (level.first, level.last))
+        inside = largest(inside, level.serve)
         if level.double:
-            inside = first + max(inside, level.shared, level.move if once else level.paced) + last
-            stopped += first + level.back + last
+            inside = first + largest(inside, level.shared, where(once, level.move, level.paced)) + last
+            stopped = stopped + first + level.back + last
         else:
-            exchanged = first + (level.move if once else level.between) + last
+            exchanged = first + where(once, level.move, level.between) + last
             inside, stopped = inside + exchanged, stopped + exchanged
-        inside = max(inside, stopped)
-    return max([inside, *(level.busy for level in levels)]) + ramp
+        inside = largest(inside, stopped)
+    return largest(inside, *(level.busy for level in levels)) + ramp
 
 
-def free(levels: Sequence[PortTimes], steps: float, ramp: float = 0.0) -> float:
+def free(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0) -> Number:
     """Cycles where fills overlap without doubled room and none is waited for (`overlap: free`): the largest busy time.
 
     At most `latency` of the same levels, which is the larger of it and another number: a bound for searches.
     """
-    return max([steps, *(level.busy for level in levels)]) + ramp
+    return largest(steps, *(level.busy for level in levels)) + ramp
 
 
-def exchange_cycles(port: float, drains: float, back: float) -> float:
+def exchange_cycles(port: Number, drains: Number, back: Number) -> Number:
     """Least time of the exchanges of a single-buffered level that change the same tensors.
 
     port: all that its busiest port moves then; drains, back: of the output what leaves, and what comes into the same room.
     """
-    return max(port, drains + back)
+    return largest(port, drains + back)
 
 
-def paced_cycles(between: float, drains: float, before: float, head: float, tail: float, steps: float) -> float:
+def paced_cycles(between: Number, drains: Number, before: Number, head: Number, tail: Number, steps: Number) -> Number:
     """Least time from the first fills of a double-buffered level to its last drains, by what one port moves for it meanwhile.
 
     between: port time of all but first fills and last drains; of it drains, and of them (at most) before: of the drain before the
     last. head, tail (at least): time of the inside in the first round of the output,
     and in the last round of the level; of that steps, if they write the output there; 0 where that round is the only one.
     """
-    first = tail if drains <= before else steps  # what drains leave no room for are steps, not the fills inside
-    return max(between + max(first - before, 0), head + drains + max(steps - before, 0) if drains else 0)
+    first = where(drains <= before, tail, steps)  # what drains leave no room for are steps, not the fills inside
+    return largest(between + largest(first - before, 0), where(drains > 0, head + drains + largest(steps - before, 0), 0))

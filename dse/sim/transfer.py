@@ -21,8 +21,9 @@ from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
 from dse.nest import Loop, Mapping
-from dse.sim.counts import Count, Footprint, Link, links, nonzero, tile_count, tile_sizes
+from dse.sim.counts import Count, Footprint
 from dse.sim.counts import footprints as counted
+from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -153,8 +154,8 @@ def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, fi
     shared = {name: reduce if link.tensor is e.output else multicast for f in arch.fanouts
               for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)}
     loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
-    once = {i: i >= united or (shared[node.over] if node.over else first) for i, node in loops}
-    return prod(tile_count(extent, tuple((node.tile, once[i]) for i, node in loops if node.rank == rank))
+    picks = {i: FIRST if i >= united or (shared[node.over] if node.over else first) else LANES if node.over else ALL for i, node in loops}
+    return prod(tile_count(extent, tuple((node.tile, picks[i]) for i, node in loops if node.rank == rank))
                 for rank, extent in e.extents if rank not in link.seen)
 
 
@@ -256,7 +257,7 @@ def _positions(mapping: Mapping, link: Link, rank: str, extent: int, united: int
     home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it takes.
     """
     above = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and node.rank == rank]
-    starts = [(extent, 1)] if home else list(tile_sizes(extent, tuple((node.tile, False) for i, node in above if i < link.parent_at)))
+    starts = [(extent, 1)] if home else list(tile_sizes(extent, tuple((node.tile, LANES if node.over else ALL) for i, node in above if i < link.parent_at)))
     low = np.zeros((len(starts), 1), np.int64)
     size = np.array([[n] for n, _ in starts], np.int64)
     times = np.array([n for _, n in starts], np.int64)

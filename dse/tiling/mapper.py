@@ -8,9 +8,9 @@ from math import prod
 from random import Random
 
 from dse.nest import OUTSIDE, Infeasible, Mapping
-from dse.sim.cost import bits_of
 from dse.sim.counts import Footprint
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, priced
+from dse.sim.parts import bits_of
 from dse.tiling.export import LETTERS, Schedule, export, holders, home, inner_border, kernel, outside, sizes_of
 from dse.tiling.factor import unit
 from dse.tiling.halo import Copies, copies

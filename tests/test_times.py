@@ -1,0 +1,80 @@
+"""Port times of a nest in closed form (dse/sim/times.py) against those summed up by unrolling it (tests/port_times.py), which tests/timed.py walks in time.
+
+Mutants that these tests kill: the first lane for the busiest, first fills of the first period only, a last drain taken for the first one, a kind of exchange
+that is not told apart, an inside that is timed whole where only its last round is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from math import isclose
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.sim import terms, times
+from dse.sim.cost import price
+from dse.sim.counts import count, reading
+from dse.sim.latency import PortTimes, latency
+from dse.sim.times import port_times
+from tests import port_times as unrolled
+from tests.test_timed import random_nest
+from tests.unrolled import program
+
+LOWER = ("paced", "back")  # what may be a lower bound; all else is exact, but for windows that slide across a round
+
+
+def different(seed: int) -> str:
+    """What a seed's nest has wrong: a latency above that of the unrolled nest, a port time above it, or another one that must be exact."""
+    e, arch, mapping = random_nest(seed)
+    want, steps = unrolled.port_times(program(mapping, e, arch))
+    got, own = port_times(reading(mapping, e, arch), mapping, e, arch)
+    lines = [] if isclose(own, steps) else [f"steps {own}, not {float(steps)}"]
+    for v, (a, b) in enumerate(zip(got, want, strict=True)):
+        for name in (field.name for field in fields(PortTimes)):
+            ours, theirs = float(getattr(a, name)), float(getattr(b, name))
+            exact = name not in LOWER
+            if ours > theirs * (1 + 1e-9) + 1e-9 or (exact and not isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9)):
+                lines.append(f"L{v} {name}: {ours}, not {theirs}")
+    for steady in (False, True):
+        ours, theirs = latency(got, own, steady=steady), float(latency(want, steps, steady=steady))
+        lines += [f"latency {ours}, above {theirs}"] if ours > theirs * (1 + 1e-9) else []
+    return "\n".join([f"seed {seed}", *lines, str(e), str(arch), str(mapping)]) if lines else ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_port_times_are_those_of_the_unrolled_nest(seed: int) -> None:
+    assert different(seed) == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overlap_is_free(seed: int) -> None:
+    e, arch, mapping = random_nest(seed)
+    times, steps = port_times(reading(mapping, e, arch), mapping, e, arch)
+    found = price(mapping, count(mapping, e, arch), e, arch)
+    assert isclose(found.latency_cycles, latency(times, steps)) and found.steady_cycles <= found.latency_cycles * (1 + 1e-9)
+    for name, cycles in found.busy_cycles[:-1]:
+        assert isclose(cycles, next(own.busy for own, level in zip(times, arch.levels, strict=True) if level.name == name), abs_tol=1e-9)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "first lane for busiest": lambda m: m.setattr("dse.sim.counts.instances", lambda s, tiles: [{}]),
+    "last drains are first ones": lambda m: m.setattr(times, "AND_LAST", terms.AND_FIRST),
+    "drains before the last are all": lambda m: m.setattr(times, "_middle", lambda c, s, way, span: _whole(c, s, way, span)),
+    "one trip counts as first of many": lambda m: m.setitem(terms.AND_FIRST, terms.LAST, terms.LAST),
+}
+
+
+def _whole(c: Any, s: Any, way: Any, span: Any) -> Any:
+    return {} if s.link.rest <= span.begun else times._flow(c, s, way, span.picks)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_rule_made_wrong_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name](monkeypatch)
+    assert any(different(seed) for seed in range(300))
