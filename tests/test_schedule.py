@@ -45,6 +45,21 @@ FUSED = """segment
         for n in tiles of 1
           for p in tiles of 1
             mac"""
+KEPT = """keep GLB T1 1/2
+segment
+  einsum a
+    store DRAM T0 W0 T1
+    for m in tiles of 1
+      for n in tiles of 1
+        for k in tiles of 1
+          mac
+segment
+  einsum b
+    store DRAM T1 W1 T2
+    for p in tiles of 1
+      for n in tiles of 1
+        for k in tiles of 1
+          mac"""
 PIPE = """weights pinned
 segment
   store DRAM T0 T2
@@ -140,6 +155,16 @@ def test_a_pipeline_is_billed_by_hand() -> None:
     assert found.segments[0].on_chip == (("T1", "BUF"),) and dict(found.segments[0].peak_bits)["BUF"] == 8 * max(2 * 6 + 12 + 8, 12 + 12 + 4)
     stages = found.segments[0].stage_cycles
     assert found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0) and found.steady_cycles == 4 * max(stages) and "pinned" in found.certificate
+
+
+@pytest.mark.parametrize(("text", "says"), [(PIPE, True), (FUSED, False), (KEPT, True)])
+def test_times_that_know_no_waits_are_named(text: str, says: bool) -> None:
+    """On a machine whose fills wait: stages and kept tensors; where all overlaps nothing is left out."""
+    said = "busy times: fills that they wait for are not counted"
+    glb = replace(NODES, levels=(NODES.levels[0], Level("GLB", None, 8, 10.0, 10.0, 4.0), NODES.levels[1]), fanouts=(replace(NODES.fanouts[0], outside=2),))
+    found, free = (evaluate(replace(glb, overlap=overlap), FC, parse_schedule(text)) for overlap in ("buffered", "free"))
+    assert isinstance(found, Solution) and isinstance(free, Solution)
+    assert (said in found.certificate, said in free.certificate) == (says, False) and (says or found.latency_cycles > free.latency_cycles)
 
 
 def test_a_pipeline_may_write_back_what_it_hands_on() -> None:

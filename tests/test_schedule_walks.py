@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from math import isclose
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.sim.evaluate import Solution
+from dse.nest import Loop, Mapping, Store
+from dse.sim.boundary import Boundary, joined
+from dse.sim.cost import price
+from dse.sim.counts import count
+from dse.sim.evaluate import Problem, Solution
 from dse.sim.graph import evaluate, filled_cycles
+from tests.nests import random_case
 from tests.oracle import Tally, port_bits
 from tests.schedules import random_schedule
 from tests.test_counts import busiest_bits
 from tests.walked import walk_schedule
+from workloads.einsum import Einsum
 
 
 def differences(seed: int) -> list[str]:
@@ -61,3 +69,35 @@ def test_pipelines_take_what_a_walk_of_granules_takes(cycles: list[int], granule
             done[s, b] = max(waits) + cycles[s]
     walked = max(done.values())
     assert walked == filled_cycles(cycles, granules) if chain else walked <= filled_cycles(cycles, granules)
+
+
+def shared_trips(seed: int) -> tuple[Problem, Mapping, list[int], list[Einsum]]:
+    """A nest below shared loops in time, with no node but the outermost ones above the fork: the problem, its nest, and the einsum of every trip."""
+    rng = Random(seed)
+    e, arch, mapping = random_case(rng)
+    arch = replace(arch, overlap="buffered", fanouts=tuple(replace(f, ramp="") for f in arch.fanouts))
+    lead = next(i for i, node in enumerate(mapping.nodes) if not (isinstance(node, Store) and node.level == arch.levels[0].name))
+    rank = rng.choice([rank for rank in e.sizes() if rank in e.output.ranks() and all(rank not in p.partial() for p in e.tensors())])
+    tile = rng.randint(1, e.sizes()[rank])
+    trips = [min(tile, e.sizes()[rank] - low) for low in range(0, e.sizes()[rank], tile)]
+    nest = Mapping(tuple(replace(node, tile=min(node.tile, tile)) if isinstance(node, Loop) and node.rank == rank else node for node in mapping.nodes[lead:]))
+    around = Boundary((*mapping.nodes[:lead], Loop(rank, tile)), forked=True)
+    return Problem(arch, e, "latency", around), nest, trips, [replace(e, extents=tuple((r, n if r == rank else had) for r, had in e.extents)) for n in trips]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_every_trip_of_shared_loops_starts_with_empty_levels(seed: int) -> None:
+    """Trips cost what each costs alone where all are alike, and never more than these: the closed form adds up port times of all trips."""
+    problem, nest, trips, each = shared_trips(seed)
+    whole = joined(problem.boundary, nest)
+    rows = count(whole, problem.einsum, problem.arch)
+    found = price(whole, rows, problem.einsum, problem.arch, problem.boundary.begun() or 0)
+    alone = Mapping(tuple(node for i, node in enumerate(whole.nodes) if i != len(problem.boundary.outer) - 1))
+    cycles = [price(alone, count(alone, e, problem.arch), e, problem.arch) for e in each]
+    straight = price(whole, rows, problem.einsum, problem.arch)
+    assert found.latency_cycles >= straight.latency_cycles * (1 - 1e-9)
+    total = sum(one.latency_cycles for one in cycles)
+    assert found.latency_cycles <= total * (1 + 1e-9)
+    if len(set(trips)) == 1:
+        assert isclose(found.latency_cycles, total)

@@ -163,6 +163,8 @@ MUTANTS = (
     Mutant("schedules: tensors are cut in any way", REFUSED, "tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared))", "()",
            "tests/test_schedule.py::test_rows_are_not_read_as_columns"),
     Mutant("schedules: arrays stay full between einsums", AROUND, "(max(n, trips), [max(n, trips)] * many)", "(n, [n] * many)", WALKED_ALL),
+    Mutant("schedules: what the next trip needs is filled during others", "dse/sim/cost.py", "mapping, e, arch, begun)", "mapping, e, arch)",
+           "tests/test_schedule_walks.py::test_every_trip_of_shared_loops_starts_with_empty_levels"),
     Mutant("schedules: pipelines start full", GRAPH, "return sum(stages) + (granules - 1) * max(stages)", "return granules * max(stages)",
            "tests/test_schedule_walks.py::test_pipelines_take_what_a_walk_of_granules_takes"),
     Mutant("residency: what spills costs nothing", STAY, "costs[n_x:start] = p.spill[spilling]", "costs[n_x:start] = 0.0 * p.spill[spilling]", WORDS),
