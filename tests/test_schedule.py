@@ -241,14 +241,23 @@ def test_a_cyclic_schedule_says_one_line() -> None:
         evaluate(NODES, FC, Schedule((a,)))
 
 
+SQUARE = Workload("square", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 4, "n": 4, "k": 4}, "a"),
+                             einsum("T2[p,n] += T1[p,k] * W1[k,n]", {"p": 4, "n": 4, "k": 4}, "b")), frozenset({"W0", "W1"}))
+
+
+def test_sums_are_not_shared() -> None:
+    """A trip over a part of a sum leaves no whole sum to read."""
+    parts = FUSED.replace("for m in tiles of 2\n    store", "for k in tiles of 2\n    store").replace(" with m = p", "")
+    said = "segment 1: shared loop k cuts T1 into no whole tiles in a; what is handed on is cut over ranks that stand alone in one of its dimensions"
+    assert said in lines(parts, workload=SQUARE)
+
+
 def test_rows_are_not_read_as_columns() -> None:
     """Rows of T1 are made, columns of it read: equal extents do not make them one tile."""
-    square = Workload("square", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 4, "n": 4, "k": 4}, "a"),
-                                 einsum("T2[p,n] += T1[p,k] * W1[k,n]", {"p": 4, "n": 4, "k": 4}, "b")), frozenset({"W0", "W1"}))
-    assert isinstance(evaluate(NODES, square, parse_schedule(FUSED)), Solution)
+    assert isinstance(evaluate(NODES, SQUARE, parse_schedule(FUSED)), Solution)
     crossed = FUSED.replace("with m = p", "with m = k").replace("for k in tiles of 1\n        for n in tiles of 1\n          for p", "for p in tiles of 1\n"
                                                                 "        for n in tiles of 1\n          for k")
-    assert lines(crossed, workload=square) == ["segment 1: unmatched granularity: shared loops cut T1 in another way in b than in a; cut equal dimensions"]
+    assert lines(crossed, workload=SQUARE) == ["segment 1: unmatched granularity: shared loops cut T1 in another way in b than in a; cut equal dimensions"]
 
 
 def test_a_fused_tensor_without_room_is_infeasible() -> None:
