@@ -186,7 +186,10 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
     if match := KEEP.match(line):
         if found.segments:
             raise ValueError("stands below a segment; keep stands above them all")
-        share = Fraction(match[3])
+        try:
+            share = Fraction(match[3])
+        except ZeroDivisionError:
+            raise ValueError(f"share = {match[3]} is no number; write e.g. 1/2") from None
         return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share)), key=_place)))
     if line == "segment":
         return replace(found, segments=(*found.segments, Segment(())))

@@ -233,6 +233,11 @@ def test_spoilt_schedules_are_refused_in_lines(seed: int) -> None:
         assert isinstance(evaluate(NODES, FC, parse_schedule("\n".join(text))), Solution | Infeasible)
 
 
+def test_a_share_of_nothing_says_one_line() -> None:
+    with pytest.raises(ValueError, match=r'^schedule, line 1: "keep BUF T1 1/0" share = 1/0 is no number; write e\.g\. 1/2$'):
+        parse_schedule("keep BUF T1 1/0\n" + FUSED)
+
+
 def test_a_cyclic_schedule_says_one_line() -> None:
     a, b = (Segment((Branch(e.name, parse("store DRAM " + " ".join(p.tensor for p in e.tensors()) + "\nmac")),)) for e in FC.einsums)
     with pytest.raises(ValueError, match=r"^schedule: cyclic, b \(segment 1\) reads T1 before a \(segment 2\) has made it; put a first$"):
