@@ -8,9 +8,9 @@ BENCH ?= driver evaluator samplers
 .PHONY: sweep test prove bench lint lock clean
 
 sweep: .venv/ready
-	$(BIN)/dse run studies/edge_small.yaml --workers 2
-	$(BIN)/dse pareto runs/edge-small
-	$(BIN)/dse show runs/edge-small best
+	$(BIN)/dse run studies/squeezenet.yaml --workers 2
+	$(BIN)/dse pareto runs/squeezenet
+	$(BIN)/dse show runs/squeezenet best
 
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0  # a worker that dies fails the run: replaced, it may wait for ever
