@@ -8,7 +8,7 @@ BENCH ?= driver evaluator samplers
 .PHONY: sweep test prove bench lint lock clean
 
 sweep: .venv/ready
-	$(BIN)/dse run studies/squeezenet.yaml --workers 2
+	$(BIN)/dse run studies/squeezenet.yaml --workers 2 --set search.method=random --set stop.points=200
 	$(BIN)/dse pareto runs/squeezenet
 	$(BIN)/dse show runs/squeezenet best
 
