@@ -33,7 +33,7 @@ DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive":
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides",
          "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide"}
-PROOF = ("gap_in_space", "proven", "space", "visited")  # of an EinsumCost, besides its mapping
+PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
@@ -157,7 +157,7 @@ def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infe
         return []
 
 
-def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, space: str, visited: int) -> EinsumCost:
+def _told(problem: Problem, nest: str, gap_in_space: float, space: str, visited: int) -> EinsumCost:
     """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the einsum, or does not fit."""
     mapping = parse(nest)
     if lines := faults(mapping, problem.einsum, problem.arch):
@@ -165,9 +165,9 @@ def _told(problem: Problem, nest: str, gap_in_space: float, proven: str, space: 
     found = einsum_cost(problem, mapping)
     if isinstance(found, Infeasible):
         raise ValueError(str(found))
-    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and f"{proven}{space}".isprintable() and visited >= 0):
-        raise ValueError(f"gap_in_space {gap_in_space}, proven {proven}, space {space}, visited {visited}")
-    return replace(found, gap_in_space=gap_in_space, proven=proven, space=space, visited=visited)
+    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and f"{space}".isprintable() and visited >= 0):
+        raise ValueError(f"gap_in_space {gap_in_space}, space {space}, visited {visited}")
+    return replace(found, gap_in_space=gap_in_space, space=space, visited=visited)
 
 
 def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], proofs: Mapping[str, tuple[float, str]] = NO_PROOFS) -> Solution | Infeasible:
@@ -179,6 +179,6 @@ def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]
     priced_anew = evaluate(arch, workload, schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()}), picks.objective)
     if isinstance(priced_anew, Infeasible) or not any(space_of(certificate) for _, certificate in proofs.values()):
         return priced_anew
-    told = [replace(one, gap_in_space=gap, proven="" if gap else space, space=space) if (space := space_of(certificate)) else one
+    told = [replace(one, gap_in_space=gap, space=space) if (space := space_of(certificate)) else one
             for one in priced_anew.einsums for gap, certificate in [proofs.get(one.name, (0.0, ""))]]
     return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), f"mapper {picks.mapper}")

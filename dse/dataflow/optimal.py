@@ -59,7 +59,7 @@ def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constr
 def _told(problem: Problem, one: EinsumCost, floor: float, visited: int, space: str) -> EinsumCost:
     gap = min(one.gap_to_bound, above(_rank(problem, one)[0], floor))
     proven = gap <= PRECISE
-    return replace(one, gap_in_space=0.0 if proven else gap, proven=space if proven else "", space=space if proven or floor > 0 else "", visited=visited)
+    return replace(one, gap_in_space=0.0 if proven else gap, space=space if proven or floor > 0 else "", visited=visited)
 
 
 def _partly_named(constraints: Constraints, arch: Arch) -> bool:

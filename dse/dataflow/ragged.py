@@ -30,7 +30,7 @@ from dse.dataflow.steps import programs
 from dse.nest import Infeasible
 from dse.sim import cost
 from dse.sim.counts import count, footprints
-from dse.sim.evaluate import EinsumCost, Problem, optimum, priced
+from dse.sim.evaluate import EinsumCost, Problem, priced
 from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
@@ -73,7 +73,7 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
     held = [set(level.holds) for v, level in enumerate(problem.arch.levels) if v or level.capacity_bits is not None]
     order = ", levels in order" if any(holds & other for holds, other in combinations(held, 2)) else ""  # those that share no tensor stand in any order
     once = f", {ONCE}" if any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms) else ""
-    return [optimum(one, f"ragged tiles, even lanes{order}{once}", visited) if proven else replace(one, visited=visited)]
+    return [replace(one, gap_in_space=0.0, space=f"ragged tiles, even lanes{order}{once}", visited=visited) if proven else replace(one, visited=visited)]
 
 
 def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Problem]]:

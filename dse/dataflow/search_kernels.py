@@ -530,8 +530,10 @@ def window(x: int, tile: Ints, low: Ints, e: Einsum, p: Pool) -> int:
     """The rank whose window a node best sinks into, -1: none."""
     best, least = -1, hull(x, tile, low, -1, e, p)
     for r in range(tile.shape[0]):
-        if e.part[x, r] and tile[r] != low[r] and hull(x, tile, low, r, e, p) < least:
-            best, least = r, hull(x, tile, low, r, e, p)
+        if e.part[x, r] and tile[r] != low[r]:
+            own = hull(x, tile, low, r, e, p)
+            if own < least:
+                best, least = r, own
     return best
 
 
@@ -642,14 +644,16 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     if not roomy(d, n, True, e, p, m, w) or turned_round(d, n, w):
         return OVER
     x, level, k = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 3]
-    entry = window(x, w.at[d], w.tile[d], e, p) if x >= 0 else -1
-    for r in range(w.rest.shape[0]):
-        w.rest[r] = w.tile[d, r] if x >= 0 and (e.full[x, r] or r == entry) else w.at[d, r]
+    ends = x >= 0 and m.waits[level, 1] < m.waits[level, 2]
+    if ends:
+        entry = window(x, w.at[d], w.tile[d], e, p)
+        for r in range(w.rest.shape[0]):
+            w.rest[r] = w.tile[d, r] if e.full[x, r] or r == entry else w.at[d, r]
     fetched(d, n, w.at[d], w.rest, t, e, p, memo, w)
     waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     figure(w.parts[d + 1], m, w.figure)
     if not below(w.figure, best):
-        if x >= 0 and m.waits[level, 1] < m.waits[level, 2]:  # a smaller first tile is waited for less
+        if ends:  # a smaller first tile is waited for less
             fetched(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
             figure(w.parts[d + 1], m, w.figure)
         return OVER if below(w.figure, best) else BOUND
@@ -772,7 +776,7 @@ def promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: W
 
 @lean
 def fetched(d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
-    """w.parts [d + 1]: at least what the whole costs with node n at these tiles. rest: those that it sinks to."""
+    """w.parts [d + 1]: at least what the whole costs with node n at these tiles. rest: those that it sinks to, where first and last tiles are waited for."""
     x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
     for i in range(w.parts.shape[1]):
         w.parts[d + 1, i] = w.parts[d, i]

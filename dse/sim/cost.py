@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from dse.sim.counts import Count, Footprint, reading
 from dse.sim.latency import PortTimes, latency
 from dse.sim.parts import action_pj, bits_of, busy, per_elem
 from dse.sim.times import port_times
-from hw.arch import Arch
+from hw.arch import Arch, Level
 from workloads.einsum import Einsum
 
 
@@ -66,16 +67,16 @@ def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
     return Price(sum(part.energy_pj for part in parts), cycles, bound_by, tuple(parts), shown, steady, tuple(times))
 
 
-def room_bits(f: Footprint, e: Einsum, arch: Arch) -> int:
-    """What one node takes of one instance of its level."""
-    level = next(level for level in arch.levels if level.name == f.level)
-    return f.elems * bits_of(e, arch)[f.tensor] * (2 if level.double_buffer and f.moving else 1)
+def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
+    """What one node takes of one instance of its level. bits: per element of every tensor."""
+    return f.elems * bits[f.tensor] * (2 if level.double_buffer and f.moving else 1)
 
 
 def overflow(held: Sequence[Footprint], e: Einsum, arch: Arch, taken: Sequence[tuple[str, int]] = ()) -> Infeasible | None:
     """The outermost level whose tiles do not fit, or None. taken: bits of levels that others hold meanwhile."""
+    bits, others = bits_of(e, arch), dict(taken)
     for level in arch.levels:
-        need = sum(room_bits(f, e, arch) for f in held if f.level == level.name) + dict(taken).get(level.name, 0)
+        need = sum(room_bits(f, level, bits) for f in held if f.level == level.name) + others.get(level.name, 0)
         if level.capacity_bits is not None and need > level.capacity_bits:
             return Infeasible(level.name, -(-need // 8), level.capacity_bits // 8, e.name)
     return None

@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from dse.nest import Loop, Mapping, Store
+from dse.sim.parts import bits_of
 from dse.sim.terms import Reading, Sums, Term, Wiring, filled, instances, links, nonzero, passes, served, shape, sink, value, wiring
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
@@ -81,7 +82,7 @@ def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
 
 def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Of every row the instance that its port is the busiest of."""
-    bits = {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
+    bits = bits_of(e, arch)
     many = len(next(iter(rows.values()))[1])
     found: dict[tuple[str, str], int] = {}
     for level in arch.levels if many > 1 else ():

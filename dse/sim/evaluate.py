@@ -23,9 +23,9 @@ class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
     gap_in_space, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
-    proven: the space in which it is proven optimal, in words, "" if it is not; space: the one that gap_in_space is of, "" where nothing but the bound is known;
-    visited: nodes that the search for it visited. strategy: how a tile optimizer
-    cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut beforehand.
+    space: the one that gap_in_space is of, in words, "" where nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a
+    tile optimizer cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut
+    beforehand.
     moved: what layouts make of the traffic, at levels that describe lines, rows or banks.
     """
 
@@ -42,13 +42,17 @@ class EinsumCost:
     gap_in_space: float = field(compare=False)
     gap_to_bound: float = field(compare=False)
     price: cost.Price
-    proven: str = field(default="", compare=False)
     space: str = field(default="", compare=False)
     visited: int = field(default=0, compare=False)
     strategy: str = field(default="", compare=False)
     host_copies: int | None = None
     host_copy_elems: int | None = None
     moved: tuple[transfer.Transfer, ...] = ()
+
+    @property
+    def proven(self) -> str:
+        """The space in which it is proven optimal, "" if it is not."""
+        return self.space if self.gap_in_space == 0 else ""
 
     @property
     def certificate(self) -> str:
@@ -113,11 +117,6 @@ def space_of(certificate: str) -> str:
 def above(value: float, floor: float) -> float:
     """The gap (value - floor) / floor of a value to its lower bound."""
     return max(value / floor - 1, 0.0) if floor > 0 else inf if value > 0 else 0.0
-
-
-def optimum(one: EinsumCost, proven: str, visited: int) -> EinsumCost:
-    """The same cost, certified as the optimum of a space."""
-    return replace(one, gap_in_space=0.0, proven=proven, space=proven, visited=visited)
 
 
 def lower_bound(problem: Problem) -> float:

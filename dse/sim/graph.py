@@ -10,7 +10,7 @@ Leakage is billed over the latency; where the whole schedule is one pipeline, ba
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dse.nest import Infeasible, Mapping, Store
@@ -20,7 +20,7 @@ from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
 from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
 from dse.sim.faults import faults
-from dse.sim.parts import op_pj
+from dse.sim.parts import bits_of, op_pj
 from dse.sim.placed import Graph, Placed
 from hw.arch import Arch
 from workloads.einsum import canonical_key
@@ -33,7 +33,7 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError with one line per fault of the schedule."""
     if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
-    segments = _with_room(arch, workload, schedule)
+    segments, peaks = _with_room(arch, workload, schedule)
     costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
@@ -50,13 +50,12 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     if infeasible := next((found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None):
         return infeasible
     priced = {name: replace(found, count=n) for _, found, names, n in costs.values() if isinstance(found, EinsumCost) for name in names}
-    return _whole(arch, workload, schedule, segments, priced, times, objective)
+    return _whole(arch, workload, schedule, segments, peaks, priced, times, objective)
 
 
-def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], priced: dict[str, EinsumCost], times: dict[str, int],
-           objective: str) -> Solution:
+def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
+           times: dict[str, int], objective: str) -> Solution:
     g, streams = placed.graph(workload, schedule), len(segments) == 1 and schedule.segments[0].pipelined
-    peaks = _peaks(arch, workload, schedule)
     rows, einsums = [], dict(priced)
     for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
         mine = [priced[one.einsum.name] for one in own]
@@ -135,43 +134,37 @@ def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: S
     return max([*busy, vector])
 
 
-def _with_room(arch: Arch, workload: Workload, schedule: Schedule) -> list[list[Placed]]:
-    """Einsums with the room that others take while they run."""
+def _with_room(arch: Arch, workload: Workload, schedule: Schedule) -> tuple[list[list[Placed]], list[Bits]]:
+    """Einsums with the room that others take while they run; the most that one instance of a level holds during each segment."""
     segments = placed.placed(arch, workload, schedule)
     if schedule.plain():
-        return segments
-    needs = [_needs(segment, own, arch) for segment, own in zip(schedule.segments, segments, strict=True)]
-    beside = _beside(arch, workload, schedule, segments)
-    found = []
-    for i, own in enumerate(segments):
-        taken = []
-        for one, need in zip(own, needs[i], strict=True):
-            alone = _own_bits(one)
-            room = {level.name: need.get(level.name, 0) + beside[i].get(level.name, 0) - alone.get(level.name, 0) for level in arch.levels}
+        return segments, []
+    found, peaks = [], []
+    for segment, own, beside in zip(schedule.segments, segments, _beside(arch, workload, schedule, segments), strict=True):
+        needs, taken = _needs(segment, own, arch), []
+        for one, need in zip(own, needs, strict=True):
+            alone = _bits(one, _held(one))
+            room = {level.name: need.get(level.name, 0) + beside.get(level.name, 0) - alone.get(level.name, 0) for level in arch.levels}
             taken.append(tuple((level, bits) for level, bits in room.items() if bits))
         found.append([replace(one, boundary=replace(one.boundary, taken=bits)) if bits else one for one, bits in zip(own, taken, strict=True)])
-    return found
-
-
-def _peaks(arch: Arch, workload: Workload, schedule: Schedule) -> list[Bits]:
-    """The most that one instance of a level holds during each segment."""
-    segments = placed.placed(arch, workload, schedule)
-    beside = _beside(arch, workload, schedule, segments)
-    most = []
-    for segment, own, more in zip(schedule.segments, segments, beside, strict=True):
-        needs = _needs(segment, own, arch)
-        most.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in needs) + more.get(level.name, 0))})
-    return most
+        peaks.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in needs) + beside.get(level.name, 0))})
+    return found, peaks
 
 
 def _held(one: Placed) -> tuple[Footprint, ...]:
     return boundary.held(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, one.arch)
 
 
-def _own_bits(one: Placed) -> Bits:
+def _room(row: Footprint, one: Placed) -> int:
+    """Bits that a node of an einsum takes."""
+    return cost.room_bits(row, next(level for level in one.arch.levels if level.name == row.level), bits_of(one.einsum, one.arch))
+
+
+def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
+    """What nodes of an einsum take together."""
     bits: Bits = {}
-    for f in _held(one):
-        bits[f.level] = bits.get(f.level, 0) + cost.room_bits(f, one.einsum, one.arch)
+    for row in rows:
+        bits[row.level] = bits.get(row.level, 0) + _room(row, one)
     return bits
 
 
@@ -184,14 +177,11 @@ def _needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
     shared: dict[tuple[str, str], int] = {}
     private: list[Bits] = []
     for one in own:
-        bits: Bits = {}
-        for row in _held(one):
-            room = cost.room_bits(row, one.einsum, one.arch)
-            if (row.level, row.tensor) in nodes and (not f or row.level in outside):
-                shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), room)
-            else:
-                bits[row.level] = bits.get(row.level, 0) + room
-        private.append(bits)
+        rows = _held(one)
+        together = [row for row in rows if (row.level, row.tensor) in nodes and (not f or row.level in outside)]
+        for row in together:
+            shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), _room(row, one))
+        private.append(_bits(one, (row for row in rows if row not in together)))
     pinned = [_pinned(one, nodes) for one in own]
     found = []
     for j, bits in enumerate(private):
@@ -209,14 +199,8 @@ def _needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
 
 def _pinned(one: Placed, shared: Collection[tuple[str, str]] = ()) -> Bits:
     """What weights that are there before the run take, but for shared nodes."""
-    bits: Bits = {}
-    outermost: set[str] = set()
-    for row in _held(one):
-        if row.tensor in one.boundary.pinned and row.tensor not in outermost:
-            outermost.add(row.tensor)
-            if (row.level, row.tensor) not in shared:
-                bits[row.level] = bits.get(row.level, 0) + cost.room_bits(row, one.einsum, one.arch)
-    return bits
+    outermost = {row.tensor: row for row in reversed(_held(one)) if row.tensor in one.boundary.pinned}
+    return _bits(one, (row for row in outermost.values() if (row.level, row.tensor) not in shared))
 
 
 def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]) -> list[Bits]:

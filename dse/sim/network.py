@@ -116,8 +116,14 @@ def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
     return low, low + extent
 
 
-def _first(f: Fanout) -> Place:
+def _spans(f: Fanout) -> tuple[Place, Place]:
+    """Per dimension of the mesh the first lane of a fan-out, and how many the mesh has."""
     rows, columns = (f.place or tuple((0, n) for _, n in f.dims))[:2]
+    return rows, columns
+
+
+def _first(f: Fanout) -> Place:
+    rows, columns = _spans(f)
     return rows[0], columns[0]
 
 
@@ -148,7 +154,7 @@ def ways(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tu
 
 def _mean(one: Delivered, mapping: Mapping, e: Einsum, f: Fanout, remote: dict[str, tuple[Owned, ...]]) -> float:
     """Links that a word takes on average, all its trips alike."""
-    p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), (f.place or tuple((0, n) for _, n in f.dims))
+    p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
     short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
     if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
         raise ValueError(f"spatial {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")

@@ -23,6 +23,7 @@ from dse.layout.text import parse, show
 from dse.nest import Loop, Mapping
 from dse.sim.counts import Count, Footprint
 from dse.sim.counts import footprints as counted
+from dse.sim.parts import bits_of
 from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
@@ -87,7 +88,7 @@ def table(mapping: Mapping, e: Einsum, arch: Arch, level: str, tensor: str, text
 
 def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
     """The machine whose described levels are as slow as the layouts make them, by what their ports are busy with: time is told by it."""
-    bits = {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
+    bits = bits_of(e, arch)
 
     def at(level: Level) -> Level:
         plain, felt = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}

@@ -93,7 +93,7 @@ MUTANTS = (
            "w.largest[w.rank[d, i]] = w.tile[d, w.rank[d, i]]"),
     Mutant("moving tiles are not doubled", KERNELS, "return 2.0 * bits if again else bits", "return bits"),
     Mutant("tiles that sink are not doubled", KERNELS, "again = parent >= 0 and words < hull(x, w.at[d], w.tile[d], -1, e, p)", "again = False"),
-    Mutant("sinks into no window", KERNELS, "        if e.part[x, r] and tile[r] != low[r] and hull", "        if e.part[x, r] and tile[r] < 0 and hull"),
+    Mutant("sinks into no window", KERNELS, "        if e.part[x, r] and tile[r] != low[r]:", "        if e.part[x, r] and tile[r] < 0:"),
     Mutant("lanes: one dimension decides which way is better", KERNELS, "worse = worse and used[i + 1, j, c] <= used[i + 1, n, c]",
            "worse = worse and (c > 0 or used[i + 1, j, c] <= used[i + 1, n, c])"),
     Mutant("lanes: a way is left out if another is shorter in one dimension", LANES, "if not any(b != a and all(y <= x", "if not any(b != a and any(y < x"),
