@@ -180,7 +180,8 @@ class Work(NamedTuple):
     position [d]; node [d] the one placed then; at [d, R] its tile; level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many
     may stand there, windows [d] of these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R] their tiles, first [d, R] none was tried
     before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. option [R].
-    nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); tally [3] nodes to place, nodes placed in all, budget;
+    nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); whole [N] its level, which holds what moves twice, has
+    room for all of its tensor; tally [3] nodes to place, nodes placed in all, budget;
     least [Q] bounds of the quantities, whatever the tiles; extra [1] energy that crowded outer levels cost beyond that; guess [P], figure [3], largest [R],
     rest [R]: scratch; best [3] cost of the best nest of outer levels (`crowded`); best_*: the best nest so far, best_count [1] its nodes.
     """
@@ -202,6 +203,7 @@ class Work(NamedTuple):
     ended: Ints
     option: Ints
     nodes: Ints
+    whole: Bools
     tally: Ints
     least: Floats
     extra: Floats
@@ -581,6 +583,19 @@ def stands_above(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
 
 
 @lean
+def stays(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
+    """Whether rank r had better loop below node n than above it, for the sake of a node outside: one whose level holds its whole tensor, once as long as
+    nothing moves it, and which a loop directly below would turn into a window that slides, held twice. A dense tile that passes
+    below a loop whole becomes no larger: twice a half at most."""
+    some = False
+    for other in range(w.tally[0]):
+        y, k = w.nodes[other, 0], w.nodes[other, 3]
+        outside = w.nodes[n, 3] == k if w.nodes[n, 0] >= 0 else w.nodes[n, 3] > k
+        some = some or (w.whole[other] and outside and other != n and not w.done[d] >> other & 1 and e.seen[y, r] and (e.part[y, r] or e.csr[y] > 0))
+    return some
+
+
+@lean
 def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and what stands inside of it.
 
@@ -597,11 +612,8 @@ def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, 
         some = False
         for f in range(m.ramps.shape[0]):
             some = some or m.ramps[f, 0] == k
-        for other in range(w.tally[0]):
-            y, outer, inner, at = w.nodes[other]
-            some = some or (y >= 0 and inner >= 0 and m.twice[outer] and at < k and e.seen[y, r])
-        return some
-    if parent >= 0 and rules.sinks[x, r] and not m.twice[level] and x != rules.still:
+        return some or stays(d, n, r, e, w)
+    if parent >= 0 and rules.sinks[x, r] and x != rules.still and not stays(d, n, r, e, w):
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], 3]:
         inner = w.nodes[w.node[d - 1], 0]
@@ -1265,7 +1277,7 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
         for s in by_bound(own_bound):
             if not below(own_bound[s], best):
                 continue
-            begin(own[s], t, sums, m, p, w)
+            begin(own[s], t, sums, e, m, p, w)
             held, at = outside(own[s], t, m), 0
             while at < n and known[at] != held:
                 at += 1
@@ -1305,7 +1317,7 @@ def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Mem
         if w.nodes[i, 3] == 0:
             for j in range(4):
                 outer.nodes[n, j] = w.nodes[i, j]
-            n += 1
+            outer.whole[n], n = False, n + 1
     outer.tally[0], outer.tally[1], outer.done[0], outer.position[0] = n, 0, 0, 0
     for i in range(w.parts.shape[1]):
         outer.parts[0, i] = 0.0
@@ -1324,7 +1336,15 @@ def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Mem
 
 
 @lean
-def begin(own: Ints, t: Terms, sums: Floats, m: Machine, p: Pool, w: Work) -> None:
+def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
+    """Whether a level has room for what its lanes need of a tensor in all."""
+    for r in range(w.largest.shape[0]):
+        w.largest[r] = p.span[w.option[r], m.position[v], 1] - 1
+    return bool(hull(x, w.largest, w.largest, -1, e, p) * m.bits[x] <= m.room[v] < np.inf)
+
+
+@lean
+def begin(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
     """The nodes of a placement, and compute as the innermost place. A tensor's first node at the unbounded outermost level costs and needs nothing."""
     n, levels = 0, m.room.shape[0]
     for i in range(t.base.shape[0]):
@@ -1336,10 +1356,11 @@ def begin(own: Ints, t: Terms, sums: Floats, m: Machine, p: Pool, w: Work) -> No
         for v in range(levels):
             if t.keep[own[x]] >> v & 1:
                 if before >= 0 or v > 0 or m.room[0] < np.inf:
-                    w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], n = x, v, before, m.position[v], n + 1
+                    w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3] = x, v, before, m.position[v]
+                    w.whole[n], n = before >= 0 and m.twice[v] and fits_whole(x, v, e, p, m, w), n + 1
                 before = v
     for k in m.gaps:
-        w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], n = -1, -1, -1, k, n + 1
+        w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3], w.whole[n], n = -1, -1, -1, k, False, n + 1
     w.tally[0] = n
     for v in range(levels):
         w.need[0, v] = 0.0
