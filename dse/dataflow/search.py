@@ -215,7 +215,7 @@ def _machine(problem: Problem, tensors: Sequence[str], parts: Parts) -> kernels.
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
         np.array([bits[t] for t in tensors], np.float64), np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
-        np.array(parts.waits, np.int64),
+        np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
         np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
@@ -225,13 +225,14 @@ def _machine(problem: Problem, tensors: Sequence[str], parts: Parts) -> kernels.
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level waits for (fill or drain, level, level of a port,
-    port). waits: spans of these per level, as kernels.Machine has them."""
+    port); of what enters or leaves it (serve, level, level of a port, port). waits, serves: spans of these per level, as kernels.Machine has them."""
 
     at: dict[tuple[str, int, int, str], int]
     waits: tuple[tuple[int, int, int], ...]
+    serves: tuple[tuple[int, int], ...]
 
     def many(self) -> int:
-        return self.waits[-1][2]
+        return kernels.RAMP + 1 + len(self.at)
 
 
 @lru_cache(maxsize=256)
@@ -251,7 +252,14 @@ def _parts(arch: Arch, ends: bool) -> Parts:
                     at.setdefault((way if level.double_buffer else "fill", v, u, port(arch.levels[u], inner if u == v else outer)), kernels.RAMP + 1 + len(at))
             span.append(kernels.RAMP + 1 + len(at))
         waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
-    return Parts(at, tuple(waits))
+    serves = []
+    for v, level in enumerate(arch.levels):
+        begun = kernels.RAMP + 1 + len(at)
+        for u, action in product(range(v + 1), ("read", "write")) if waits[v][0] < waits[v][2] else ():
+            if arch.levels[u].bandwidth < inf:
+                at.setdefault(("serve", v, u, port(arch.levels[u], action)), kernels.RAMP + 1 + len(at))
+        serves.append((begun, kernels.RAMP + 1 + len(at)))
+    return Parts(at, tuple(waits), tuple(serves))
 
 
 Quantity = tuple[int, int, int, int, int]  # kind, tensor, position, masks
@@ -330,7 +338,8 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent
         if kind in (kernels.FIRST, kernels.LAST):
             rows = [waited]
         else:
-            rows = [(whole, 0, per_elem(level, word) * scale * pj), (own, parts.at["busy", v, v, side], cycles), *([waited] if waits and not twice else [])]
+            served = [(own, parts.at["serve", s, v, side], cycles) for s in range(v, child) if ("serve", s, v, side) in parts.at]
+            rows = [(whole, 0, per_elem(level, word) * scale * pj), (own, parts.at["busy", v, v, side], cycles), *([waited] if waits and not twice else []), *served]
         for q, part, more in rows:
             if more:
                 found.setdefault(q, np.zeros(parts.many()))[part] += more

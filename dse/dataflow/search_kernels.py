@@ -81,10 +81,11 @@ class Pool(NamedTuple):
 
 class Machine(NamedTuple):
     """What the search reads of a machine. Levels V, child V is compute; parts P of a cost: 0 energy, then cycles: of compute, of ramps, of every port, of what
-    the inside of a level waits for at each port.
+    the inside of a level waits for at each port, of what enters and leaves it there.
 
     room [V] bits; bits [X]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
-    that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. position [V + 1] borders outside; size [D] lanes
+    that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. serves [V, 2] from, to in those of what passes it,
+    or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
     of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
     gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
     outside does not sink below them, where a tile that moves would count twice.
@@ -95,6 +96,7 @@ class Machine(NamedTuple):
     twice: Bools
     ports: Ints
     waits: Ints
+    serves: Ints
     position: Ints
     size: Ints
     leak: float
@@ -232,6 +234,8 @@ def figure(parts: Floats, m: Machine, out: Floats) -> None:
     """Figure of the objective, energy, latency of cost parts."""
     latency = parts[STEPS]
     for v in range(m.ports.shape[0] - 1, -1, -1):
+        for i in range(m.serves[v, 0], m.serves[v, 1]):
+            latency = max(latency, parts[i])
         for side in range(2):
             waited = 0.0
             for i in range(m.waits[v, side], m.waits[v, side + 1]):
