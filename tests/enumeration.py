@@ -566,5 +566,16 @@ def nest(e: Einsum, arch: Arch, skeleton: Skeleton, s: Shape, chosen: Sequence[t
                 order = sorted(ranks, key=lambda rank: (rank not in p.full(), rank != window))  # noqa: B023
             seen.add(x)
         for j in range(at, end):
+            outside = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
+            inside = v < 0 and s.kinds[j] == 0 and any(own[j] < left[rank] for rank, own in zip(ranks, chosen, strict=True))
+            if inside and isinstance(outside, Store) and (spare := _spare(e, arch, x)):
+                nodes.append(Loop(spare[0], left[spare[0]], spare[1]))  # an idle array: what stands outside does not sink into it
             loops(j, dims[s.kinds[j] - 1] if s.kinds[j] else "", order)
     return Mapping(tuple(nodes))
+
+
+def _spare(e: Einsum, arch: Arch, border: int) -> tuple[str, str] | None:
+    """A rank and a dimension of a border over which it may loop once."""
+    dims = [name for f in arch.fanouts if f.outside == border and not f.ramp for name, _ in f.dims]
+    ranks = [rank for rank, _ in e.extents if rank not in e.output.partial()]
+    return (ranks[0], dims[0]) if ranks and dims else None

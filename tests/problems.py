@@ -21,8 +21,7 @@ WINDOWS = ("conv1d", "conv1d", "conv", "depthwise", "pool", "grouped", "transpos
 RANKS = {"gemm": "mnk", "bmm": "bmnk", "vector": "mk", "add": "ab", "copy": "ab", "layer": "kcp", "spmm": "mnk", "spmm2": "mnk", "spmv": "mk", "conv1d": "kcpr",
          "conv": "kpqrs", "depthwise": "kpr", "pool": "kpr", "grouped": "gkpr", "transposed": "kpr"}
 WINDOW_RANKS = ("r", "s")
-KINDS = {"array": ("gemm", "gemm", "layer", "conv1d", "bmm"), "windows": WINDOWS, "sparse": ("spmm", "spmm2", "spmv"), "transposed": ("transposed",),
-         "slides": ("conv1d", "depthwise", "pool")}
+KINDS = {"array": ("gemm", "gemm", "layer", "conv1d", "bmm"), "windows": WINDOWS, "sparse": ("spmm", "spmm2", "spmv")}
 
 
 def einsum_of(kind: str, sizes: dict[str, int], rng: Random) -> Einsum:
@@ -69,19 +68,6 @@ def arch_of(rng: Random, group: str, levels: int) -> Arch:
         fanouts.append(Fanout(f"array{i}", outside, dims, *flags, rng.choice(["", "", "", "os", "ws"]) if len(dims) == 2 else ""))
     compute = Compute(1.0, 0.5, rng.choice([1.0, 1.0, 2.0]), alu_per_cycle=rng.choice([None, None, 4.0]), leak_mw=rng.choice([0.0, 0.0, 3.0]))
     return Arch("random", found, tuple(fanouts), compute, 1.0, 8, overlap="free")
-
-
-def unpriced(rng: Random, group: str, levels: int) -> Arch:
-    """As `arch_of`; energy costs nothing, so that cycles alone tell mappings apart."""
-    arch = arch_of(rng, group, levels)
-    levels = tuple(replace(level, read_pj=0.0, write_pj=0.0) for level in arch.levels)
-    return replace(arch, levels=levels, compute=replace(arch.compute, mac_pj=0.0, alu_pj=0.0))
-
-
-def unshared(rng: Random, group: str, levels: int) -> Arch:
-    """As `arch_of`; one array of two dimensions whose lanes share nothing, so that every lane in use counts."""
-    arch, dims = arch_of(rng, group, levels), tuple(zip("XY", rng.choice([(3, 2), (4, 2), (4, 3), (5, 2), (5, 3), (3, 3), (6, 2)]), strict=True))
-    return replace(arch, fanouts=(Fanout("array", rng.randint(1, levels + 1), dims, (False, False), (False, False)),))
 
 
 def array_of(rng: Random, group: str, levels: int) -> Arch:
@@ -131,11 +117,3 @@ def symmetric(rng: Random) -> Problem:
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n, "n": n, "k": k}) if shared else einsum(
         "C[p,q] += A[p+r,q+s] * B[r,s]", {"p": rng.choice([2, 4]), "q": 4, "r": 2, "s": 2})
     return Problem(array_of(rng, "array", 1), e, rng.choice(OBJECTIVES))
-
-
-def still_window() -> Problem:
-    """Where a loop must stand below a node that sinks and counts twice: 5 words of A stand still above 3 of C, which sink to one; A alone above the loop would
-    sink into its window, 3 words, twice."""
-    outer = Level("DRAM", None, 8, 200.0, 200.0, bypass=False)
-    inner = Level("L1", 8 * 7, 8, 1.0, 1.0, double_buffer=True, bypass=False)
-    return Problem(Arch("twice", (outer, inner), (), Compute(1.0, 1.0), 1.0, 8), einsum("C[p] max= A[p+r]", {"p": 3, "r": 3}), "energy")

@@ -387,15 +387,25 @@ def _nest(own: Tables, e: Einsum, arch: Arch, w: kernels.Work) -> Mapping:
     ways = _ways(own, chosen, arch)
     for x, level, _, k, tile in steps:
         at, above, position = _inward(own, e, arch, nodes, at, above, position, k, {r: int(t) for r, t in zip(own.ranks, tile, strict=True)}, ways)
-        nodes += _loops(own, e, above, at, {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)})
+        more = _loops(own, e, above, at, {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)})
+        nodes += (*(_crossing(e, arch, nodes, at, outside[k - 1]) if k and not above and more else ()), *more)
         at = at | {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)}
         if x >= 0:
             nodes.append(Store(arch.levels[level].name, own.tensors[x]))
             above = own.tensors[x]
     last = {r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_option, strict=True)}
     at, above, position = _inward(own, e, arch, nodes, at, above, position, len(outside), last, ways)
-    nodes += _loops(own, e, above, at, dict.fromkeys(own.ranks, 1))
+    more = _loops(own, e, above, at, dict.fromkeys(own.ranks, 1))
+    nodes += (*(_crossing(e, arch, nodes, at, outside[-1]) if outside and not above and more else ()), *more)
     return Mapping(tuple(nodes))
+
+
+def _crossing(e: Einsum, arch: Arch, nodes: Sequence[Loop | Store], at: dict[str, int], border: int) -> list[Loop]:
+    """Above loops directly inside of a border where its array stands idle: a loop in space of one trip, or what stands outside would sink through them."""
+    last = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
+    dims = [name for f in arch.fanouts if f.outside == border and not f.ramp for name, _ in f.dims]
+    ranks = [rank for rank, _ in e.extents if rank not in e.output.partial()]
+    return [Loop(ranks[0], at[ranks[0]], dims[0])] if isinstance(last, Store) and dims and ranks else []
 
 
 def _tops(own: Tables, w: kernels.Work) -> list[str]:
