@@ -65,6 +65,8 @@ SOLVER: Meanings = {
     "tiling": ("", "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule"),
     "mapper": ("", "who finds mappings: dse list solvers"),
     "tiles": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
+    "dataflow": ("", "of the mapper optimal: what stands still while the lanes of an array loop in time; row_stationary: rows of a window on an array of two "
+                 "dimensions; einsums without such a tensor are free"),
     "near": ("share", "of the mapper optimal: what is proven to be above the optimum by no more than this share is not searched further; 0: prove all"),
     "fuse_elementwise": ("", "one-to-one functions ride on their producer's output and cost nothing"),
     "seed": ("", "of mappers that draw at random"),

@@ -17,6 +17,7 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
+from dse.dataflow.space import Dataflow, dataflow
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.sim import transfer
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
@@ -33,6 +34,11 @@ DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive":
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides",
          "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide"}
+DATAFLOWS = {"free": "optimal: every mapping",
+             "weight_stationary": "optimal: the second input stands still while lanes loop in time",
+             "output_stationary": "optimal: the output does",
+             "input_stationary": "optimal: the first input does",
+             "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
 PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
@@ -46,8 +52,8 @@ def silent(_number: int, _efforts: Sequence[float], _name: str) -> None:
 class Picks:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
 
-    Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less. near: what is proven to be above the optimum by
-    no more than this share is not searched further.
+    Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less. dataflow: which tensor stands still inside the
+    arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
 
@@ -55,6 +61,7 @@ class Picks:
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
     tiles: Literal["perfect", "ragged_lanes"] = "ragged_lanes"
+    dataflow: Dataflow = "free"
     near: Cost = 0.01
     fuse_elementwise: bool = True
     seed: int = 0
@@ -74,7 +81,9 @@ def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infe
 
 def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, of the different einsums of a workload. Mappings are found where layouts cost nothing, and then cost what they do in row-major ones."""
-    exact: Mapper = lambda problem, _: optimal(problem, picks.tiles, near=picks.near)  # noqa: E731
+    def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
+        return optimal(problem, picks.tiles, dataflow(picks.dataflow, problem.einsum, problem.arch), near=picks.near)
+
     mapper, plain = TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper]), arch.ideal()
     costs: list[EinsumCost | Infeasible] = []
     efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()

@@ -16,9 +16,10 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import before, enumerated
 from dse.dataflow.improve import improved
 from dse.dataflow.optimal import optimal
-from dse.dataflow.space import Constraints, Tiles, broken, least, row_stationary
+from dse.dataflow.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow, least, row_stationary
 from dse.nest import Infeasible, faults
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.stack import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumeration import enumerated as enumerated_anew
@@ -71,6 +72,33 @@ def test_keeps_constraints(seed: int) -> None:
                         tuple(rng.sample(ranks, rng.randint(1, len(ranks)))) if rng.random() < 0.5 else None,
                         rng.choice([e.output.tensor, e.inputs[0].tensor, "", ""]), ((arch.levels[-1].name, e.inputs[0].tensor),) if rng.random() < 0.3 else ())
     agree(problem, "ragged_lanes", rules)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([name for name in DATAFLOWS if name != "free"]))
+def test_dataflows(seed: int, name: Dataflow) -> None:
+    """What stands still does, optimally, and costs no less than what is free."""
+    problem = small_problem(Random(seed), "energy", 4_000)
+    try:
+        rules = dataflow(name, problem.einsum, problem.arch)
+    except ValueError as fault:
+        assert name == "row_stationary" and "two dimensions" in str(fault)
+        return
+    agree(problem, "ragged_lanes", rules)
+    found, free = optimal(problem, constraints=rules), optimal(problem)
+    assert isinstance(found, Infeasible) or (isinstance(free, list) and not before(ranked(problem, found[0]), ranked(problem, free[0])))
+    assert isinstance(found, Infeasible) or rules == FREE or not found[0].proven or found[0].proven.endswith((f", {name}", "every space"))
+
+
+@pytest.mark.parametrize(("name", "still"), [("weight_stationary", "B"), ("input_stationary", "A"), ("output_stationary", "C")])
+def test_what_stands_still(name: Dataflow, still: str) -> None:
+    """On four lanes each with room for one word of a tensor, the stationary one is fetched once per lane."""
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 8})
+    arch = replace(one_array(), levels=(one_array().levels[0], Level("DRAM2", None, 8, 10.0, 10.0), Level("L1", 8, 8, 1.0, 1.0)),
+                   fanouts=(Fanout("array", 2, (("X", 4),), (True,), (True,)),))
+    rules = dataflow(name, e, arch)
+    found = optimal(Problem(arch, e, "energy"), constraints=rules)
+    assert rules.stationary == still and isinstance(found, list) and broken(rules, found[0].mapping) == [] and found[0].proven.endswith(name)
 
 
 def one_array(flag: bool = True) -> Arch:

@@ -45,6 +45,8 @@ TOLD: dict[str, tuple[Tiles, Problem]] = {
     "what does not fit says nothing of smaller tiles": ("perfect", on("energy", einsum(VECTOR, {"n": 3, "k": 4}), level(pj=100), level(3))),
     "what stands still is held once, what sinks twice": (
         "perfect", on("energy", einsum(POOL, {"p": 3, "r": 3}), level(), level(7, 1, bypass=False, double_buffer=True))),
+    "loops stay below a node for the sake of rows outside, which a loop would turn into tiles held twice": (
+        "perfect", on("energy", einsum(MATRIX, {"m": 2, "n": 2, "k": 2}, **CSR), level(pj=100), level(9, 1, bypass=False, double_buffer=True))),
     "tiles that sink are held twice": ("perfect", on("energy", einsum(POOL, {"p": 2, "r": 2}), level(), level(4, bypass=False, double_buffer=True))),
     "rows of compressed tiles do not sink": (
         "perfect", on("energy", einsum(VECTOR, {"n": 2, "k": 2}, **CSR), level(), level(5, 1, bypass=False))),

@@ -108,8 +108,8 @@ def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantiti
     d = nodes + 2
     return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
                         whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
-                        whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(1), np.zeros(parts), np.zeros(3),
-                        whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4), whole(nodes, ranks))
+                        whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(1), np.zeros(parts),
+                        np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4), whole(nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def _parts(arch: Arch, ends: bool) -> Parts:
             span.append(kernels.RAMP + 1 + len(at))
         waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
     serves = []
-    for v, level in enumerate(arch.levels):
+    for v in range(len(arch.levels)):
         begun = kernels.RAMP + 1 + len(at)
         for u, action in product(range(v + 1), ("read", "write")) if waits[v][0] < waits[v][2] else ():
             if arch.levels[u].bandwidth < inf:
@@ -338,8 +338,8 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent
         if kind in (kernels.FIRST, kernels.LAST):
             rows = [waited]
         else:
-            served = [(own, parts.at["serve", s, v, side], cycles) for s in range(v, child) if ("serve", s, v, side) in parts.at]
-            rows = [(whole, 0, per_elem(level, word) * scale * pj), (own, parts.at["busy", v, v, side], cycles), *([waited] if waits and not twice else []), *served]
+            rows = [(whole, 0, per_elem(level, word) * scale * pj), (own, parts.at["busy", v, v, side], cycles), *([waited] if waits and not twice else [])]
+            rows += [(own, parts.at["serve", past, v, side], cycles) for past in range(v, child) if ("serve", past, v, side) in parts.at]
         for q, part, more in rows:
             if more:
                 found.setdefault(q, np.zeros(parts.many()))[part] += more

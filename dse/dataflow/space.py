@@ -6,9 +6,9 @@ A dataflow is data: Constraints. Systolic and row-stationary arrays are function
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations, product
-from typing import Literal
+from typing import Literal, get_args
 
 from dse.nest import Loop, Mapping, Store, holdable
 from hw.arch import Arch, Fanout
@@ -22,7 +22,7 @@ class Constraints:
     """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not named takes any rank.
 
     inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose innermost node stands above these loops, "": none.
-    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs.
+    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs. name: what certificates call them.
     """
 
     spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -30,9 +30,11 @@ class Constraints:
     stationary: str = ""
     kept: tuple[tuple[str, str], ...] = ()
     least_lanes: int = 1
+    name: str = field(default="constraints", compare=False)
 
 
 FREE = Constraints()
+Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stationary", "row_stationary"]
 
 
 def broken(c: Constraints, mapping: Mapping) -> list[str]:
@@ -172,6 +174,24 @@ def row_stationary(e: Einsum, f: Fanout) -> Constraints:
     return Constraints(((f.dims[0][0], down), (f.dims[1][0], across)), inside, e.inputs[-1].tensor if len(e.inputs) > 1 else "")
 
 
+def dataflow(name: Dataflow, e: Einsum, arch: Arch) -> Constraints:
+    """What a dataflow asks of an einsum's mappings: which tensor stands still while lanes loop in time, the output, the first input or the second (weights);
+    row_stationary: on the innermost array of two dimensions (`row_stationary`). An einsum that has no such tensor, or no window, is free; so is a machine
+    without lanes.
+
+    Raises ValueError where row_stationary finds no array of two dimensions. Source: Chen et al. (Eyeriss), ISCA 2016, section IV.
+    """
+    if name == "free" or not arch.fanouts:
+        return FREE
+    if name == "row_stationary":
+        arrays = [f for f in sorted(arch.fanouts, key=lambda f: -f.outside) if len(f.dims) == 2]
+        if not arrays:
+            raise ValueError("solver.dataflow = row_stationary places rows on an array of two dimensions, and the machine has none; take another dataflow")
+        return replace(row_stationary(e, arrays[0]), name=name) if window(e).r and len(e.inputs) > 1 else FREE
+    still = {"output_stationary": (e.output,), "input_stationary": e.inputs[:1], "weight_stationary": e.inputs[1:2]}[name]
+    return Constraints(stationary=still[0].tensor, name=name) if still else FREE
+
+
 def _present(*ranks: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank for rank in ranks if rank))
 
@@ -199,7 +219,8 @@ def named(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> str:
     bounded = [v for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
     parted = any(v < f.outside <= inner for f in arch.fanouts for v in bounded for inner in bounded)
     words = {"perfect": "perfect tiles", "ragged_lanes": "ragged lanes, even ones", "ragged": "ragged tiles, even lanes"}[tiles]
-    return f"{words}{', levels in order around idle arrays' if parted else ''}{'' if c == FREE else ', under constraints'}"
+    ruled = "" if c == FREE else f", {c.name}" if c.name in get_args(Dataflow) else f", under {c.name}"
+    return f"{words}{', levels in order around idle arrays' if parted else ''}{ruled}"
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:

@@ -115,8 +115,9 @@ def solver(raw: object, faults: Faults) -> Picks:
     picks = block(Picks, raw, "solver", faults)
     if picks.mapper not in DATAFLOW:
         faults.add(f"solver.mapper = {show(picks.mapper)} is no mapper; {near(picks.mapper, DATAFLOW)}")
-    elif isinstance(raw, Mapping) and raw.get("tiles") == picks.tiles and (picks.mapper != "optimal" or picks.tiling != "mapper"):
-        faults.add(f"solver.tiles = {show(raw['tiles'])} is a choice of the mapper optimal; leave it out, or take that one")
+    for key in ("tiles", "dataflow") if picks.mapper != "optimal" or picks.tiling != "mapper" else ():
+        if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(picks, key):
+            faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
     return picks
 
 
