@@ -1,7 +1,8 @@
 """Mappers side by side in one run: CPU seconds (compile excluded), and energy of every mapping under our evaluator.
 
-python -m bench.mappers speed [NETWORK...]       optimal on every unique einsum of edge_array, over perfect factors and over the default space (lanes that
-                                                 need not divide, dividing tiles in time: `ragged_lanes`); ragged tiles in time: python -m bench.smaug
+python -m bench.mappers speed [MACHINE...]       optimal on every unique einsum of the networks, three objectives, in the default space; ragged tiles in time:
+                                                 python -m bench.smaug
+python -m bench.mappers tiles [LAYERS]           what perfect tiles cost on arrays that few extents divide
 python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in FOLDER, default a temporary one) on
                                                  ResNet-18 and ResNet-50; AccelForge and KAPLA as published or measured before
 python -m bench.mappers baselines [NETWORK...]   cost_descending, random, annealing over optimal on edge_array, as a README table
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -42,11 +43,12 @@ DATA = Path(__file__).parents[1] / "tests" / "data"
 # ZigZag's TPU-like example with one register file and one SRAM for all operands, so that both tools have the same machine.
 TPU_LIKE = Arch("tpu_like", (
     Level("DRAM", None, 64, 700.0, 750.0, 1.0, bypass=False), Level("SRAM", 1 << 24, 64, 416.16 / 32, 378.4 / 32, 32.0), Level("RF", 1024, 8, 0.095, 0.095)),
-    (Fanout("array", 2, (("x", 32), ("y", 32)), (True, True), (True, True)),), Compute(0.04, 0.04), 1.0, 8)
-SPEED = ["resnet50", "vgg19", "squeezenet", "bert_base", "llama7b:phase=prefill", "llama7b:phase=decode"]
-NETWORKS = [*sorted(catalog.MODELS.values()), "mlp_m:batch=64", "lstm"]
+    (Fanout("array", 2, (("x", 32), ("y", 32)), (True, True), (True, True)),), Compute(0.04, 0.04), 1.0, 8, overlap="free")
+MACHINES = ["edge_array", "eyeriss", "nvdla", "tpu_edge", "datacenter", "smv", "a2", "a3"]
+NETWORKS = ["alexnet", "vgg16", "vgg19", "googlenet", "resnet18", "resnet50", "squeezenet", "mobilenet_v1", "mobilenet_v2", "bert_base", "gpt2",
+            "llama7b:phase=prefill", "llama7b:phase=decode", "vit_b", "lstm", "cg"]
 SPACES: tuple[Tiles, ...] = ("perfect", "ragged_lanes")
-BUDGET = 2_000_000  # nodes visited per einsum and space
+NEAR = 0.01  # as `solver.near`
 ROUNDS = (24, 32)  # of annealing here; the paper's budget is the mapper's default
 Solve = Callable[[Problem], list[EinsumCost] | Infeasible]
 
@@ -59,13 +61,21 @@ def timed(solve: Solve, problem: Problem) -> tuple[EinsumCost | Infeasible, floa
 
 
 def _optimal(problem: Problem) -> list[EinsumCost] | Infeasible:
-    return optimal(problem, Random(0))
+    return optimal(problem, near=NEAR)
 
 
 def warm_up(arch: Arch) -> None:
     """Compiles or loads the kernels, so that no layer pays for it."""
     for source in ("gemm:m=8,n=8,k=8", "conv:k=4,c=4,p=6,q=6,r=3,s=3,pad=1"):
         _optimal(Problem(arch, catalog.load(source).einsums[0], "energy"))
+
+
+def forget() -> None:
+    """Nothing that was worked out before is known: memoised functions of ours start anew."""
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] in ("dse", "hw", "workloads")]:
+        for own in vars(module).values():
+            if hasattr(own, "cache_clear"):
+                own.cache_clear()
 
 
 def unique_macs(source: str) -> list[Unique]:
@@ -77,24 +87,61 @@ def edge_array() -> Arch:
     return component.build(machine.load("edge_array"))
 
 
-def speed(networks: Sequence[str]) -> Iterator[str]:
-    """Per layer CPU ms and pJ of the optimum over each space, and what is not proven within the budget; per network and space median and worst."""
-    arch = edge_array()
-    warm_up(arch)
-    for source in networks:
-        spent: dict[Tiles, list[float]] = {tiles: [] for tiles in SPACES}
-        open_ = dict.fromkeys(SPACES, 0)
-        for group in unique_macs(source):
-            texts = []
-            for tiles in SPACES:
-                one, seconds = timed(partial(optimal, tiles=tiles, budget=BUDGET), Problem(arch, group.einsum, "energy"))
-                spent[tiles].append(1000 * seconds)
-                open_[tiles] += not isinstance(one, Infeasible) and not one.proven
-                texts.append(f"{tiles} {1000 * seconds:.1f} ms, {_pj(one)}")
-            yield f"{source} {group.names[0]} x{group.count} {_shape(group.einsum)}: {'; '.join(texts)}"
-        for tiles, ms in spent.items():
-            yield (f"{source}, {tiles}: {len(ms)} unique einsums, CPU ms median {median(ms):.1f}, worst {max(ms):.1f}, sum {sum(ms):.0f}; "
-                   f"{open_[tiles]} not proven in {BUDGET} nodes")
+def speed(machines: Sequence[str]) -> Iterator[str]:
+    """Per machine, all unique einsums of NETWORKS and all objectives, in the default space: CPU ms cold (nothing kept from another einsum or machine) and of a
+    machine that differs in capacities and prices only from one before; how many are proven, and the gaps of the others."""
+    for name in machines:
+        arch = component.build(machine.load(name))
+        warm_up(arch)
+        cold: list[tuple[float, str]] = []
+        warm: list[float] = []
+        gaps: list[float] = []
+        for e, label in _einsums().values():
+            for objective in OBJECTIVES.values():
+                forget()
+                for changed in (arch, _other(arch)):
+                    one, seconds = timed(partial(optimal, near=NEAR), Problem(changed, e, objective))
+                    if changed is arch:
+                        cold.append((1000 * seconds, f"{label}, {objective}"))
+                        gaps.append(inf if isinstance(one, Infeasible) else one.gap_in_space)
+                    else:
+                        warm.append(1000 * seconds)
+            yield f"{name} {label} {_shape(e)}: {', '.join(f'{ms:.1f} ms' for ms, _ in cold[-3:])}; gaps {', '.join(f'{100 * gap:.2g} %' for gap in gaps[-3:])}"
+        cold.sort()
+        gaps.sort()
+        yield (f"{name}: {len(cold)} problems, {sum(gap == 0 for gap in gaps)} proven, {sum(gap <= 0.02 for gap in gaps)} within 2 %, largest gap "
+               f"{100 * gaps[-1]:.2g} %; CPU ms cold median {median(ms for ms, _ in cold):.1f}, 99 % {cold[int(0.99 * len(cold))][0]:.0f}, worst "
+               f"{cold[-1][0]:.0f} ({cold[-1][1]}); machine after machine median {median(warm):.1f}")
+
+
+def _einsums() -> dict[str, tuple[Einsum, str]]:
+    """Unique einsums of all networks, with where they stand."""
+    return {group.key: (group.einsum, f"{source} {group.names[0]}") for source in reversed(NETWORKS) for group in unique(catalog.load(source))}
+
+
+def _other(arch: Arch) -> Arch:
+    """The machine with other prices and an eighth more room on chip."""
+    return replace(arch, levels=tuple(replace(level, read_pj=1.1 * level.read_pj, capacity_bits=level.capacity_bits and level.capacity_bits * 9 // 8)
+                                      for level in arch.levels))
+
+
+def tiles(layers: int) -> Iterator[str]:
+    """What perfect tiles cost: figure over that of ragged lanes, on arrays whose sides few extents divide, median and worst per objective."""
+    found = list(_einsums().values())
+    chosen = [one for one in found if one[0].kind == "mac"][:: max(len(found) // layers, 1)][:layers]
+    yield "| array | objective | median | worst | where |"
+    yield "|---|---|---|---|---|"
+    for x, y in ((10, 10), (12, 14), (24, 24)):
+        arch = edge_array()
+        arch = replace(arch, fanouts=tuple(replace(f, dims=tuple((name, n) for (name, _), n in zip(f.dims, (x, y), strict=True))) for f in arch.fanouts))
+        warm_up(arch)
+        for objective in OBJECTIVES.values():
+            ratios = []
+            for e, label in chosen:
+                perfect, ragged = (timed(partial(optimal, tiles=own, near=NEAR), Problem(arch, e, objective))[0] for own in SPACES)
+                ratios.append((_value(perfect, objective) / _value(ragged, objective), label))
+            ratios.sort()
+            yield f"| {x} x {y} | {objective} | {median(ratio for ratio, _ in ratios):.3f} | {ratios[-1][0]:.2f} | {ratios[-1][1]} |"
 
 
 def _shape(e: Einsum) -> str:
@@ -201,7 +248,7 @@ def kapla() -> Iterator[str]:
 def baselines(networks: Sequence[str]) -> Iterator[str]:
     """Energy over optimal and CPU seconds of every mapper, unique einsums weighted by how often they run; equal ones of several networks are solved once."""
     mappers: dict[str, Solve] = {
-        "optimal": partial(optimal, budget=BUDGET), "cost_descending": lambda problem: cost_descending(problem, Random(0)),
+        "optimal": _optimal, "cost_descending": lambda problem: cost_descending(problem, Random(0)),
         "random": lambda problem: random(problem, Random(0)), "annealing": lambda problem: annealing(problem, Random(0), *ROUNDS)}
     arch = edge_array()
     warm_up(arch)
@@ -220,14 +267,16 @@ def baselines(networks: Sequence[str]) -> Iterator[str]:
             cells.append(f"{pj / best:.3f}, {sum(seconds for _, seconds, _ in found):.2f}")
         gaps = [one.gap_to_bound for group in groups if not isinstance(one := done["optimal", group.key][0], Infeasible) and not one.proven]
         yield f"| {source} | {len(groups)} | {len(gaps)} | {' | '.join(cells)} |"
-    yield (f"optimal: {BUDGET} nodes per einsum at most; random: {MAPPINGS} mappings that fit; annealing: {ROUNDS[0]} rounds of {ROUNDS[1]}, its default "
+    yield (f"optimal: near {NEAR}; random: {MAPPINGS} mappings that fit; annealing: {ROUNDS[0]} rounds of {ROUNDS[1]}, its default "
            "(the paper's) is 1024 of 128")
 
 
 def main(arguments: list[str]) -> None:
     match arguments:
-        case ["speed", *networks]:
-            lines = speed(networks or SPEED)
+        case ["speed", *machines]:
+            lines = speed(machines or MACHINES)
+        case ["tiles", *layers]:
+            lines = tiles(int(layers[0]) if layers else 60)
         case ["baselines", *networks]:
             lines = baselines(networks or NETWORKS)
         case ["peers", *rest]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 3
-SOLVER_VERSION = 5
+SOLVER_VERSION = 6
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
