@@ -9,7 +9,7 @@ What a tensor moves depends on the tile at its node alone (docs/model.md, Counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -263,15 +263,16 @@ def _parts(arch: Arch, ends: bool) -> Parts:
 
 
 Quantity = tuple[int, int, int, int, int]  # kind, tensor, position, masks
-Row = dict[Quantity, Floats]  # quantity -> what a unit of it adds to every part
+Row = dict[Quantity, dict[int, float]]  # quantity -> part -> what a unit of it adds
 
 
 def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, keeps: Sequence[Sequence[int]]) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on one machine."""
     e, arch = problem.einsum, problem.arch
     depth = len(arch.levels)
-    links, lows = ({(x, parent, child): _link(problem, tensors, parts, x, parent, child, low) for x, parent in product(range(len(tensors)), range(depth))
-                    for child in range(parent + 1, depth + 1)} for low in (False, True))
+    both = {(x, parent, child): _link(problem, tensors, parts, x, parent, child) for x, parent in product(range(len(tensors)), range(depth))
+            for child in range(parent + 1, depth + 1)}
+    links, lows = ({key: found[low] for key, found in both.items()} for low in (0, 1))
     _, groups = wired(arch.fanouts)
     ops = e.points() * nonzero(e)
     base = np.zeros(parts.many())
@@ -279,45 +280,53 @@ def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, keeps: Sequen
     base[kernels.STEPS] = op_cycles(ops, 0.0, e, arch)
     base[kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
     every = (1 << len(groups)) - 1
-    busiest = np.zeros(parts.many())
-    busiest[kernels.STEPS] = 0.0 if op_cycles(ops, 0.0, e, arch) else op_cycles(0.0, nonzero(e), e, arch)
+    busiest = 0.0 if op_cycles(ops, 0.0, e, arch) else op_cycles(0.0, nonzero(e), e, arch)
+    compute = (kernels.POINTS, 0, len({g.outside for g in groups}), every, every)
 
     def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
         sums: list[Row] = []
         for x, masks in enumerate(keeps):
             for mask in masks:
                 levels = [*(v for v in range(depth) if mask >> v & 1), depth]
-                total: Row = {(kernels.POINTS, 0, len({g.outside for g in groups}), every, every): busiest} if x == 0 else {}
+                total: Row = {compute: {kernels.STEPS: busiest}} if x == 0 else {}
                 for parent, child in zip(levels, levels[1:], strict=False):
                     for q, coef in of[x, parent, child].items():
-                        total[q] = total.get(q, 0.0) + coef
+                        for part, more in coef.items():
+                            _more(total, q, part, more)
                 sums.append(total)
         ends = np.cumsum([0, *map(len, sums)])
         return sums, np.column_stack([ends[:-1], ends[1:]])
 
     (sums, span), (least, low) = summed(links), summed(lows)
     quantities = {q: i for i, q in enumerate(dict.fromkeys(q for row in (*links.values(), *sums) for q in row))}
-    link = np.zeros((len(tensors), depth, depth + 1, 2), np.int64)
-    of: list[int] = []
-    rows: list[Floats] = []
+    link, at = np.zeros((len(tensors), depth, depth + 1, 2), np.int64), 0
     for (x, parent, child), row in links.items():
-        link[x, parent, child] = len(of), len(of) + len(row)
-        of += [quantities[q] for q in row]
-        rows += row.values()
+        link[x, parent, child] = at, at + len(row)
+        at += len(row)
 
-    def flat(of: Sequence[Row]) -> tuple[Ints, Floats]:
-        return np.array([quantities[q] for row in of for q in row], np.int64), np.array([coef for row in of for coef in row.values()]).reshape(-1, parts.many())
+    def flat(of: Iterable[Row]) -> tuple[Ints, Floats]:
+        rows = [(quantities[q], coef) for row in of for q, coef in row.items()]
+        dense = np.zeros((len(rows), parts.many()))
+        for i, (_, coef) in enumerate(rows):
+            for part, more in coef.items():
+                dense[i, part] = more
+        return np.array([q for q, _ in rows], np.int64), dense
 
     return kernels.Terms(
-        np.array(list(quantities), np.int64), link, np.array(of, np.int64), np.array(rows).reshape(-1, parts.many()), np.cumsum([0, *map(len, keeps)]),
+        np.array(list(quantities), np.int64), link, *flat(links.values()), np.cumsum([0, *map(len, keeps)]),
         np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
 
 
-def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent: int, child: int, low: bool) -> Row:
+def _more(row: Row, q: Quantity, part: int, more: float) -> None:
+    own = row.setdefault(q, {})
+    own[part] = own.get(part, 0.0) + more
+
+
+def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent: int, child: int) -> tuple[Row, Row]:
     """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and at the busiest instance.
 
     reads = R - S + W', writes = W + R' - S' (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains; S, S' first
-    reads, which are skipped. low: at least, without what first reads are subtracted from.
+    reads, which are skipped. Then the same at least: without what first reads are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
     levels, output, word = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
@@ -327,9 +336,10 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
     shared = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child and (group.reduce if output else group.multicast))
     found: Row = {}
+    low: Row = {}
     twice, waits = not compute and levels[child].double_buffer, not compute and parts.waits[child][0] < parts.waits[child][2]
 
-    def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float) -> None:
+    def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float, sure: bool) -> None:
         """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once more what the inside of the child waits for."""
         level = levels[v]
         pj, side, cycles = level.read_pj if action == "read" else level.write_pj, port(level, action), elem_cycles(level, word) * scale
@@ -341,8 +351,8 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent
             rows = [(whole, 0, per_elem(level, word) * scale * pj), (own, parts.at["busy", v, v, side], cycles), *([waited] if waits and not twice else [])]
             rows += [(own, parts.at["serve", past, v, side], cycles) for past in range(v, child) if ("serve", past, v, side) in parts.at]
         for q, part, more in rows:
-            if more:
-                found.setdefault(q, np.zeros(parts.many()))[part] += more
+            for row in ((found, low) if sure else (found,)) if more else ():
+                _more(row, q, part, more)
 
     csr = 0.0 if (p := (*e.inputs, e.output)[x]).format == "dense" else 2 * p.density
     amounts = [(kernels.POINTS, nonzero(e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
@@ -350,15 +360,15 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent
     dense = twice and waits and not csr
     first = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
     drained = [(kernels.LAST, 1.0)] if dense and not (output and p.partial()) else []
-    for kind, scale in () if skips and low else (*amounts, *skips, *first):
-        add(parent, "read", kind, mask[parent], shared, scale)
+    for kind, scale in (*amounts, *skips, *first):
+        add(parent, "read", kind, mask[parent], shared, scale, not skips)
         if not compute:
-            add(child, "write", kind, mask[child], 0, scale)
+            add(child, "write", kind, mask[child], 0, scale, not skips)
     for kind, scale in (*amounts, *drained) if output else ():
-        add(parent, "write", kind, mask[parent], shared, scale)
+        add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
-            add(child, "read", kind, mask[child], 0, scale)
-    return found
+            add(child, "read", kind, mask[child], 0, scale, True)
+    return found, low
 
 
 def _numbers(arch: Arch, name: str) -> set[int]:
