@@ -23,8 +23,9 @@ from dse.stack import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumeration import enumerated as enumerated_anew
-from tests.prove.mappers import told
+from tests.prove.mappers import compared, confirmed, told
 from tests.small import small_problem
+from tests.told_apart import TOLD
 from workloads import catalog
 from workloads.einsum import einsum
 
@@ -179,6 +180,13 @@ def test_bounds_of_room_and_lanes_leave_no_optimum_out(tiles: Tiles) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_equals_an_enumeration_that_shares_the_evaluator_only(seed: int) -> None:
     assert [line for row in told(seed, 6_000) for line in row.wrong] == []
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_problems_that_tell_rules_of_the_search_apart(name: str) -> None:
+    tiles, problem = TOLD[name]
+    best, found = enumerated_anew(problem, tiles, "tensors"), optimal(problem, tiles)
+    assert isinstance(found, list) and found[0].proven and [*confirmed(problem, best), *compared(problem, best, found, name)] == []
 
 
 def test_levels_of_different_tensors_stand_in_any_order() -> None:

@@ -215,6 +215,7 @@ def named(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> str:
 
     Even lanes: n elements over f lanes leave tiles of n / f, rounded up, and no larger ones. Levels of a tensor stand in order, of different tensors in any
     order; around an array also where it stands idle, unless the level outside is the first and unbounded, whose nodes may as well stand above all loops.
+    Loops have two trips or more: one of one trip would keep the node above from sinking, which may pay where a window that slides is held twice.
     """
     bounded = [v for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
     parted = any(v < f.outside <= inner for f in arch.fanouts for v in bounded for inner in bounded)
