@@ -23,7 +23,7 @@ from dse.stack import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumeration import enumerated as enumerated_anew
-from tests.prove.mappers import compared, confirmed, told
+from tests.prove.mappers import answers, buffered_of, compared, confirmed, told
 from tests.small import small_problem
 from tests.told_apart import TOLD
 from workloads import catalog
@@ -180,6 +180,12 @@ def test_bounds_of_room_and_lanes_leave_no_optimum_out(tiles: Tiles) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_equals_an_enumeration_that_shares_the_evaluator_only(seed: int) -> None:
     assert [line for row in told(seed, 6_000) for line in row.wrong] == []
+
+
+@pytest.mark.parametrize("seed", range(12, 28))
+def test_no_mapping_on_single_and_double_buffers_is_below_what_was_proven(seed: int) -> None:
+    """Cycles of the search are at most the evaluator's, by which every mapping of the space is priced."""
+    assert [line for row in answers(seed, "buffered", buffered_of(seed)) for line in row.wrong] == []
 
 
 @pytest.mark.parametrize("name", TOLD)
