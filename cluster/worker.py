@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dse import record
+from dse import explain, record
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.sim import bounds
@@ -172,6 +172,7 @@ def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
         return {}
     groups = [group for at in schedules for group in at.groups]
     of_einsums: Columns = {"einsum": [cost.name for cost in costs], "einsum_key": [cost.key for cost in costs], "kind": [g.einsum.kind for g in groups]}
+    of_einsums["place"] = [place for at in schedules for place in range(1, len(at.costs) + 1)]
     for name in ("machine", "schedule", "workload"):
         of_einsums[name] = [value for at in schedules for value in [getattr(at, name)] * len(at.costs)]
     first = {cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)}
@@ -233,17 +234,21 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:
     """points and workload_costs of a machine's schedules, and what makes their einsums."""
-    rows: Rows = {"points": [], "workload_costs": []}
+    rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": []}
     laid: list[Laid] = []
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
         worst = max(choice, key=lambda solution: solution.gap_to_bound)
         rows["points"].append({**at, **point, **_proof(worst), **_VERSIONS})
-        for ref, macs, groups, solution in zip(job.study.workloads, job.macs, job.uniques, choice, strict=True):
+        for ref, macs, groups, workload, solution in zip(job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True):
             own = {"workload": ref.name, "weight": ref.weight, "macs": macs, **_proof(solution)}
             rows["workload_costs"].append({**at, **pareto.metrics(_cost(solution, arch)), **own})
+            if solution.schedule:  # of einsums in turn both tables follow from einsums
+                rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
+                rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
+                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(workload, solution))
             laid.append(Laid(machine, schedule, ref.name, solution.einsums, groups))
-    return rows, laid
+    return {table: found for table, found in rows.items() if found}, laid
 
 
 def _proof(solution: Solution) -> Row:

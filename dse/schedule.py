@@ -29,7 +29,7 @@ from pathlib import Path
 
 from dse.nest import LAYOUT, LOOP, SPATIAL, STORE, Loop, Mapping, Store, parse, read
 from workloads.einsum import Einsum
-from workloads.graph import Workload, unique
+from workloads.graph import Workload, owner, unique
 
 HEAD = re.compile(r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$")
 LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
@@ -100,16 +100,16 @@ class Schedule:
         return self.weights == "streamed" and not self.keeps and all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
 
 
-def in_turn(workload: Workload, mappings: dict[str, Mapping]) -> Schedule:
+def in_turn(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
     """The simplest schedule: einsums in turn. mappings by einsum name; equal einsums share that of the first.
 
-    Raises ValueError with a line per einsum that has none.
+    partly: einsums without a mapping are left out; else a ValueError has a line per such einsum.
     """
     groups = unique(workload)
-    if missing := [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in mappings]:
-        raise ValueError("\n".join(missing))
-    by_name = {e.name: e for e in workload.einsums}
-    first = {name: group.einsum for group in groups for name in group.names}
+    if none := [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in mappings and not partly]:
+        raise ValueError("\n".join(none))
+    first = {name: group.einsum for group in groups for name in group.names if group.names[0] in mappings}
+    by_name = {e.name: e for e in workload.einsums if e.name in first}
     nests = [renamed(mappings[first[name].name], first[name], e) for name, e in by_name.items()]
     return Schedule(tuple(Segment((Branch(name, nest),)) for name, nest in zip(by_name, nests, strict=True)))
 
@@ -221,15 +221,36 @@ def _with_last(found: Schedule, segment: Segment) -> Schedule:
     return replace(found, segments=(*found.segments[:-1], segment))
 
 
-def load(path: Path, workload: Workload) -> Schedule:
-    """A schedule from its file: the text of one, or mappings of einsums in turn (`nest.read`). Raises ValueError with one line per fault, naming the file."""
+def load(path: Path, workload: Workload, partly: bool = False) -> Schedule:
+    """A schedule from its file: the text of one, or mappings of einsums in turn (`nest.read`). partly: einsums may have no place in it (`completed`).
+
+    Raises ValueError with one line per fault, naming the file.
+    """
     names: Sequence[str] = [group.names[0] for group in unique(workload)]
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 1 << 24 else ""
         if text.lstrip().startswith(STARTS):
             return parse_schedule(text)
-        return in_turn(workload, read(path, names))
+        return in_turn(workload, read(path, names), partly)
     except UnicodeDecodeError:
         raise ValueError(f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml") from None
     except ValueError as fault:
         raise ValueError("\n".join(line if line.startswith(str(path)) else f"{path}: {line}" for line in str(fault).splitlines())) from None
+
+
+def missing(workload: Workload, schedule: Schedule) -> list[str]:
+    """Einsums without a place in a schedule."""
+    there = {branch.einsum for segment in schedule.segments for branch in segment.branches}
+    return [e.name for e in workload.einsums if e.name not in there]
+
+
+def completed(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
+    """A schedule with the segments of another one for the einsums that it leaves out, each right behind the last segment that makes what it reads."""
+    makers = {e.output.tensor: e.name for e in workload.einsums}
+    reads = {e.name: {makers[t] for t in (owner(p.tensor, makers) for p in e.inputs) if t in makers} for e in workload.einsums}
+    own = {segment.branches[0].einsum: segment for segment in rest.segments}
+    found = list(schedule.segments)
+    for name in missing(workload, schedule):
+        behind = [i for i, segment in enumerate(found, 1) if reads[name] & {branch.einsum for branch in segment.branches}]
+        found.insert(max(behind, default=0), own[name])
+    return replace(schedule, segments=tuple(found))
