@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from dse.nest import LAYOUT, LOOP, SPATIAL, STORE, Loop, Mapping, Store, parse, read
+from dse.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, by_place, parse, read
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner, unique
 
@@ -126,7 +126,8 @@ def renamed(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     tensor, rank = dict(zip(own, new, strict=True)), dict(zip(ranks, called, strict=True))
     nodes = (replace(node, rank=rank.get(node.rank, node.rank)) if isinstance(node, Loop) else replace(node, tensor=tensor.get(node.tensor, node.tensor))
              for node in mapping.nodes)
-    return replace(mapping, nodes=tuple(nodes), layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts))
+    return replace(mapping, nodes=tuple(nodes), layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts),
+                   shares=by_place(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.shares))
 
 
 def _place(one: Keep) -> tuple[str, str]:
@@ -205,7 +206,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
 
 def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
     """A line of an einsum's nest; own[0] is its head."""
-    if not (line == "mac" or HOLD.match(line) or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT))):
+    if not (line == "mac" or HOLD.match(line) or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT, SHARE))):
         raise ValueError("is no line of a nest, which ends with mac")
     own.append(line)
     if line != "mac":

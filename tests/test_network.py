@@ -22,30 +22,13 @@ from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.oracle import walk
+from tests.rings import walked_tree
 from tests.schedules import random_schedule
 from tests.test_schedule import FC, NODES, PIPE, lines
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
 KAPLA = json.loads((Path(__file__).parent / "data" / "kapla_reference.json").read_text())["hardware"]
-
-
-def links(source: tuple[int, int], lane: tuple[int, int]) -> set:
-    """Of a word's way: along the row, then along the column."""
-    (y, x), (row, column), found = source, lane, set()
-    while x != column:
-        step = 1 if column > x else -1
-        found.add(frozenset({(y, x), (y, x + step)}))
-        x += step
-    while y != row:
-        step = 1 if row > y else -1
-        found.add(frozenset({(y, x), (y + step, x)}))
-        y += step
-    return found
-
-
-def walked_tree(source: tuple[int, int], lanes: set) -> int:
-    return len(set().union(*(links(source, lane) for lane in lanes)))
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,13 +8,13 @@ The whole nest of an einsum is the shared loops and storage nodes as it sees the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
 from dse.nest import Loop, Mapping, Store
-from dse.sim import transfer
+from dse.sim import network, sharing, transfer
 from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
 from dse.sim.network import Owned
 from dse.sim.terms import ALL, FIRST, tile_count
@@ -70,7 +70,7 @@ def joined(b: Boundary, own: Mapping) -> Mapping:
 
 def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Rows of the whole nest; as `counts.count` where the einsum stands alone."""
-    if not b.marks():
+    if not b.marks() and not whole.shares:
         return count(whole, e, arch)
     rows = _mixed(b, b.kept, whole, e, arch)
     return busiest({key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch)
@@ -114,7 +114,19 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
             total, _ = rows.pop(key)
             mine = rows.get((level, tensor, "read"), (0, [0] * many))
             rows[level, tensor, "read"] = (mine[0] + total, mine[1])  # the other stage's port is the busy one: `remote_reads`
-    return rows
+    return sharing.passed_round(rows, whole, e, arch)
+
+
+def ways(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> Iterator[network.Way]:
+    """What moves through priced networks; what fills a held node crosses them in one granule. Raises ValueError where hops are not counted."""
+    order = [level.name for level in arch.levels]
+    once = {(node.tensor, f.name) for node in b.held for f in arch.fanouts if f.outside <= order.index(node.level)}
+    for way in network.ways(whole, e, arch, b.owned):
+        if way.action.startswith("rotate") or (way.tensor, way.network) not in once:
+            yield way
+    for way in network.ways(*one_granule(b, whole, e), arch, b.owned) if once else ():
+        if not way.action.startswith("rotate") and (way.tensor, way.network) in once:
+            yield way
 
 
 def _trips(b: Boundary, e: Einsum) -> int:
@@ -145,6 +157,11 @@ def one_granule(b: Boundary, whole: Mapping, e: Einsum) -> tuple[Mapping, Einsum
 def held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
     """Room per instance, in the order of the nodes. Shared nodes sink no further than to the fork; what is handed on is held whole, in as many copies as there
     are granules under way."""
+    return tuple(sharing.parts(_held(b, whole, e, arch), whole, e, arch))
+
+
+def _held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
+    """With whole tiles in every lane."""
     found = transfer.footprints(whole, e, arch)
     if b is ALONE:
         return found

@@ -8,7 +8,7 @@ from math import inf
 
 from dse.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.schedule import Schedule
-from dse.sim import boundary, bounds, cost, network, transfer
+from dse.sim import boundary, bounds, cost, transfer
 from dse.sim.boundary import ALONE, Boundary
 from dse.sim.counts import Count, Footprint
 from dse.sim.terms import wiring
@@ -165,7 +165,7 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     begun = problem.boundary.begun()
     p = cost.price(replace(mapping, nodes=()) if begun is None else mapping, rows, e, transfer.slowed(arch, rows, e, moved), begun or 0)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
-    extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in network.ways(mapping, e, arch, problem.boundary.owned)]
+    extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in boundary.ways(problem.boundary, mapping, e, arch)]
     if extra:
         p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)

@@ -9,8 +9,8 @@ from itertools import combinations
 from dse import nest
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Schedule, Segment, renamed
-from dse.sim import network, transfer
-from dse.sim.boundary import ALONE, joined
+from dse.sim import sharing, transfer
+from dse.sim.boundary import ALONE, joined, ways
 from dse.sim.placed import Graph, Placed, graph, homes, named, placed, shared_loops, stage_array
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
@@ -221,13 +221,17 @@ def _nest_faults(one: Placed) -> Iterator[str]:
     """What is wrong with the whole nest of an einsum, as `nest.faults` says it; tensors that are handed on or pinned need no node further out."""
     b, e, arch = one.boundary, one.einsum, one.arch
     if b is ALONE:
-        yield from nest.faults(one.nest, e, arch) or transfer.faults(one.nest, e, arch) or _hop_faults(one.nest, one)
+        yield from nest.faults(one.nest, e, arch) or transfer.faults(one.nest, e, arch) or sharing.faults(one.nest, e, arch) or _hop_faults(one.nest, one)
         return
     if b.outer and one.nest.layouts:
         yield f"mapping of {e.name}: layout {one.nest.layouts[0].level} {one.nest.layouts[0].tensor}: below shared loops tensors lie row-major; leave it out"
         return
     whole = joined(b, one.nest)
     if lines := nest.faults(whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))):
+        yield from lines
+        return
+    if lines := [*sharing.faults(whole, e, arch), *(f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what stages read from "
+                                                    "each other is not shared out" for one in whole.shares if one.tensor in {row[0] for row in b.remote})]:
         yield from lines
         return
     order = {level.name: v for v, level in enumerate(arch.levels)}
@@ -271,7 +275,7 @@ def _nest_faults(one: Placed) -> Iterator[str]:
 
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
     try:
-        list(network.ways(whole, one.einsum, one.arch, one.boundary.owned))
+        list(ways(one.boundary, whole, one.einsum, one.arch))
     except ValueError as fault:
         return [f"mapping of {one.einsum.name}: {fault}"]
     return []
