@@ -36,6 +36,21 @@ def walked_tree(source: Place, lanes: set[Place]) -> int:
     return len(set().union(*(links(source, lane) for lane in lanes)))
 
 
+def walked_chain(source: Place, lanes: set[Place]) -> int:
+    """To the nearest lane, then again and again from a lane that has the word to the nearest one that has not."""
+    distance = lambda a, b: abs(a[0] - b[0]) + abs(a[1] - b[1])  # noqa: E731
+    nearest = min(lanes, key=lambda lane: distance(source, lane))
+    total, near = distance(source, nearest), {lane: distance(nearest, lane) for lane in lanes - {nearest}}
+    while near:
+        lane = min(near, key=lambda one: near[one])
+        total += near.pop(lane)
+        near = {other: min(n, distance(lane, other)) for other, n in near.items()}
+    return total
+
+
+WALKED = {"next_level": walked_tree, "same_level": walked_chain}
+
+
 def rounds(lanes: list[Place]) -> list[Place]:
     """The lanes of a ring one after the other: row by row, or column by column, every other one backwards; whichever is shorter."""
     rows, columns = sorted({y for y, _ in lanes}), sorted({x for _, x in lanes})
@@ -55,7 +70,7 @@ def random_ring(rng: Random) -> tuple[Arch, Einsum, Mapping]:
     own = (rng.choice([grid[0] - first[0], rng.randint(1, grid[0] - first[0])]), rng.choice([grid[1] - first[1], rng.randint(2, grid[1] - first[1])]))
     flags = (rng.random() < 0.8, rng.random() < 0.8)
     f = Fanout("mesh", 1, (("Y", own[0]), ("X", own[1])), flags, (rng.random() < 0.7, rng.random() < 0.7), "", 1 / 8, 1 / 16,
-               rng.choice(["corners", "edge"]), ((first[0], grid[0]), (first[1], grid[1])))  # type: ignore[arg-type]
+               rng.choice(["corners", "edge"]), rng.choice(["next_level", "same_level"]), ((first[0], grid[0]), (first[1], grid[1])))  # type: ignore[arg-type]
     levels = tuple(Level(name, None, 8, 1.0, 1.0, skip_first_read=False) for name in ("DRAM", "BUF", "REG"))
     arch = Arch("mesh", levels, (f,), Compute(1.0, 1.0), 1.0, 8, overlap="free")
     tensor = rng.choice("AB")
@@ -137,7 +152,7 @@ class Walk:
         for (y, x), words in wanted:
             for word in words:
                 asked[word, None if shared[0] else y, None if shared[1] else x].add(self.where((y, x)))
-        hops = sum(min(walked_tree(source, places) for source in self.sources) for places in asked.values())
+        hops = sum(min(WALKED[self.f.source](source, places) for source in self.sources) for places in asked.values())
         self.hops[tensor, "hop"] += hops * (2 if output else 1)
         self.counts[parent, tensor, "read"] += len(asked)
         self.counts[parent, tensor, "write"] += len(asked) * output

@@ -1,7 +1,8 @@
 """Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md, Networks).
 
 A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and
-in each of these along the column past all their rows: the union of those ways, a tree. Sums that are added up on the way take the same tree inwards. Lanes
+in each of these along the column past all their rows: the union of those ways, a tree (`source: next_level`); or from lane to nearest lane (`same_level`).
+Sums that are added up on the way take the same tree inwards. Lanes
 that want the same words are, in each dimension of the mesh, some positions; all pairs of these want them. All lanes in use have equal shares: nests that
 cut a mesh's tiles unevenly, or through windows, are refused where hops are priced.
 """
@@ -40,6 +41,24 @@ def rim(kind: str, grid: Place) -> tuple[Place, ...]:
     """Where memory stands: at the corners, or all along the left and right edge."""
     rows = range(grid[0]) if kind == "edge" else sorted({0, grid[0] - 1})
     return tuple((row, column) for row in rows for column in sorted({0, grid[1] - 1}))
+
+
+def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Links from a source to the nearest lane of these rows and columns, and from lane to nearest lane until all have the word (a spanning tree).
+
+    The gaps between neighbouring rows and columns, shortest first: a gap between rows is crossed once per part that the columns are still in, and vice versa.
+    >>> chain((0, 0), (1, 11), (1, 2, 3))
+    16
+    """
+    gaps = sorted((b - a, kind) for kind, places in enumerate((rows, columns)) for a, b in zip(places, places[1:], strict=False))
+    parts, links = [len(rows), len(columns)], min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns)
+    for gap, kind in gaps:
+        links += gap * parts[1 - kind]
+        parts[kind] -= 1
+    return links
+
+
+TREES = {"next_level": tree, "same_level": chain}
 
 
 def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
@@ -195,21 +214,21 @@ def _mean(one: Delivered, mapping: Mapping, e: Einsum, f: Fanout, remote: dict[s
     wanted = groups(loops, [c.rank in p.ranks() or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops], _first(f))
     if p.tensor not in remote:
         sources = rim(f.rim, (rows[1], columns[1]))
-        return sum(min(tree(source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
+        return sum(min(TREES[f.source](source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
     split = [d for d, *spans in zip(p.dims, *(one.spans for one in remote[p.tensor]), strict=True) if len(set(spans)) > 1]
     if windows := [d.terms[0][0] for d in split if len(d.terms) != 1 or d.terms[0][1] != 1]:
         raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the lanes that hold it split: hops are not counted; split another rank")
-    return sum(_from_owners(group, remote[p.tensor], p, loops) for group in wanted) / len(wanted)
+    return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
 
 
-def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequence[Cut]) -> float:
+def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequence[Cut], f: Fanout) -> float:
     """The mean over the words of a group; each word comes from the lane that holds it."""
     total, words = 0, 0
     for one in held:
         wanted = (_part(1 << 60, d.terms[0][0], loops, group) if d.terms else (0, 1) for d in p.dims)
         common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
         words += common
-        total += common * tree(one.place, group.rows, group.columns) if common else 0
+        total += common * TREES[f.source](one.place, group.rows, group.columns) if common else 0
     return total / words
 
 
