@@ -77,12 +77,14 @@ class Mapping:
     """Loops and storage nodes, outermost first; compute stands below the last. layouts: row-major where none is named; shares: of tiles, by level and tensor.
 
     outside: a schedule that is no such nest, as text: OUTSIDE, why, and what it does; there are no nodes then.
+    fork: how many of the nodes are shared with other einsums of a schedule; their tiles sink no further. 0: none.
     """
 
     nodes: tuple[Loop | Store, ...]
     outside: str = ""
     layouts: tuple[Laid, ...] = ()
     shares: tuple[Shared, ...] = ()
+    fork: int = 0
 
     def __str__(self) -> str:
         return self.outside or "\n".join(_lines(self))

@@ -28,7 +28,8 @@ class Boundary:
 
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
     begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
-    kept: (tensor, level, share). forked: other einsums use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
+    kept: (tensor, level, share). branched: other einsums stand below the shared part; forked: they use the machine between two trips of the shared loops:
+    systolic arrays fill and empty once a trip.
     pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; owned: lanes that hold a remote tensor, where hops
     are priced. taken: (level, bits) that others hold meanwhile.
     """
@@ -40,6 +41,7 @@ class Boundary:
     held: tuple[Store, ...] = ()
     copies: tuple[tuple[Store, int], ...] = ()
     kept: tuple[tuple[str, str, Fraction], ...] = ()
+    branched: bool = False
     forked: bool = False
     pinned: frozenset[str] = frozenset()
     given: tuple[Footprint, ...] = ()
@@ -65,7 +67,7 @@ def joined(b: Boundary, own: Mapping) -> Mapping:
     if b is ALONE:
         return own
     lead = next((i for i, node in enumerate(own.nodes) if not (isinstance(node, Loop) and node.over in b.dims)), len(own.nodes))
-    return replace(own, nodes=(*b.outer, *own.nodes[:lead], *b.homes, *own.nodes[lead:]))
+    return replace(own, nodes=(*b.outer, *own.nodes[:lead], *b.homes, *own.nodes[lead:]), fork=len(b.outer) if b.branched else 0)
 
 
 def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
@@ -91,8 +93,9 @@ def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
     """The nest of what lies at a level: no node further out, and the level's own stands above all loops."""
     order = [one.name for one in arch.levels]
     near = order.index(level)
-    rest = [node for node in whole.nodes if not (isinstance(node, Store) and node.tensor == tensor and order.index(node.level) <= near)]
-    return replace(whole, nodes=(Store(level, tensor), *rest), layouts=())
+    rest = [(i, node) for i, node in enumerate(whole.nodes) if not (isinstance(node, Store) and node.tensor == tensor and order.index(node.level) <= near)]
+    fork = 1 + sum(i < whole.fork for i, _ in rest) if whole.fork else 0
+    return replace(whole, nodes=(Store(level, tensor), *(node for _, node in rest)), layouts=(), fork=fork)
 
 
 def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
@@ -151,7 +154,8 @@ def one_granule(b: Boundary, whole: Mapping, e: Einsum) -> tuple[Mapping, Einsum
     tiles = {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
     shared = [i for i, node in enumerate(whole.nodes) if isinstance(node, Loop)][: sum(isinstance(node, Loop) for node in b.outer)]
     rest = tuple(node for i, node in enumerate(whole.nodes) if i not in shared)
-    return replace(whole, nodes=rest), replace(e, extents=tuple((rank, tiles.get(rank, n)) for rank, n in e.extents))
+    fork = whole.fork - len(shared) if whole.fork else 0
+    return replace(whole, nodes=rest, fork=fork), replace(e, extents=tuple((rank, tiles.get(rank, n)) for rank, n in e.extents))
 
 
 def held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:

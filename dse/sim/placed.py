@@ -112,7 +112,7 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
-                     len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned))
+                     len(segment.branches) > 1 and bool(segment.nodes), len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned))
     if f and f.hop_pj:
         found = replace(found, owned=tuple((t, _owners(t, segment, g, f)) for t, _, _ in remote))
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)

@@ -80,7 +80,7 @@ def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     lanes = prod(trips[i] for i in loops)
     if lanes < 2:
         raise ValueError(f"no two lanes along them work on the same tile of {one.tensor}; split another rank there")
-    rest = sink(p, nest.nodes, at) if parent >= 0 else at
+    rest = sink(p, nest, at) if parent >= 0 else at
     if rest > at + 1 and _rank(nest, rest - 1) not in p.full():
         raise ValueError(f"the tile is a window that slides along {_rank(nest, rest - 1)}; raise its node")
     passes, turned = _passes(one, p, nest, trips, rest)
@@ -145,8 +145,9 @@ def _level(nest: Mapping, at: int) -> str:
 def turned_words(ring: Ring, nest: Mapping, e: Einsum, arch: Arch) -> Elems:
     """Words that lanes take from the next lane of their ring: of all, and of each that may be the busiest."""
     above = Store(arch.levels[0].name, ring.shared.tensor)
-    fed = nest if above in nest.nodes or ring.at != _first(nest, ring.shared.tensor) else replace(nest, nodes=(above, *nest.nodes))
-    total, own = each(fed, e, arch)[ring.shared.level, ring.shared.tensor, "write"]
+    if ring.at == _first(nest, ring.shared.tensor):
+        nest = replace(nest, nodes=(above, *nest.nodes), fork=nest.fork + bool(nest.fork))
+    total, own = each(nest, e, arch)[ring.shared.level, ring.shared.tensor, "write"]
     share = ring.passes * (ring.lanes - 1) / ring.lanes
     return share * total, [share * n for n in own]
 
