@@ -28,6 +28,7 @@ from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
+from dse.sim.network import WAYS
 from dse.stack import scheduled
 from dse.study import pareto
 from dse.study import study as studies
@@ -178,20 +179,24 @@ def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
     first = {cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)}
     mappings = [cost for cost, _ in first.values()]
     of_mappings: Columns = {"einsum_key": [cost.key for cost in mappings], "nest": [_nest(cost.mapping) for cost in mappings]}
-    counts = [count for cost in mappings for count in cost.counts]
-    of_counts: Columns = {"mapping_key": [cost.mapping_key for cost in mappings for _ in cost.counts],
-                          "bits": [bits for cost, group in first.values() for bits in _bits(cost, group)]}
+    own = [(cost, bits, *row) for cost, group in first.values() for row, bits in _counts(cost, group)]
+    of_counts: Columns = {"mapping_key": [cost.mapping_key for cost, *_ in own], "bits": [bits for _, bits, *_ in own]}
+    of_counts |= {name: [row[i] for row in own] for i, name in enumerate(("level", "tensor", "action", "elems", "busiest_elems"), 2)}
     return {"einsums": _table(job, "einsums", of_einsums, costs), "mappings": _table(job, "mappings", of_mappings, mappings),
-            "counts": _table(job, "counts", of_counts, counts)}
+            "counts": _table(job, "counts", of_counts)}
 
 
 _nest = lru_cache(maxsize=1 << 14)(str)  # machines with the same mapping come in one lease after the other
 
 
-def _bits(cost: EinsumCost, group: Unique) -> list[int | None]:
-    """Of one element, per count; None: the machine's word."""
+def _counts(cost: EinsumCost, group: Unique) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
+    """Rows of counts, and what crosses priced networks, each with the bits of its elements; None: the machine's word."""
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
-    return [bits.get(count.tensor) for count in cost.counts]
+    for c in cost.counts:
+        yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
+    for part in cost.price.parts:
+        if part.action in WAYS:
+            yield (part.level, part.tensor, part.action, part.actions, None), 1
 
 
 @contextmanager
@@ -312,6 +317,8 @@ def _prices(arch: Arch, machine: int) -> list[Row]:
          "word_bits": arch.word_bits}
         for v, level in enumerate(arch.levels)]
     lane = arch.compute
+    rows += [{"machine": machine, "level": f.name, "hop_pj": f.hop_pj, "lane_pj": f.lane_pj, "word_bits": arch.word_bits, "instances": 1}
+             for f in arch.fanouts if f.hop_pj or f.lane_pj]
     return [*rows, {"machine": machine, "level": "MAC", "mac_pj": lane.mac_pj, "alu_pj": lane.alu_pj, "bandwidth": lane.ops_per_cycle,
                     "leak_mw": lane.leak_mw, "instances": arch.instances(len(arch.levels))}]
 

@@ -32,7 +32,7 @@ SCHEDULE = Column("int32", "", "number of the schedule on its machine's own fron
 WORKLOAD = Column("string", "", "name of the workload in the study")
 EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
 MAPPING_KEY = Column("string", "", "content key of the mapping")
-LEVEL = Column("string", "", "storage level, or MAC for compute")
+LEVEL = Column("string", "", "storage level, MAC for compute, or array whose network is priced")
 GAP_IN_SPACE = Column("float64", "", "how far the objective may lie above the optimum of the space that the certificate names, as a share: 0 is proven")
 GAP_TO_BOUND = Column("float64", "", "how far the objective may lie above any mapping, as a share: objective / lower bound - 1")
 CERTIFICATE = Column("string", "", "what is proven: optimal in which space or not, and at most how far above any mapping")
@@ -146,9 +146,9 @@ TABLES: dict[str, Columns] = {
         "mapping_key": MAPPING_KEY,
         "level": LEVEL,
         "tensor": Column("string", "", "tensor; - for compute"),
-        "action": Column("string", "", "read, write, compute, or enter (folds of a systolic array)"),
-        "elems": Column("float64", "", "elements, all instances, one run; expected ones where an operand is sparse"),
-        "busiest_elems": Column("float64", "", "elements of the busiest instance"),
+        "action": Column("string", "", "read, write, compute, enter (folds of a systolic array); of a network hop, lane, rotate, rotate_lane (model.md)"),
+        "elems": Column("float64", "", "elements, all instances, one run (hop, rotate: times links); expected ones where an operand is sparse"),
+        "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
         "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
     },
     "prices": {
@@ -158,6 +158,8 @@ TABLES: dict[str, Columns] = {
         "write_pj": Column("float64", "pJ", "one write of width_bits"),
         "mac_pj": Column("float64", "pJ", "MAC: one multiply-accumulate"),
         "alu_pj": Column("float64", "pJ", "MAC: one other operation"),
+        "hop_pj": Column("float64", "pJ", "a network: one bit over one link"),
+        "lane_pj": Column("float64", "pJ", "a network: one bit that a lane takes or gives"),
         "width_bits": Column("int32", "bit", "bits of one action"),
         "word_bits": Column("int32", "bit", "size of an element that names none of its own"),
         "bandwidth": Column("float64", "1/cycle", "actions per cycle of one instance"),

@@ -142,3 +142,25 @@ def test_a_network_is_printed_as_one_nest_that_simulate_reads(home: Path, capsys
     assert cli.main(["map", net, "a3", "--schedule", str(home / "none.txt")]) == 2
     assert cli.main(["map", net, "a3", "--schedule", str(file), "--layout", "T0=m k"]) == 2
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [str(home / "none.txt"), "layout T0=m k"]
+
+
+def test_traffic_has_the_energy_of_networks(home: Path) -> None:
+    """All rows and leakage make the energy; hops and lanes are rows of the arrays."""
+    text = STUDY.replace("{file: net.yaml, name: net}", "'gemm:m=64,n=64,k=64'").replace("a3", "kapla_multi_4x4")
+    text = text.replace("array.x: [2, 4]", "regf.capacity: [64 B, 128 B]")
+    (home / "mesh.yaml").write_text(text + "solver: {mapper: cost_descending}\n")
+    run = dse.sweep(home / "mesh.yaml", out=home / "mesh", workers=0)
+    rows = list(run.sql("SELECT e.machine, e.einsum, any_value(e.count * e.energy_pj) AS energy, any_value(e.count * e.latency_cycles) AS cycles, "
+                        "sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, workload, einsum) GROUP BY ALL"))
+    leak = 1272.8688055044508
+    assert len(rows) == 2 and all(row["parts"] + leak * row["cycles"] == pytest.approx(row["energy"]) for row in rows)
+    assert {row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")} == {"hop", "lane"}
+    moved = run.sql("SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN ('hop', 'lane') GROUP BY ALL")
+    found = run.show(0).solved[0].found
+    assert isinstance(found, Solution)
+    shown = {(part.level, part.action): 0.0 for c in found.einsums for part in c.price.parts if part.action in ("hop", "lane")}
+    for c in found.einsums:
+        for part in c.price.parts:
+            if part.action in ("hop", "lane"):
+                shown[part.level, part.action] += c.count * part.energy_pj
+    assert {(row["level"], row["action"]): row["pj"] for row in moved} == pytest.approx(shown)

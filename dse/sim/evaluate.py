@@ -172,7 +172,9 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
     key, wires = canonical_key(e), wiring(arch)  # what lanes share and how wide words are is part of the rows of a mapping
-    number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{problem.boundary.marks()}", mapping)
+    nets = [(f.name, f.dims, f.rim, f.source, f.place) for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owned}' if nets else ''}"
+    number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = above(value, floor)
     return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p,

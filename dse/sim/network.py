@@ -20,6 +20,7 @@ from dse.sim.counts import Delivered, delivered
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
 
+WAYS = ("hop", "lane", "rotate", "rotate_lane")  # actions of networks, in bits
 Place = tuple[int, int]  # row, column
 Span = tuple[int, int]  # first index, one past the last
 
