@@ -1,6 +1,7 @@
 """Schedules of whole workloads: one nest with branches (docs/model.md, Schedules).
 
     weights pinned                          (default: streamed, loaded in every run)
+    fills ahead                             (default: in turn; first fills of an einsum come while the one before runs, where there is room)
     keep GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader)
     segment
       store DRAM T0 W0 W1 T2
@@ -36,7 +37,8 @@ LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
 HOLD = re.compile(r"^hold\s+(\w+)((?:\s+\w+)+)$")
 KEEP = re.compile(r"^keep\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)$")
 WEIGHTS = ("streamed", "pinned")
-STARTS = ("weights", "keep", "segment")  # how the text of a schedule begins
+FILLS = ("turn", "ahead")
+STARTS = ("weights", "fills", "keep", "segment")  # how the text of a schedule begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +88,23 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A workload on a machine. weights: streamed, loaded in every run; pinned, there before the run where no node outside of the chip holds them."""
+    """A workload on a machine. weights: streamed, loaded in every run; pinned, there before the run where no node outside of the chip holds them.
+
+    ahead: first fills of an einsum come while the one before runs, where there is room.
+    """
 
     segments: tuple[Segment, ...]
     keeps: tuple[Keep, ...] = ()
     weights: str = "streamed"
+    ahead: bool = False
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
     def plain(self) -> bool:
         """Nothing but einsums in turn."""
-        return self.weights == "streamed" and not self.keeps and all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
+        alone = all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
+        return alone and self.weights == "streamed" and not self.keeps and not self.ahead
 
 
 def in_turn(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
@@ -138,6 +145,8 @@ def _place(one: Keep) -> tuple[str, str]:
 def _lines(schedule: Schedule) -> Iterator[str]:
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
+    if schedule.ahead:
+        yield "fills ahead"
     yield from (f"keep {one.level} {one.tensor} {one.share}" for one in sorted(schedule.keeps, key=_place))
     for segment in schedule.segments:
         yield "segment"
@@ -198,8 +207,12 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         if line.split()[1:] not in ([WEIGHTS[0]], [WEIGHTS[1]]):
             raise ValueError(f"must be weights {' or weights '.join(WEIGHTS)}")
         return replace(found, weights=line.split()[1])
+    if line.split()[0] == "fills" and not found.segments:
+        if line.split()[1:] not in ([FILLS[1]], ["in", FILLS[0]]):
+            raise ValueError("must be fills ahead or fills in turn")
+        return replace(found, ahead=line.split()[1] == FILLS[1])
     if not found.segments or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line)) or found.segments[-1].branches:
-        raise ValueError("cannot stand here; first keep and weights, then segments: shared loops and stores, then einsum NAME and its nest down to mac")
+        raise ValueError("cannot stand here; first keep, weights and fills, then segments: shared loops and stores, then einsum NAME and its nest down to mac")
     segment = found.segments[-1]
     return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
 

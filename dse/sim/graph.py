@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dse.nest import Infeasible, Mapping, Store
 from dse.schedule import Schedule, Segment, renamed
-from dse.sim import boundary, bounds, cost, placed
+from dse.sim import ahead, boundary, bounds, cost, placed
 from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
 from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
@@ -56,6 +56,9 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
 def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
            times: dict[str, int], objective: str) -> Solution:
     g, streams = placed.graph(workload, schedule), len(segments) == 1 and schedule.segments[0].pipelined
+    early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
+    if early:
+        priced = {name: ahead.sooner(replace(c, name=name, count=times[name]), early.get(name, 0.0), arch) for name, c in priced.items()}
     rows, einsums = [], dict(priced)
     for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
         mine = [priced[one.einsum.name] for one in own]
@@ -71,6 +74,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     said = "weights pinned: there before the run, never loaded; " if schedule.weights == "pinned" else ""
     if arch.overlap == "buffered" and any(one.boundary.begun() is None for own in segments for one in own):
         said += "cycles of stages, and of einsums with kept tensors, are busy times: fills that they wait for are not counted; "
+    said += f"first fills ahead: {sum(early.values()):.4g} cycles of them while the einsum before runs; " if early else ""
     said += "leakage over steady cycles: batches back to back; " if streams else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
     return Solution(tuple(distinct.values()), energy, latency, sum(row.steady_cycles for row in rows) if streams else latency, to_bound, to_bound,
