@@ -50,5 +50,6 @@ def main() -> int:
     early = [ahead.compared(seed) for seed in range(NESTS)]
     hidden = sum(one.closed < one.turn * (1 - 1e-9) for one in early)
     equal = sum(abs(one.closed - one.walked) < 1e-9 * one.walked for one in early)
-    print(f"  first fills ahead: {NESTS} schedules, {hidden} of them hide some, {equal} equal to the walk, {sum(bool(one.fault) for one in early)} above it", flush=True)
+    over = sum(bool(one.fault) for one in early)
+    print(f"  first fills ahead: {NESTS} schedules, {hidden} of them hide some, {equal} equal to the walk, {over} above it", flush=True)
     return int(bool(wrong or unlike or above or any(one.fault for one in early)))
