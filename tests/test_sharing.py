@@ -140,3 +140,23 @@ def test_a_held_weight_crosses_the_mesh_once() -> None:
         assert isinstance(found, Solution)
         hops.append(sum(part.energy_pj for part in found.einsums[0].price.parts if (part.tensor, part.action) == ("W0", "hop")))
     assert hops == [4 * 24, 24]
+
+
+def test_a_tile_that_other_einsums_read_too_is_not_shared_out() -> None:
+    text = """segment
+  store DRAM T0 W0 W1 T2
+  for m in tiles of 2
+    store BUF T1
+    spatial m over X in tiles of 1
+      store BUF T0
+      einsum a
+        share BUF T0 over X
+        for n in tiles of 1
+          for k in tiles of 1
+            mac
+      einsum b with m = p
+        for n in tiles of 1
+          for k in tiles of 1
+            mac"""
+    arch = replace(FREE, levels=(FREE.levels[0], Level("GLB", None, 8, 1.0, 1.0), FREE.levels[1]), fanouts=(replace(FREE.fanouts[0], outside=2),))
+    assert lines(text.replace("store BUF T1", "store GLB T1"), arch)[0].endswith("shared with other einsums of the segment; share one of the einsum's own nest")

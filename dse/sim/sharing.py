@@ -65,6 +65,8 @@ def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
     at = next((i for i, node in enumerate(nest.nodes) if node == Store(one.level, one.tensor)), None)
     if p is None or at is None or p.format != "dense":
         raise ValueError(f"must be a dense input of {e.name} that is stored at {one.level}")
+    if at < nest.fork:
+        raise ValueError("the tile is shared with other einsums of the segment; share one of the einsum's own nest")
     if f is None or order[one.level] < f.outside:
         raise ValueError("must name dimensions of one fan-out that the level stands inside of")
     if arch.overlap != "free" or arch.described():
