@@ -149,7 +149,7 @@ SEGMENTS = ("segment", "einsums", "granules", "energy_pj", "latency_cycles", "st
 def segments(solution: Solution) -> Table:
     """What runs together: -> next in turn under shared loops, | side by side as stages of a pipeline."""
     rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
-    kept = [f"{one.share} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
+    kept = [f"{one.shares()} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
     said = solution.certificate.split("; ")[:-2]
     note = "|: stages of a pipeline, side by side; ->: in turn; held: most of one instance"
     return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
@@ -169,7 +169,7 @@ def schedule_row(solution: Solution) -> dict[str, Any]:
     own = solution.schedule.segments
     return {"weights": solution.schedule.weights, "segments": len(own), "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
             "pipelined": sum(one.pipelined for one in own), "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
-            "kept": ", ".join(f"{one.share} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "nest": str(solution.schedule)}
+            "kept": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "nest": str(solution.schedule)}
 
 
 def _places(tensors: Sequence[tuple[str, str]]) -> str | None:

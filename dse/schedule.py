@@ -2,7 +2,7 @@
 
     weights pinned                          (default: streamed, loaded in every run)
     fills ahead                             (default: in turn; first fills of an einsum come while the one before runs, where there is room)
-    keep GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader)
+    keep GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader; 1/2, 1/4 after c: a quarter once c has read it)
     segment
       store DRAM T0 W0 W1 T2
       for m in tiles of 8
@@ -35,7 +35,8 @@ from workloads.graph import Workload, owner, unique
 HEAD = re.compile(r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$")
 LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
 HOLD = re.compile(r"^hold\s+(\w+)((?:\s+\w+)+)$")
-KEEP = re.compile(r"^keep\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)$")
+KEEP = re.compile(r"^keep\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/\d+)?\s+after\s+[^\s,]+)*)$")
+AFTER = re.compile(r"(\d+(?:/\d+)?)\s+after\s+([^\s,]+)")
 WEIGHTS = ("streamed", "pinned")
 FILLS = ("turn", "ahead")
 STARTS = ("weights", "fills", "keep", "segment")  # how the text of a schedule begins
@@ -79,11 +80,19 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A share of a tensor stays at a level from the segment that makes it to the last that reads it; of every element the same share."""
+    """A share of a tensor stays at a level from the segment that makes it to the last that reads it; of every element the same share.
+
+    then: (einsum, what stays once it has read it), in the order of the schedule: less each time.
+    """
 
     level: str
     tensor: str
     share: Fraction
+    then: tuple[tuple[str, Fraction], ...] = ()
+
+    def shares(self) -> str:
+        """As the text of a schedule has it."""
+        return "".join([f"{self.share}", *(f", {share} after {name}" for name, share in self.then)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ def _lines(schedule: Schedule) -> Iterator[str]:
         yield f"weights {schedule.weights}"
     if schedule.ahead:
         yield "fills ahead"
-    yield from (f"keep {one.level} {one.tensor} {one.share}" for one in sorted(schedule.keeps, key=_place))
+    yield from (f"keep {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.keeps, key=_place))
     for segment in schedule.segments:
         yield "segment"
         shared = str(Mapping(segment.nodes)).splitlines()[:-1]
@@ -197,10 +206,10 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         if found.segments:
             raise ValueError("stands below a segment; keep stands above them all")
         try:
-            share = Fraction(match[3])
+            share, then = Fraction(match[3]), tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
-            raise ValueError(f"share = {match[3]} is no number; write e.g. 1/2") from None
-        return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share)), key=_place)))
+            raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
+        return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share, then)), key=_place)))
     if line == "segment":
         return replace(found, segments=(*found.segments, Segment(())))
     if line.split()[0] == "weights" and not found.segments:

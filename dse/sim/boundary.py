@@ -28,8 +28,8 @@ class Boundary:
 
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
     begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
-    kept: (tensor, level, share). branched: other einsums stand below the shared part; forked: they use the machine between two trips of the shared loops:
-    systolic arrays fill and empty once a trip.
+    kept: (tensor, level, share); spilled: of the output, what is written outside as well, since less of it stays for a later reader. branched: other einsums
+    stand below the shared part; forked: they use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
     pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; owned: lanes that hold a remote tensor, where hops
     are priced. taken: (level, bits) that others hold meanwhile.
     """
@@ -47,10 +47,11 @@ class Boundary:
     given: tuple[Footprint, ...] = ()
     owned: tuple[tuple[str, tuple[Owned, ...]], ...] = ()
     taken: tuple[tuple[str, int], ...] = ()
+    spilled: tuple[tuple[str, str, Fraction], ...] = ()
 
     def marks(self) -> str:
         """What changes counts beside the nest, as text."""
-        return f" {self.remote} {self.held} {self.kept} {self.forked}" if self.remote or self.held or self.kept or self.forked else ""
+        return f" {self.remote} {self.held} {self.kept} {self.forked} {self.spilled}" if self.remote or self.held or self.kept or self.forked else ""
 
     def begun(self) -> int | None:
         """Position in the whole nest from which an einsum finds levels empty in every iteration of the loops above; None: its time is not that of a nest."""
@@ -75,6 +76,11 @@ def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, 
     if not b.marks() and not whole.shares:
         return count(whole, e, arch)
     rows = _mixed(b, b.kept, whole, e, arch)
+    for tensor, level, share in b.spilled:
+        n, many = share * e.output.stored_elems(), len(next(iter(rows.values()))[1])
+        for key in ((level, tensor, "read"), (arch.levels[0].name, tensor, "write")):
+            total, own = rows.get(key, (0, [0] * many))
+            rows[key] = total + n, [one + n for one in own]
     return busiest({key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch)
 
 

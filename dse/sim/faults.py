@@ -93,6 +93,14 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: no tensor that one einsum makes and another reads; take one of {', '.join([t for t in g.made if g.readers.get(t)][:8]) or 'none'}"
         elif not 0 < one.share <= 1:
             yield f"{line}: share = {one.share} must be above 0 and at most 1"
+        elif strange := [name for name, _ in one.then if name not in g.readers[one.tensor]]:
+            yield f"{line}: {strange[0]} does not read {one.tensor}; {', '.join(g.readers[one.tensor])} do"
+        elif sorted(one.then, key=lambda each: g.at[each[0]]) != list(one.then) or len({name for name, _ in one.then}) < len(one.then):
+            yield f"{line}: what stays after whom is not in the order of the schedule; sort it, each einsum once"
+        elif any(less >= more for (_, less), more in zip(one.then, (one.share, *(share for _, share in one.then)), strict=False)):
+            yield f"{line}: {one.shares()}: less must stay each time; what came in anew is not modelled"
+        elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
+            yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
         elif at_home := [i for i, s in enumerate(schedule.segments, 1) if one.tensor in homes(s) and len(_users(one.tensor, s, g)) > 1]:
             yield f"{line}: einsums of segment {at_home[0]} share a node of it already; keep what segments hand to later ones"
         elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:

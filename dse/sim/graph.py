@@ -213,8 +213,9 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     found: list[Bits] = [{} for _ in segments]
     for one in schedule.keeps:
         p = g.einsums[g.made[one.tensor]].output
-        room = -(-one.share.numerator * p.stored_elems() // one.share.denominator) * (p.bits or arch.word_bits)
         for i in range(g.at[g.made[one.tensor]][0], max(g.at[name][0] for name in g.readers[one.tensor]) + 1):
+            share = placed.share_at(one, (i,), g)
+            room = -(-share.numerator * p.stored_elems() // share.denominator) * (p.bits or arch.word_bits)
             found[i][one.level] = found[i].get(one.level, 0) + room
     for i, own in enumerate(segments):
         pinned = [_pinned(one) for one in own]
@@ -263,4 +264,4 @@ class Chip:
 
 def on_chip(solution: Solution) -> list[Chip]:
     found = [Chip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
-    return found + [Chip(one.tensor, one.level, str(one.share)) for one in (solution.schedule.keeps if solution.schedule else ())]
+    return found + [Chip(one.tensor, one.level, one.shares()) for one in (solution.schedule.keeps if solution.schedule else ())]
