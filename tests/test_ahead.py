@@ -73,3 +73,17 @@ def test_what_the_einsum_before_makes_does_not_come_ahead() -> None:
     text = TEXT.replace("store DRAM B V Q", "store DRAM P V Q").replace("store BUF V B", "store BUF V P")
     found = [evaluate(machine(), net, parse_schedule(one)) for one in (text, text.replace("ahead", "in turn"))]
     assert [one.latency_cycles for one in found if isinstance(one, Solution)] == [8 + 4 + 16, 8 + 6 + 16]
+
+
+def test_equal_einsums_hide_what_is_their_own() -> None:
+    """Three equal layers: nothing comes before the first, V of each other one behind the one before."""
+    layers = tuple(einsum(f"T{i + 1}[m] += T{i}[k] * W{i}[k,m]", {"m": 4, "k": 4}, f"e{i}") for i in range(3))
+    net = Workload("net", layers, frozenset({"W0", "W1", "W2"}))
+    nests = (f"segment\neinsum e{i}\nstore DRAM T{i} W{i} T{i + 1}\nstore BUF W{i} T{i}\nfor m in tiles of 1\nfor k in tiles of 1\nmac" for i in range(3))
+    text = "\n".join(["fills ahead", *nests])
+    found, turn = (evaluate(machine(leak_mw=1.0), net, parse_schedule(one)) for one in (text, text.replace("ahead", "in turn")))
+    assert isinstance(found, Solution) and isinstance(turn, Solution)
+    first, *others = (row.latency_cycles for row in found.segments)
+    assert 3 * first == turn.latency_cycles and others[0] == others[1] < first and [c.count for c in found.einsums] == [1, 1, 1]
+    hidden = turn.latency_cycles - found.latency_cycles
+    assert sum(c.energy_pj for c in found.einsums) == pytest.approx(found.energy_pj) == pytest.approx(turn.energy_pj - hidden)

@@ -38,7 +38,7 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
         for one in segment:
-            alone = one.boundary == ALONE and one.arch is arch
+            alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead  # what comes ahead is each einsum's own
             key = (canonical_key(one.einsum), str(renamed(one.nest, one.einsum))) if alone else (i, one.einsum.name)
             if key not in costs:
                 costs[key] = (one, einsum_cost(Problem(one.arch, one.einsum, objective, one.boundary), one.nest), [], 0)
@@ -58,7 +58,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     g, streams = placed.graph(workload, schedule), len(segments) == 1 and schedule.segments[0].pipelined
     early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
     if early:
-        priced = {name: ahead.sooner(replace(c, name=name, count=times[name]), early.get(name, 0.0), arch) for name, c in priced.items()}
+        priced = {name: ahead.sooner(c, early.get(name, 0.0), arch) for name, c in priced.items()}
     rows, einsums = [], dict(priced)
     for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
         mine = [priced[one.einsum.name] for one in own]
