@@ -14,7 +14,7 @@ from tests.nests import random_mapping
 from tests.schedules import random_workload
 from tests.test_timed import random_machine
 from tests.timed import alike, walk, walk_ahead
-from tests.unrolled import Program, hull, program, rest
+from tests.unrolled import Program, Work, hull, program, rest, total
 from workloads.einsum import Einsum
 from workloads.graph import Workload
 
@@ -87,6 +87,11 @@ def ready(nest: Mapping, e: Einsum, before: list[tuple[int, str, int, int]], mad
     return found
 
 
+def every(p: Program) -> list[Work]:
+    """All that keeps ports busy."""
+    return [*p.blocks, *(work for node in p.nodes for tile in node.tiles for work in (tile.fill, tile.drain))]
+
+
 def compared(seed: int) -> Ahead:
     arch, workload, schedule = drawn(Random(seed))
     found = evaluate(arch, workload, schedule, "latency")
@@ -102,6 +107,7 @@ def compared(seed: int) -> Ahead:
     walked, anyhow = float(walk_ahead(programs)), float(walk_ahead(programs, Random(seed)))
     closed = found.latency_cycles
     wrong = {"above the walk": closed > walked * (1 + 1e-9), "above that with ports in random order": closed > anyhow * (1 + 1e-9),
+             "below what a port is busy": closed < max(map(float, total(work for p, _ in programs for work in every(p)).values())) * (1 - 1e-9),
              "above einsums in turn": closed > turn.latency_cycles * (1 + 1e-9)}
     lines = [f"seed {seed}: {closed} {name}, {walked} {anyhow}, in turn {turn.latency_cycles}\n{schedule}\n{arch}" for name, holds in wrong.items() if holds]
     return Ahead(turn.latency_cycles, closed, walked, even, "\n".join(lines))

@@ -1,12 +1,13 @@
 """First fills of an einsum while the one before still runs (docs/model.md, Schedules: `fills ahead`).
 
 Of two einsums A and B that run in turn, tiles that B takes from the outermost level, and A does not make, may come while A works, where its levels have room
-left. With F(p) the time that these fills keep port p busy, F the largest, busy(p) what A keeps it busy with, and L the latencies of each alone:
+left. Levels are filled one after the other, from the outside in. With F(p) the time that these fills keep port p busy, summed over the levels whose fills p
+is the busiest port of, busy(p) what an einsum keeps it busy with, and L the latencies of each alone:
 
-    hidden = min(F, L_A - busy_A(p) for the port of F, L_A + L_B - busy_A(p) - busy_B(p) for all)              L = L_A + L_B - hidden
+    hidden = min(sum of min(F(p), L_A - busy_A(p) + first fills of B's levels outside), L_A + L_B - busy_A(p) - busy_B(p) for all p)      L = L_A + L_B - hidden
 
-No schedule is faster: what has come ahead, x(p) of each port, saves B at most the largest x, the time to bring it alone, and A then takes busy_A(p) + x(p) at
-least.
+No schedule is faster: what has come ahead saves B at most the time that it takes alone, and A then takes its port's time for both at least. What B's ports are
+relieved of, but saves B no time, is room for the fills of the next einsum.
 """
 
 from __future__ import annotations
@@ -28,25 +29,30 @@ Ports = dict[tuple[int, str], float]  # (level, port) -> cycles
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The einsum that runs now. left: bits free meanwhile by level, None: unbounded; made: what it makes; slack: idle cycles of each port."""
+    """The einsum that runs now. left: bits free meanwhile by level, None: unbounded; made: what it makes; slack: idle cycles of each port; idle: the same
+    of all einsums in a row up to it, less what was hidden."""
 
     left: dict[str, int | None]
     made: Collection[str]
     slack: Ports
+    idle: Ports
 
 
 def hidden(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float, Ports]:
-    """Cycles of first fills that come while the einsum before runs; how long these fills keep each port busy."""
+    """Cycles of first fills that come while the einsum before runs; how much more its ports may be relieved of, which makes it no shorter."""
     nest = boundary.joined(one.boundary, one.nest)
     if before is None or one.boundary.begun() != 0 or one.arch.overlap != "buffered":
         return 0.0, {}
-    cycles = first_fills(reading(nest, one.einsum, one.arch), nest, one.einsum, one.arch, _fitting(one, nest, before))
-    if not cycles or max(cycles.values()) <= 0:
-        return 0.0, {}
-    most = max(cycles.values())
-    idle = max(before.slack[key] for key, n in cycles.items() if n == most)
-    both = min(before.slack[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())
-    return max(min(most, idle, both), 0.0), cycles
+    levels = first_fills(reading(nest, one.einsum, one.arch), nest, one.einsum, one.arch, _fitting(one, nest, before))
+    wanted, every, beside = Ports(), Ports(), Ports()
+    for v, ports in levels.items():
+        key = max(ports, key=lambda port: (ports[port], before.slack[port]))
+        wanted[key] = wanted.get(key, 0.0) + ports[key]
+        beside[key] = sum(times.first for times in cost.price.times[:v])  # fills of levels outside, which it need not wait for now
+        every |= {port: every.get(port, 0.0) + n for port, n in ports.items()}
+    both = min(before.idle[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())
+    saved = max(min(sum(min(n, before.slack[key] + beside[key]) for key, n in wanted.items()), both), 0.0)
+    return saved, {key: max(min(n, before.slack[key]) - saved, 0.0) for key, n in every.items()}
 
 
 def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]]:
@@ -61,13 +67,14 @@ def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]
     return found
 
 
-def waiting(one: Placed, cost: EinsumCost, arch: Arch, peak: dict[str, int], saved: float, moved: Ports) -> Waiting | None:
-    """What an einsum leaves free; None where its time is not that of a nest. saved, moved: of its own fills that came ahead."""
+def waiting(one: Placed, cost: EinsumCost, arch: Arch, peak: dict[str, int], before: Waiting | None, saved: float, relieved: Ports) -> Waiting | None:
+    """What an einsum leaves free; None where its time is not that of a nest. Its own fills that came ahead leave its ports free as far as they save no time."""
     if one.boundary.begun() != 0 or arch.overlap != "buffered" or not cost.price.times:
         return None
     left = {level.name: None if level.capacity_bits is None else level.capacity_bits - peak.get(level.name, 0) for level in arch.levels}
-    slack = {key: cost.latency_cycles - n + moved.get(key, 0.0) - saved for key, n in _busy(one, cost).items()}
-    return Waiting(left, {one.einsum.output.tensor}, slack)
+    own = {key: cost.latency_cycles - n for key, n in _busy(one, cost).items()}
+    slack = {key: n + relieved.get(key, 0.0) for key, n in own.items()}
+    return Waiting(left, {one.einsum.output.tensor}, slack, {key: n - saved + (before.idle[key] if before else 0.0) for key, n in own.items()})
 
 
 def _busy(one: Placed, cost: EinsumCost) -> Ports:
@@ -99,8 +106,9 @@ def in_sequence(segments: Sequence[Sequence[Placed]], peaks: Sequence[dict[str, 
             before = None
             continue
         (one,) = own
-        saved, moved = hidden(one, priced[one.einsum.name], before) if runs[one.einsum.name] == 1 else (0.0, {})
+        cost = priced[one.einsum.name]
+        saved, relieved = hidden(one, cost, before) if runs[one.einsum.name] == 1 else (0.0, {})
         if saved:
             found[one.einsum.name] = saved
-        before = waiting(one, priced[one.einsum.name], arch, peak, saved, moved)
+        before = waiting(one, cost, arch, peak, before, saved, relieved)
     return found

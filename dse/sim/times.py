@@ -83,16 +83,18 @@ def port_times(at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0
     return _inside(c, 0, Span((ALL,) * len(at.sums.loops), begun))
 
 
-def first_fills(at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Collection[tuple[str, str]]) -> dict[tuple[int, str], Number]:
-    """Time of each (level, port) for the very first fills of those nodes (level, tensor) that the outermost level feeds, and that start empty only once."""
+def first_fills(at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Collection[tuple[str, str]]) -> dict[int, dict[tuple[int, str], Number]]:
+    """By level, time of each (level, port) for the very first fills of its nodes (level, tensor) that the outermost level feeds; of levels that start empty
+    only once."""
     c = clock(at, nest, e, arch)
-    span, found = Span((ALL,) * len(at.sums.loops), 0), list[Work]()
+    span, found = Span((ALL,) * len(at.sums.loops), 0), {}
     for v in range(1, len(arch.levels)):
-        found += [_ends(c, s, "fill", span) for s in _nodes(c, v) if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted]
+        works = [_ends(c, s, "fill", span) for s in _nodes(c, v) if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted]
+        found[v] = {key: largest(0.0, *cycles) for key, cycles in _total(works).items()}
         begun = max([0, *(s.link.rest for s in _nodes(c, v))])
         if not arch.levels[v].double_buffer and c.at.whole([Term(1, passes(at.sums, begun, False, span.picks))]) > 1:
             break  # levels inside of it start anew in every round of it
-    return {key: largest(0.0, *cycles) for key, cycles in _total(found).items()}
+    return {v: ports for v, ports in found.items() if ports}
 
 
 def _inside(c: Clock, outermost: int, span: Span) -> tuple[list[PortTimes], Number]:
