@@ -33,6 +33,7 @@ TRIES = 5  # compaction may replace a part between reading the manifest and read
 TIMEOUT_S = 60.0
 MOST_BYTES = 1 << 30  # of an answer, which is held in memory
 GIVE_UP_S = 2.0  # a function that takes no interrupt is left behind
+SEQUENCES = ("schedules", "segments")  # of einsums in turn they follow from einsums (sql/*.sql)
 ONCE = ("mappings", "counts")  # keyed by content: equal rows may stand in several parts
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
@@ -225,6 +226,8 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
             listed = ", ".join(_literal(str(root / part)) for part in parts[table])
             sources.append(f"FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
         once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
+        if table in SEQUENCES and "einsums" in known:
+            sources.append(_sql(table).replace("(FROM stored)", f"({' UNION ALL BY NAME '.join(sources)})"))
         if sources:
             con.execute(f"CREATE OR REPLACE VIEW {_quoted(table)} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
     if {"points", "machines"} <= {*known, *(t for t, listed in parts.items() if listed)}:

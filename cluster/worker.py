@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dse import record
+from dse import explain, record
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
+from dse.sim.network import WAYS
 from dse.stack import scheduled
 from dse.study import pareto
 from dse.study import study as studies
@@ -172,25 +173,30 @@ def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
         return {}
     groups = [group for at in schedules for group in at.groups]
     of_einsums: Columns = {"einsum": [cost.name for cost in costs], "einsum_key": [cost.key for cost in costs], "kind": [g.einsum.kind for g in groups]}
+    of_einsums["place"] = [place for at in schedules for place in range(1, len(at.costs) + 1)]
     for name in ("machine", "schedule", "workload"):
         of_einsums[name] = [value for at in schedules for value in [getattr(at, name)] * len(at.costs)]
     first = {cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)}
     mappings = [cost for cost, _ in first.values()]
     of_mappings: Columns = {"einsum_key": [cost.key for cost in mappings], "nest": [_nest(cost.mapping) for cost in mappings]}
-    counts = [count for cost in mappings for count in cost.counts]
-    of_counts: Columns = {"mapping_key": [cost.mapping_key for cost in mappings for _ in cost.counts],
-                          "bits": [bits for cost, group in first.values() for bits in _bits(cost, group)]}
+    own = [(cost, bits, *row) for cost, group in first.values() for row, bits in _counts(cost, group)]
+    of_counts: Columns = {"mapping_key": [cost.mapping_key for cost, *_ in own], "bits": [bits for _, bits, *_ in own]}
+    of_counts |= {name: [row[i] for row in own] for i, name in enumerate(("level", "tensor", "action", "elems", "busiest_elems"), 2)}
     return {"einsums": _table(job, "einsums", of_einsums, costs), "mappings": _table(job, "mappings", of_mappings, mappings),
-            "counts": _table(job, "counts", of_counts, counts)}
+            "counts": _table(job, "counts", of_counts)}
 
 
 _nest = lru_cache(maxsize=1 << 14)(str)  # machines with the same mapping come in one lease after the other
 
 
-def _bits(cost: EinsumCost, group: Unique) -> list[int | None]:
-    """Of one element, per count; None: the machine's word."""
+def _counts(cost: EinsumCost, group: Unique) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
+    """Rows of counts, and what crosses priced networks, each with the bits of its elements; None: the machine's word."""
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
-    return [bits.get(count.tensor) for count in cost.counts]
+    for c in cost.counts:
+        yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
+    for part in cost.price.parts:
+        if part.action in WAYS:
+            yield (part.level, part.tensor, part.action, part.actions, None), 1
 
 
 @contextmanager
@@ -233,17 +239,21 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:
     """points and workload_costs of a machine's schedules, and what makes their einsums."""
-    rows: Rows = {"points": [], "workload_costs": []}
+    rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": []}
     laid: list[Laid] = []
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
         worst = max(choice, key=lambda solution: solution.gap_to_bound)
         rows["points"].append({**at, **point, **_proof(worst), **_VERSIONS})
-        for ref, macs, groups, solution in zip(job.study.workloads, job.macs, job.uniques, choice, strict=True):
+        for ref, macs, groups, workload, solution in zip(job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True):
             own = {"workload": ref.name, "weight": ref.weight, "macs": macs, **_proof(solution)}
             rows["workload_costs"].append({**at, **pareto.metrics(_cost(solution, arch)), **own})
+            if solution.schedule:  # of einsums in turn both tables follow from einsums
+                rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
+                rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
+                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(workload, solution))
             laid.append(Laid(machine, schedule, ref.name, solution.einsums, groups))
-    return rows, laid
+    return {table: found for table, found in rows.items() if found}, laid
 
 
 def _proof(solution: Solution) -> Row:
@@ -307,6 +317,8 @@ def _prices(arch: Arch, machine: int) -> list[Row]:
          "word_bits": arch.word_bits}
         for v, level in enumerate(arch.levels)]
     lane = arch.compute
+    rows += [{"machine": machine, "level": f.name, "hop_pj": f.hop_pj, "lane_pj": f.lane_pj, "word_bits": arch.word_bits, "instances": 1}
+             for f in arch.fanouts if f.hop_pj or f.lane_pj]
     return [*rows, {"machine": machine, "level": "MAC", "mac_pj": lane.mac_pj, "alu_pj": lane.alu_pj, "bandwidth": lane.ops_per_cycle,
                     "leak_mw": lane.leak_mw, "instances": arch.instances(len(arch.levels))}]
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 TABLES = ("table", "csv", "json", "parquet")
 TEXTS = ("text", "json")
+NESTS = (*TEXTS, "yaml", "schedule")
 EXAMPLES = {
     "run": "dse run studies/edge_small.yaml --workers 2 --set stop.points=60",
     "resume": "dse resume runs/edge-small",
@@ -18,7 +19,7 @@ EXAMPLES = {
     "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) AS energy_pj FROM designs GROUP BY ALL"',
     "show": "dse show runs/edge-small best --einsum res2_0_b --neighbours",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
-    "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='16 MiB'",
+    "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
     "list": "dse list keys",
@@ -90,7 +91,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         for word in positional:
             sub.add_argument(word.lower(), metavar=word)
         if forms:
-            sub.add_argument("--format", choices=forms, default=forms[0], help=f"default: {forms[0]}, for people; the others are in pJ, ns, mm2, in full")
+            others = "yaml: mappings by einsum; schedule: one nest with branches; json" if forms == NESTS else "the others are"
+            sub.add_argument("--format", choices=forms, default=forms[0], help=f"default: {forms[0]}, for people; {others} in pJ, ns, mm2, in full")
         if "csv" in forms:
             sub.add_argument("--csv-safe", action="store_true", help="csv: text that a spreadsheet would take for a formula is quoted")
         found[name] = sub
@@ -114,20 +116,23 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     sql.add_argument("statement", nargs="?", metavar="SELECT...")
     for sub in (front, sql):
         sub.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that the statement may take (default: 60)")
-    shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN", "DIR", "POINT", forms=(*TEXTS, "yaml"))
+    shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN", "DIR", "POINT", forms=NESTS)
     shown.add_argument("--neighbours", action="store_true", help="what one step of each parameter changes, among the machines that the run has solved")
     for sub in (front, sql, shown):
         sub.add_argument("--memory", type=_memory, default="4GB", metavar="SIZE", help="what DuckDB may take, beyond it fails (default: 4GB)")
     for sub in (status, front, sql, shown):
         sub.add_argument("--skip-damaged", action="store_true", help="leave out what is not byte for byte what was committed (default: refuse to answer)")
-    mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=(*TEXTS, "yaml"))
+    mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=NESTS)
     mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
     mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
     mapped.add_argument("--layout", action="append", default=[], metavar="TENSOR=TEXT",
                         help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N H/4 W C h4'; default: row-major")
     stays = add("residency", "what stays on chip between operations: main-memory traffic of GOGETA's configurations and the optimum", "WORKLOAD", "MACHINE")
-    stays.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine, e.g. sram.capacity='16 MiB'")
-    simulated = add("simulate", "cost a given mapping, or a whole schedule (docs/model.md, Schedules)", "WORKLOAD", "MACHINE", "MAPPING")
+    stays.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine, e.g. sram.capacity='1 MiB'")
+    simulated = add("simulate", "cost a given mapping, or a whole schedule (docs/model.md, Schedules)", "WORKLOAD", "MACHINE", "MAPPING", forms=NESTS)
+    for sub in (shown, mapped):
+        sub.add_argument("--schedule", metavar="FILE", default="",
+                         help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out are mapped alone and run in turn")
     for sub in (shown, mapped, simulated):
         sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")
     checked = add("check", "validate files, all faults at once")

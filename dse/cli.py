@@ -179,13 +179,18 @@ def _show(given: argparse.Namespace) -> int:
     from dse import door, explain
 
     run = _open(given)
-    point = run.show(given.point)
+    point = run.show(given.point, given.schedule)
+    solved = [point.tried] if point.tried else point.solved
     around = run.neighbours(point.machine) if given.neighbours else None
     if given.format == "json":
-        own = {one.workload.name: explain.document(one.arch, one.workload, one.found) for one in point.solved if not isinstance(one.found, Infeasible)}
+        own = {one.workload.name: explain.document(one.arch, one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)}
         screen.print_json({**point.row, "schedule": point.schedule, "workloads": own} | ({"neighbours": list(around)} if around else {}))
     elif given.format == "yaml":
-        print(yaml.safe_dump_all([explain.schedule(one.found) for one in point.solved if not isinstance(one.found, Infeasible)], sort_keys=False), end="")
+        print(yaml.safe_dump_all([explain.schedule(one.found) for one in solved if not isinstance(one.found, Infeasible)], sort_keys=False), end="")
+    elif given.format == "schedule":
+        if len(solved) > 1:
+            raise ValueError(f"--format schedule: {given.dir} has {len(solved)} workloads, a schedule is of one; --format yaml prints the mappings of all")
+        print(*(explain.nest(one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)))
     else:
         print(point.text(given.einsum, screen.width()))
         if around:
@@ -202,7 +207,7 @@ def _map(given: argparse.Namespace) -> int:
     sets = read.assignments(given.set)
     name = f"{given.workload} on {given.machine}"
     found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", layouts=given.layout,
-                                                             tell=steps.tell, **sets))
+                                                             schedule=given.schedule, tell=steps.tell, **sets))
     _warn(found.workload)
     return _print_mapped(found, given)
 
@@ -216,6 +221,8 @@ def _print_mapped(found: Any, given: argparse.Namespace) -> int:
         return 1
     if given.format == "yaml":
         print(found.found.schedule or yaml.safe_dump(explain.schedule(found.found), sort_keys=False).rstrip())
+    elif given.format == "schedule":
+        print(explain.nest(found.workload, found.found))
     elif given.format == "json":
         screen.print_json(explain.document(found.arch, found.workload, found.found))
     else:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dse import check, explain, folder, record, screen, stack
+from dse import schedule as schedules
 from dse.nest import Infeasible
 from dse.reuse.classify import CLASSIFIERS
 from dse.reuse.traffic import Reuse, reuse
 from dse.sim.evaluate import Solution
+from dse.sim.graph import evaluate
 from dse.stack import Picks
 from dse.study import read
 from dse.study import study as studies
@@ -110,21 +112,35 @@ class Mapped:
         return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
 
 
-def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), tell: stack.Tell = stack.silent, **sets: Any) -> Mapped:
+def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), schedule: str | Path = "", tell: stack.Tell = stack.silent,
+        **sets: Any) -> Mapped:
     """Solve one workload on one machine; kept in $DSE_CACHE, so that the next question to it is quick.
 
     workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
     layouts: "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one.
+    schedule: a file with a schedule (docs/model.md, Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone.
     objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "perfect"}.
     Raises ValueError in one line per fault.
     """
     picks, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
     given = [_layout(text) for text in layouts]
+    if schedule:
+        if given:
+            raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
+        return Mapped(arch, loaded, _around(arch, loaded, picks, Path(schedule), tell))
     found = stack.kept(arch, loaded, picks, tell)
     if given and isinstance(found, list):
         found = stack.in_layouts(arch, loaded, picks, found[0], given)
     return Mapped(arch, loaded, found[0] if isinstance(found, list) else found)
+
+
+def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: stack.Tell = stack.silent) -> Solution | Infeasible:
+    given = schedules.load(path, workload, partly=True)
+    try:
+        return stack.around(arch, workload, picks, given, tell)
+    except ValueError as fault:
+        raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 
 
 def _layout(text: str) -> tuple[str, str, str]:
@@ -215,18 +231,33 @@ def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | No
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One schedule of one machine of a run. row: its row of the table machines; chosen: why it was taken; solved: per workload, costed anew."""
+    """One schedule of one machine of a run. row: its row of the table machines; chosen: why it was taken; solved: per workload, costed anew.
+
+    tried: a given schedule of one of the workloads on the same machine, in place of what was found.
+    """
 
     machine: int
     schedule: int
     chosen: str
     row: Mapping[str, Any]
     solved: tuple[Mapped, ...]
+    tried: Mapped | None = None
 
     def text(self, einsum: str | None = None, room: int = screen.WIDE) -> str:
         """What `dse show` prints."""
         head = screen.facts({key: value for key, value in self.row.items() if key not in QUIET}, self.chosen, room)
-        return "\n".join([head, *(one.text(einsum, room) for one in self.solved)])
+        if self.tried is None:
+            return "\n".join([head, *(one.text(einsum, room) for one in self.solved)])
+        beside = screen.table(("metric", "found", "given", "change"), self.compared(), f"{self.tried.workload.name}: the schedule found, the one given")
+        return "\n".join([head, beside, self.tried.text(einsum, room)])
+
+    def compared(self) -> list[tuple[str, str, str, str]]:
+        """(metric, as found, as given, change); nothing where either does not fit."""
+        if self.tried is None or "energy_pj" not in self.tried.totals:
+            return []
+        own = next(one for one in self.solved if one.workload.name == self.tried.workload.name).totals
+        return [(key, screen.fact(key, own[key]), screen.fact(key, self.tried.totals[key]), _change(own[key], self.tried.totals[key]))
+                for key in ("energy_pj", "latency_ns", "steady_cycles", "edp_pj_ns") if key in own]
 
     def __repr__(self) -> str:
         return self.text()
@@ -270,17 +301,30 @@ class Run:
 
         return Answer(db.front(self.con, objectives or self.objectives(), where, by, distinct, self.seconds))
 
-    def show(self, point: str | int = "best") -> Point:
-        """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed anew; a stored cost that differs is a ValueError."""
-        number, schedule, chosen = self._point(str(point))
+    def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
+        """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed anew; a stored cost that differs is a ValueError.
+
+        schedule: a file as in `map`, priced on the point's machine; einsums that it leaves out are mapped alone.
+        """
+        number, own, chosen = self._point(str(point))
         rows = self.sql(f"FROM machines WHERE machine = {number}").table.to_pylist()
         if not rows:
             size = self.study.space.size
             why = "is not solved yet; see dse status" if number < size else f"is none; the space has machines 0 to {size - 1}"
             raise ValueError(f"{self.path}: POINT = {point}: machine {number} {why}")
         arch = spaces.decode(self.study.space, number)
-        solved = self._again(arch, number, schedule, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ()
-        return Point(number, schedule, chosen, rows[0], tuple(solved))
+        solved = tuple(self._again(arch, number, own, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ())
+        return Point(number, own, chosen, rows[0], solved, self._tried(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None)
+
+    def _tried(self, arch: Arch, path: Path) -> Mapped:
+        """A given schedule, of the first workload that has its einsums."""
+        faults = []
+        for workload in studies.workloads_of(self.study):
+            try:
+                return Mapped(arch, workload, _around(arch, workload, self.study.solver, path))
+            except ValueError as fault:
+                faults.append(str(fault))
+        raise ValueError(faults[0])
 
     def _again(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
         for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
@@ -290,8 +334,10 @@ class Run:
             stored = self.sql(f"SELECT energy_pj, latency_cycles FROM workload_costs {wanted}").table.to_pylist()
             if not nests:
                 raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
-            found = stack.again(arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
-                                {row["einsum"]: (row["gap_in_space"] or 0.0, row["certificate"] or "") for row in nests})
+            whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
+            found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else stack.again(
+                arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
+                {row["einsum"]: (row["gap_in_space"] or 0.0, row["certificate"] or "") for row in nests})
             if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
                 raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
             yield Mapped(arch, workload, found)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse.nest import Loop, to_data
-from dse.reuse.traffic import Reuse
+from dse.schedule import in_turn
 from dse.sim.evaluate import EinsumCost, Solution
 from dse.sim.graph import on_chip
 from dse.sim.parts import bits_of
@@ -18,11 +18,15 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import Workload
 
+if TYPE_CHECKING:  # it takes SciPy along
+    from dse.reuse.traffic import Reuse
+
 MOST = 0.8  # of the energy: the einsums that make it are shown
 FEW = 8  # einsums that are all shown
 STATIC = 0.5  # share of static energy that is worth a sentence
 ALIKE = 0.99  # of the busiest component's cycles: binds as well
 SPACE = "single einsums in sequence, weights streamed"
+WHOLE = ("all", "1")  # shares of a tensor
 FAR = 0.1  # gaps above say what may help
 
 
@@ -98,11 +102,18 @@ def schedule(solution: Solution) -> dict[str, Any]:
     return {c.name: c.mapping.outside or to_data(c.mapping) for c in solution.einsums}
 
 
+def nest(workload: Workload, solution: Solution) -> str:
+    """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule` read. Raises ValueError where it is no nest."""
+    if strange := [c for c in solution.einsums if c.mapping.outside]:
+        raise ValueError(f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; --format text shows it")
+    return str(solution.schedule or in_turn(workload, {c.name: c.mapping for c in solution.einsums}))
+
+
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
     found = totals(arch, solution)
     if chip := on_chip(solution):
-        found["never leave the chip"] = ", ".join(f"{one.tensor} at {one.level}" for one in chip if one.share in ("all", "1")) or "none whole"
+        found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
     if hint := helps(arch, workload, solution):
         found["what may help"] = hint
     if workload.folded:
@@ -115,7 +126,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
     """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
     every = arch.instances(len(arch.levels))
-    found = [energy(arch, solution), *([segments(arch, solution)] if solution.segments else [])]
+    found = [energy(arch, solution), *([segments(solution)] if solution.segments else [])]
     cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
              f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound), e.points() * c.count, c.certificate.partition(";")[0])
@@ -132,19 +143,37 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     return found
 
 
-SEGMENTS = ("segment", "einsums", "granules", "energy_pj", "latency_cycles", "steady_cycles", "stays_on_chip", "most_held")
+SEGMENTS = ("segment", "einsums", "granules", "energy_pj", "latency_cycles", "steady_cycles", "slowest_stage", "on_chip", "held")
 
 
-def segments(arch: Arch, solution: Solution) -> Table:
+def segments(solution: Solution) -> Table:
     """What runs together: -> next in turn under shared loops, | side by side as stages of a pipeline."""
-    rows = []
-    for i, row in enumerate(solution.segments, 1):
-        held = ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits)
-        rows.append((i, (" | " if row.granules else " -> ").join(row.einsums), row.granules or None, row.energy_pj, row.latency_cycles, row.steady_cycles,
-                     ", ".join(f"{tensor} at {level}" for tensor, level in row.on_chip), held))
-    kept = [f"{one.share} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
+    rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
+    kept = [f"{one.shares()} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
     said = solution.certificate.split("; ")[:-2]
-    return Table("segments", SEGMENTS, tuple(rows), "; ".join([*said, *kept, "|: stages of a pipeline, side by side; ->: in turn; most held: by one instance"]))
+    note = "|: stages of a pipeline, side by side; ->: in turn; held: most of one instance"
+    return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
+
+
+def segment_rows(solution: Solution) -> list[dict[str, Any]]:
+    """Rows of the table segments, of a schedule that is more than einsums in turn. A share of a kept tensor is no segment's: the schedule's."""
+    return [{"segment": i, "einsums": (" | " if row.granules else " -> ").join(row.einsums), "count": 1,
+             "granules": row.granules or None, "energy_pj": row.energy_pj, "latency_cycles": row.latency_cycles, "steady_cycles": row.steady_cycles,
+             "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))] if row.granules else None, "on_chip": _places(row.on_chip),
+             "held": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None} for i, row in enumerate(solution.segments, 1)]
+
+
+def schedule_row(solution: Solution) -> dict[str, Any]:
+    """The row of the table schedules, likewise."""
+    assert solution.schedule is not None
+    own = solution.schedule.segments
+    return {"weights": solution.schedule.weights, "segments": len(own), "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
+            "pipelined": sum(one.pipelined for one in own), "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
+            "kept": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "nest": str(solution.schedule)}
+
+
+def _places(tensors: Sequence[tuple[str, str]]) -> str | None:
+    return ", ".join(f"{tensor} at {level}" for tensor, level in tensors) or None
 
 
 def listed(workload: Workload, solution: Solution) -> list[tuple[EinsumCost, Einsum]]:

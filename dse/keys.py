@@ -131,6 +131,7 @@ ARRAY: Meanings = {
     "hop_pj": ("pJ", "a mesh of two dimensions, rows first: energy of one bit over one link"),
     "lane_pj": ("pJ", "energy of one bit that a lane takes from the network, or gives to it"),
     "rim": ("", "of a mesh: where on it the level outside stands; edge: along its first and last column"),
+    "source": ("", "of a mesh: whence lanes take a word that many want: all from the level outside along one tree, or each from the nearest lane that has it"),
 }
 LANE: Meanings = {
     "compute": ("", "makes the node the compute, the last one"),

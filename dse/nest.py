@@ -1,6 +1,7 @@
 """Mappings: one loop nest with storage nodes per einsum (LoopTree notation, docs/model.md).
 
     layout DRAM A: M/16 K m16            (where a layout is named: else row-major)
+    share GLB B over Y                   (lanes along Y hold a part each of their tile of B, and pass the parts round)
     store DRAM A B C
     for m in tiles of 16
       store GLB A B C
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -28,10 +29,12 @@ from workloads.einsum import Einsum
 LOOP = re.compile(r"^for\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
 SPATIAL = re.compile(r"^spatial\s+(\w+)\s+over\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
 LAYOUT = re.compile(r"^layout\s+(\w+)\s+(\w+)\s*:\s*(\S.*)$")
+SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 MOST_NODES = 1000
 OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
-FORMS = '"layout LEVEL TENSOR: TEXT", "store LEVEL TENSOR...", "for RANK in tiles of N", "spatial RANK over DIM in tiles of N", "mac"'
+FORMS = ('"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in tiles of N", '
+         '"spatial RANK over DIM in tiles of N", "mac"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,27 @@ class Laid:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """Lanes along some dimensions of a fan-out that would hold copies of a tile hold a part of it each, and pass the parts round (dse/sim/sharing.py)."""
+
+    level: str
+    tensor: str
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Mapping:
-    """Loops and storage nodes, outermost first; compute stands below the last. layouts: row-major where none is named.
+    """Loops and storage nodes, outermost first; compute stands below the last. layouts: row-major where none is named; shares: of tiles, by level and tensor.
 
     outside: a schedule that is no such nest, as text: OUTSIDE, why, and what it does; there are no nodes then.
+    fork: how many of the nodes are shared with other einsums of a schedule; their tiles sink no further. 0: none.
     """
 
     nodes: tuple[Loop | Store, ...]
     outside: str = ""
     layouts: tuple[Laid, ...] = ()
+    shares: tuple[Shared, ...] = ()
+    fork: int = 0
 
     def __str__(self) -> str:
         return self.outside or "\n".join(_lines(self))
@@ -96,6 +111,7 @@ def mapping_key(einsum_key: str, mapping: Mapping) -> str:
 
 def _lines(mapping: Mapping) -> Iterator[str]:
     yield from (f"layout {one.level} {one.tensor}: {one.text}" for one in mapping.layouts)
+    yield from (f"share {one.level} {one.tensor} over {' '.join(one.dims)}" for one in mapping.shares)
     indent = ""
     for level, group in groupby(mapping.nodes, key=lambda node: node.level if isinstance(node, Store) else None):
         if level is not None:
@@ -112,6 +128,7 @@ def parse(text: str) -> Mapping:
     """The inverse of str(mapping) of a nest; indentation is free. Raises ValueError naming the line."""
     nodes: list[Loop | Store] = []
     layouts: list[Laid] = []
+    shares: list[Shared] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith(OUTSIDE):
         raise ValueError(f"mapping is {lines[0]}; only nests are priced, dse map --set solver.tiling=smaug makes it again")
@@ -122,18 +139,26 @@ def parse(text: str) -> Mapping:
             nodes.extend(Store(match[1], tensor) for tensor in match[2].split())
         elif match := LAYOUT.match(line):
             layouts.append(Laid(match[1], match[2], " ".join(match[3].split())))
+        elif match := SHARE.match(line):
+            shares.append(Shared(match[1], match[2], tuple(match[3].split())))
         elif match := LOOP.match(line):
             nodes.append(Loop(match[1], int(match[2])))
         elif match := SPATIAL.match(line):
             nodes.append(Loop(match[1], int(match[3]), match[2]))
         else:
             raise ValueError(f'mapping, line {number}: "{line}" is none of {FORMS}; mac stands last')
-    return Mapping(tuple(nodes), layouts=tuple(layouts))
+    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
+
+
+def by_place(shares: Iterable[Shared]) -> tuple[Shared, ...]:
+    """Shares have no order of their own."""
+    return tuple(sorted(shares, key=lambda one: (one.level, one.tensor, one.dims)))
 
 
 def to_data(mapping: Mapping) -> list[dict[str, Any]]:
-    """The YAML form of a nest: a list of {layout, level, tensor}, {store, tensors}, {for, tile} and {spatial, over, tile}."""
+    """The YAML form of a nest: a list of {layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile} and {spatial, over, tile}."""
     data: list[dict[str, Any]] = [{"layout": one.text, "level": one.level, "tensor": one.tensor} for one in mapping.layouts]
+    data += [{"share": one.tensor, "level": one.level, "over": list(one.dims)} for one in mapping.shares]
     for node in mapping.nodes:
         if isinstance(node, Loop):
             data.append({"spatial": node.rank, "over": node.over, "tile": node.tile} if node.over else {"for": node.rank, "tile": node.tile})
@@ -148,10 +173,13 @@ def from_data(data: Sequence[Any]) -> Mapping:
     """The inverse of to_data. Raises ValueError naming the entry."""
     nodes: list[Loop | Store] = []
     layouts: list[Laid] = []
+    shares: list[Shared] = []
     for number, entry in enumerate(data, 1):
         match entry:
             case {"layout": str(text), "level": str(level), "tensor": str(tensor), **rest} if not rest:
                 layouts.append(Laid(level, tensor, " ".join(text.split())))
+            case {"share": str(tensor), "level": str(level), "over": [*dims], **rest} if dims and not rest:
+                shares.append(Shared(level, tensor, tuple(str(dim) for dim in dims)))
             case {"store": str(level), "tensors": [*tensors], **rest} if tensors and not rest:
                 nodes.extend(Store(level, str(tensor)) for tensor in tensors)
             case {"for": str(rank), "tile": int(tile), **rest} if not rest:
@@ -159,9 +187,9 @@ def from_data(data: Sequence[Any]) -> Mapping:
             case {"spatial": str(rank), "over": str(dim), "tile": int(tile), **rest} if not rest:
                 nodes.append(Loop(rank, tile, dim))
             case _:
-                forms = "{layout, level, tensor}, {store, tensors}, {for, tile}, {spatial, over, tile}"
+                forms = "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, {spatial, over, tile}"
                 raise ValueError(f"mapping, entry {number}: {entry!r} is none of {forms}")
-    return Mapping(tuple(nodes), layouts=tuple(layouts))
+    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
 
 
 def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
@@ -174,7 +202,7 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
             text = file.read(document.MOST_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         raise ValueError(f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); see dse map --format yaml") from None
-    data, wrong = (text, []) if text.lstrip().startswith(("layout", "store", "for", "spatial", OUTSIDE)) else document.parse(text)
+    data, wrong = (text, []) if text.lstrip().startswith(("layout", "share", "store", "for", "spatial", OUTSIDE)) else document.parse(text)
     if wrong or len(text) > document.MOST_BYTES:
         raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map --format yaml")
     if data is None:

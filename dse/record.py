@@ -32,7 +32,7 @@ SCHEDULE = Column("int32", "", "number of the schedule on its machine's own fron
 WORKLOAD = Column("string", "", "name of the workload in the study")
 EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
 MAPPING_KEY = Column("string", "", "content key of the mapping")
-LEVEL = Column("string", "", "storage level, or MAC for compute")
+LEVEL = Column("string", "", "storage level, MAC for compute, or array whose network is priced")
 GAP_IN_SPACE = Column("float64", "", "how far the objective may lie above the optimum of the space that the certificate names, as a share: 0 is proven")
 GAP_TO_BOUND = Column("float64", "", "how far the objective may lie above any mapping, as a share: objective / lower bound - 1")
 CERTIFICATE = Column("string", "", "what is proven: optimal in which space or not, and at most how far above any mapping")
@@ -96,6 +96,7 @@ TABLES: dict[str, Columns] = {
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
         "einsum": Column("string", "", "name of the first of equal einsums"),
+        "place": Column("int32", "", "its place among the different einsums of the workload, in the order of their first run, 1 first"),
         "einsum_key": EINSUM_KEY,
         "kind": Column("string", "", "mac, max, add, mul, copy or a unary function"),
         "count": Column("int64", "", "how often it runs; costs are of one run"),
@@ -109,6 +110,33 @@ TABLES: dict[str, Columns] = {
         "host_copies": Column("int64", "", "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them"),
         "host_copy_elems": Column("int64", "", "elements of those copies; in no energy or latency"),
     },
+    "schedules": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "weights": Column("string", "", "streamed: loaded in every run; pinned: there before the run"),
+        "segments": Column("int32", "", "segments, equal ones counted once"),
+        "fused": Column("int32", "", "segments whose einsums share loops in turn"),
+        "pipelined": Column("int32", "", "segments whose einsums are stages, side by side"),
+        "on_chip": Column("string", "", "tensors that never leave the chip, with the level that holds them; NULL: none"),
+        "kept": Column("string", "", "tensors of which a share stays on the chip between segments; NULL: none"),
+        "nest": Column("string", "", "the schedule as one nest with branches; NULL: einsums in turn, whose nests are in mappings"),
+    },
+    "segments": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "segment": Column("int32", "", "its place in the schedule, 1 first"),
+        "einsums": Column("string", "", "its einsums; ->: in turn under shared loops; |: stages of a pipeline, side by side"),
+        "count": Column("int64", "", "equal ones that the row stands for, where einsums run in turn; costs are of one"),
+        "granules": Column("int64", "", "trips of the shared loops of a pipeline; NULL: in turn"),
+        "energy_pj": METRICS["energy_pj"],
+        "latency_cycles": LATENCY_CYCLES,
+        "steady_cycles": Column("float64", "cycles", "of one of many runs back to back; NULL: of einsums in turn"),
+        "slowest_stage": Column("string", "", "einsum that a granule takes longest in; NULL: in turn"),
+        "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
+        "held": Column("string", "", "most bytes that one instance of each level holds meanwhile; NULL: of einsums in turn"),
+    },
     "mappings": {
         "mapping_key": MAPPING_KEY,
         "einsum_key": EINSUM_KEY,
@@ -118,9 +146,9 @@ TABLES: dict[str, Columns] = {
         "mapping_key": MAPPING_KEY,
         "level": LEVEL,
         "tensor": Column("string", "", "tensor; - for compute"),
-        "action": Column("string", "", "read, write, compute, or enter (folds of a systolic array)"),
-        "elems": Column("float64", "", "elements, all instances, one run; expected ones where an operand is sparse"),
-        "busiest_elems": Column("float64", "", "elements of the busiest instance"),
+        "action": Column("string", "", "read, write, compute, enter (folds of a systolic array); of a network hop, lane, rotate, rotate_lane (model.md)"),
+        "elems": Column("float64", "", "elements, all instances, one run (hop, rotate: times links); expected ones where an operand is sparse"),
+        "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
         "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
     },
     "prices": {
@@ -130,6 +158,8 @@ TABLES: dict[str, Columns] = {
         "write_pj": Column("float64", "pJ", "one write of width_bits"),
         "mac_pj": Column("float64", "pJ", "MAC: one multiply-accumulate"),
         "alu_pj": Column("float64", "pJ", "MAC: one other operation"),
+        "hop_pj": Column("float64", "pJ", "a network: one bit over one link"),
+        "lane_pj": Column("float64", "pJ", "a network: one bit that a lane takes or gives"),
         "width_bits": Column("int32", "bit", "bits of one action"),
         "word_bits": Column("int32", "bit", "size of an element that names none of its own"),
         "bandwidth": Column("float64", "1/cycle", "actions per cycle of one instance"),
@@ -151,6 +181,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "points": ("machine", "schedule"),
     "workload_costs": ("machine", "schedule", "workload"),
     "einsums": ("machine", "schedule", "workload", "einsum_key"),
+    "schedules": ("machine", "schedule", "workload"),
+    "segments": ("machine", "schedule", "workload", "segment"),
     "mappings": ("mapping_key",),
     "counts": ("mapping_key", "level", "tensor", "action"),
     "prices": ("machine", "level"),

@@ -1,7 +1,8 @@
 """Schedules of whole workloads: one nest with branches (docs/model.md, Schedules).
 
     weights pinned                          (default: streamed, loaded in every run)
-    keep GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader)
+    fills ahead                             (default: in turn; first fills of an einsum come while the one before runs, where there is room)
+    keep GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader; 1/2, 1/4 after c: a quarter once c has read it)
     segment
       store DRAM T0 W0 W1 T2
       for m in tiles of 8
@@ -27,16 +28,18 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from dse.nest import LAYOUT, LOOP, SPATIAL, STORE, Loop, Mapping, Store, parse, read
+from dse.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, by_place, parse, read
 from workloads.einsum import Einsum
-from workloads.graph import Workload, unique
+from workloads.graph import Workload, owner, unique
 
 HEAD = re.compile(r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$")
 LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
 HOLD = re.compile(r"^hold\s+(\w+)((?:\s+\w+)+)$")
-KEEP = re.compile(r"^keep\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)$")
+KEEP = re.compile(r"^keep\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/\d+)?\s+after\s+[^\s,]+)*)$")
+AFTER = re.compile(r"(\d+(?:/\d+)?)\s+after\s+([^\s,]+)")
 WEIGHTS = ("streamed", "pinned")
-STARTS = ("weights", "keep", "segment")  # how the text of a schedule begins
+FILLS = ("turn", "ahead")
+STARTS = ("weights", "fills", "keep", "segment")  # how the text of a schedule begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,39 +80,52 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A share of a tensor stays at a level from the segment that makes it to the last that reads it; of every element the same share."""
+    """A share of a tensor stays at a level from the segment that makes it to the last that reads it; of every element the same share.
+
+    then: (einsum, what stays once it has read it), in the order of the schedule: less each time.
+    """
 
     level: str
     tensor: str
     share: Fraction
+    then: tuple[tuple[str, Fraction], ...] = ()
+
+    def shares(self) -> str:
+        """As the text of a schedule has it."""
+        return "".join([f"{self.share}", *(f", {share} after {name}" for name, share in self.then)])
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A workload on a machine. weights: streamed, loaded in every run; pinned, there before the run where no node outside of the chip holds them."""
+    """A workload on a machine. weights: streamed, loaded in every run; pinned, there before the run where no node outside of the chip holds them.
+
+    ahead: first fills of an einsum come while the one before runs, where there is room.
+    """
 
     segments: tuple[Segment, ...]
     keeps: tuple[Keep, ...] = ()
     weights: str = "streamed"
+    ahead: bool = False
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
     def plain(self) -> bool:
         """Nothing but einsums in turn."""
-        return self.weights == "streamed" and not self.keeps and all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
+        alone = all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
+        return alone and self.weights == "streamed" and not self.keeps and not self.ahead
 
 
-def in_turn(workload: Workload, mappings: dict[str, Mapping]) -> Schedule:
+def in_turn(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
     """The simplest schedule: einsums in turn. mappings by einsum name; equal einsums share that of the first.
 
-    Raises ValueError with a line per einsum that has none.
+    partly: einsums without a mapping are left out; else a ValueError has a line per such einsum.
     """
     groups = unique(workload)
-    if missing := [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in mappings]:
-        raise ValueError("\n".join(missing))
-    by_name = {e.name: e for e in workload.einsums}
-    first = {name: group.einsum for group in groups for name in group.names}
+    if none := [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in mappings and not partly]:
+        raise ValueError("\n".join(none))
+    first = {name: group.einsum for group in groups for name in group.names if group.names[0] in mappings}
+    by_name = {e.name: e for e in workload.einsums if e.name in first}
     nests = [renamed(mappings[first[name].name], first[name], e) for name, e in by_name.items()]
     return Schedule(tuple(Segment((Branch(name, nest),)) for name, nest in zip(by_name, nests, strict=True)))
 
@@ -126,7 +142,8 @@ def renamed(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     tensor, rank = dict(zip(own, new, strict=True)), dict(zip(ranks, called, strict=True))
     nodes = (replace(node, rank=rank.get(node.rank, node.rank)) if isinstance(node, Loop) else replace(node, tensor=tensor.get(node.tensor, node.tensor))
              for node in mapping.nodes)
-    return replace(mapping, nodes=tuple(nodes), layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts))
+    return replace(mapping, nodes=tuple(nodes), layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts),
+                   shares=by_place(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.shares))
 
 
 def _place(one: Keep) -> tuple[str, str]:
@@ -137,7 +154,9 @@ def _place(one: Keep) -> tuple[str, str]:
 def _lines(schedule: Schedule) -> Iterator[str]:
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
-    yield from (f"keep {one.level} {one.tensor} {one.share}" for one in sorted(schedule.keeps, key=_place))
+    if schedule.ahead:
+        yield "fills ahead"
+    yield from (f"keep {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.keeps, key=_place))
     for segment in schedule.segments:
         yield "segment"
         shared = str(Mapping(segment.nodes)).splitlines()[:-1]
@@ -187,25 +206,29 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         if found.segments:
             raise ValueError("stands below a segment; keep stands above them all")
         try:
-            share = Fraction(match[3])
+            share, then = Fraction(match[3]), tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
-            raise ValueError(f"share = {match[3]} is no number; write e.g. 1/2") from None
-        return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share)), key=_place)))
+            raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
+        return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share, then)), key=_place)))
     if line == "segment":
         return replace(found, segments=(*found.segments, Segment(())))
     if line.split()[0] == "weights" and not found.segments:
         if line.split()[1:] not in ([WEIGHTS[0]], [WEIGHTS[1]]):
             raise ValueError(f"must be weights {' or weights '.join(WEIGHTS)}")
         return replace(found, weights=line.split()[1])
+    if line.split()[0] == "fills" and not found.segments:
+        if line.split()[1:] not in ([FILLS[1]], ["in", FILLS[0]]):
+            raise ValueError("must be fills ahead or fills in turn")
+        return replace(found, ahead=line.split()[1] == FILLS[1])
     if not found.segments or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line)) or found.segments[-1].branches:
-        raise ValueError("cannot stand here; first keep and weights, then segments: shared loops and stores, then einsum NAME and its nest down to mac")
+        raise ValueError("cannot stand here; first keep, weights and fills, then segments: shared loops and stores, then einsum NAME and its nest down to mac")
     segment = found.segments[-1]
     return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
 
 
 def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
     """A line of an einsum's nest; own[0] is its head."""
-    if not (line == "mac" or HOLD.match(line) or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT))):
+    if not (line == "mac" or HOLD.match(line) or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT, SHARE))):
         raise ValueError("is no line of a nest, which ends with mac")
     own.append(line)
     if line != "mac":
@@ -221,15 +244,36 @@ def _with_last(found: Schedule, segment: Segment) -> Schedule:
     return replace(found, segments=(*found.segments[:-1], segment))
 
 
-def load(path: Path, workload: Workload) -> Schedule:
-    """A schedule from its file: the text of one, or mappings of einsums in turn (`nest.read`). Raises ValueError with one line per fault, naming the file."""
+def load(path: Path, workload: Workload, partly: bool = False) -> Schedule:
+    """A schedule from its file: the text of one, or mappings of einsums in turn (`nest.read`). partly: einsums may have no place in it (`completed`).
+
+    Raises ValueError with one line per fault, naming the file.
+    """
     names: Sequence[str] = [group.names[0] for group in unique(workload)]
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 1 << 24 else ""
         if text.lstrip().startswith(STARTS):
             return parse_schedule(text)
-        return in_turn(workload, read(path, names))
+        return in_turn(workload, read(path, names), partly)
     except UnicodeDecodeError:
         raise ValueError(f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml") from None
     except ValueError as fault:
         raise ValueError("\n".join(line if line.startswith(str(path)) else f"{path}: {line}" for line in str(fault).splitlines())) from None
+
+
+def missing(workload: Workload, schedule: Schedule) -> list[str]:
+    """Einsums without a place in a schedule."""
+    there = {branch.einsum for segment in schedule.segments for branch in segment.branches}
+    return [e.name for e in workload.einsums if e.name not in there]
+
+
+def completed(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
+    """A schedule with the segments of another one for the einsums that it leaves out, each right behind the last segment that makes what it reads."""
+    makers = {e.output.tensor: e.name for e in workload.einsums}
+    reads = {e.name: {makers[t] for t in (owner(p.tensor, makers) for p in e.inputs) if t in makers} for e in workload.einsums}
+    own = {segment.branches[0].einsum: segment for segment in rest.segments}
+    found = list(schedule.segments)
+    for name in missing(workload, schedule):
+        behind = [i for i, segment in enumerate(found, 1) if reads[name] & {branch.einsum for branch in segment.branches}]
+        found.insert(max(behind, default=0), own[name])
+    return replace(schedule, segments=tuple(found))

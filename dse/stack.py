@@ -25,7 +25,7 @@ from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
 from workloads.einsum import Einsum
-from workloads.graph import Unique, Workload, unique
+from workloads.graph import Unique, Workload, counts, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
@@ -153,6 +153,24 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     if isinstance(found, list):
         cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
     return found
+
+
+def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedule, tell: Tell = silent) -> Solution | Infeasible:
+    """A given schedule priced; einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`schedule.completed`).
+
+    Raises ValueError with one line per fault of the schedule.
+    """
+    if left := schedule.missing(workload, given):
+        short = [(e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in left]
+        rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
+        found = kept(arch, rest, picks, tell)
+        if isinstance(found, Infeasible):
+            return found
+        nests = {c.name: c.mapping for c in found[0].einsums}
+        if strange := [name for name, nest in nests.items() if nest.outside]:
+            raise ValueError(f"schedule: {strange[0]} has no place, and what {picks.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper")
+        given = schedule.completed(workload, given, schedule.in_turn(rest, nests))
+    return evaluate(arch, workload, given, picks.objective)
 
 
 def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:

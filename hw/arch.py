@@ -77,6 +77,7 @@ MemoryKind = Literal["sram", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6
 Still = Literal["os", "ws", "is"]
 Overlap = Literal["buffered", "free"]
 Rim = Literal["corners", "edge"]
+Source = Literal["next_level", "same_level"]
 ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", "custom"]
 Role = Literal["input", "weight", "output"]
 Label = Literal["None", "DimN", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW"]
@@ -145,7 +146,8 @@ class Array:
     """Copies of all that follows. dims: size per dimension; multicast, reduce: all dimensions, none, or those named.
 
     ramp: a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights or inputs. hop_pj: a mesh of two dimensions, energy
-    per bit and link; rim: where on it the level outside stands. lane_pj: energy per bit that a lane takes from or gives to the network, from anywhere.
+    per bit and link; rim: where on it the level outside stands. source: whence on it lanes take a word that many want: next_level: all from there, along one
+    tree; same_level: each from the nearest lane that has it, the first from there. lane_pj: energy per bit that a lane takes or gives, from anywhere.
     """
 
     name: Annotated[Name, Field(alias="array")]
@@ -156,6 +158,7 @@ class Array:
     hop_pj: Cost = 0.0
     lane_pj: Cost = 0.0
     rim: Rim = "corners"
+    source: Source = "next_level"
 
     __pydantic_config__ = CLOSED
 
@@ -285,7 +288,8 @@ class Fanout:
     dims: (name, size) of each dimension. multicast: one read serves all lanes that want the same element;
     reduce: lanes add their partial outputs on the way out. Both per dimension.
     ramp: what stays still in a systolic array of two dimensions, rows first: outputs, weights or inputs; "": data do not ripple through.
-    hop_pj: per bit and link of a mesh, rows first; rim: where the level outside stands. lane_pj: per bit at a lane. place: of a part of a mesh, per
+    hop_pj: per bit and link of a mesh, rows first; rim: where the level outside stands; source: whence a word comes that many lanes want.
+    lane_pj: per bit at a lane. place: of a part of a mesh, per
     dimension its first lane and how many the whole mesh has.
     """
 
@@ -298,6 +302,7 @@ class Fanout:
     hop_pj: float = 0.0
     lane_pj: float = 0.0
     rim: Rim = "corners"
+    source: Source = "next_level"
     place: tuple[tuple[int, int], ...] = ()
 
 

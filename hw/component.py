@@ -301,7 +301,7 @@ def _array_faults(node: Array) -> list[str]:
         faults.append(f"{node.name}.ramp = os needs more than one PE; enlarge dims, or leave ramp out")
     if node.hop_pj and len(node.dims) != 2:
         faults.append(f"{node.name}.hop_pj = {node.hop_pj:g} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave it out")
-    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce", "ramp", "hop_pj", "lane_pj", "rim")]
+    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce", "ramp", "hop_pj", "lane_pj", "rim", "source")]
     return faults + [f"{node.name}.dims = {dim} is a key of arrays; choose another name" for dim in reserved]
 
 
@@ -445,7 +445,7 @@ def build(spec: Machine) -> Arch:
         elif isinstance(node, Array):
             dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
             multicast, reduce = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
-            fanouts.append(Fanout(node.name.upper(), len(levels), dims, multicast, reduce, node.ramp or "", node.hop_pj, node.lane_pj, node.rim))
+            fanouts.append(Fanout(node.name.upper(), len(levels), dims, multicast, reduce, node.ramp or "", node.hop_pj, node.lane_pj, node.rim, node.source))
     lane = next(node for node in spec.nodes if isinstance(node, Lane))
     word_bits = spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
     return Arch(spec.name, tuple(levels), tuple(fanouts), _compute(spec, lane), spec.clock_mhz / 1e3, word_bits, spec.tiling, spec.overlap)

@@ -24,7 +24,7 @@ def random_workload(rng: Random, count: int, pipelined: bool) -> Workload:
     einsums: list[Einsum] = []
     weights = set()
     for i in range(count):
-        out, a = f"T{i}", f"T{i - 1}" if i and rng.random() < 0.9 else rng.choice(list(shapes))
+        out, a = f"T{i}", f"T{i - 1}" if i and rng.random() < 0.7 else rng.choice(list(shapes))
         if a in weights:
             a = "X"
         m, n, k, r = (f"{rank}{i}" if rng.random() < 0.5 else rank for rank in "mnkr")
@@ -101,7 +101,10 @@ def random_keeps(rng: Random, arch: Arch, workload: Workload) -> Iterator[Keep]:
     inputs = [p.tensor for e in workload.einsums for p in e.inputs]
     for e in workload.einsums:
         if first > 1 and e.output.tensor in inputs and rng.random() < 0.5:
-            yield Keep(arch.levels[rng.randint(1, first - 1)].name, e.output.tensor, Fraction(rng.choice(["1", "1/2", "1/3", "3/7"])))
+            readers = list(dict.fromkeys(other.name for other in workload.einsums if e.output.tensor in {p.tensor for p in other.inputs}))[:-1]
+            shares = sorted(rng.sample([Fraction(n) for n in ("1", "1/2", "1/3", "3/7", "1/9", "0")], 1 + rng.randint(0, len(readers))), reverse=True)
+            then = tuple(zip(sorted(rng.sample(readers, len(shares) - 1), key=readers.index), shares[1:], strict=True))
+            yield Keep(arch.levels[rng.randint(1, first - 1)].name, e.output.tensor, shares[0] or Fraction(1, 2), then)
 
 
 def axes(part: list[Einsum]) -> list[dict[str, str]]:

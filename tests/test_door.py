@@ -139,7 +139,7 @@ def test_residency_is_what_the_command_prints() -> None:
     assert {e["tensor"] for e in told["edges"] if e["pattern"] == "pipelineable"} == {"S_0", "R_1"}
     assert any(e["to_next_period"] and e["tensor"] == "P_1" for e in told["edges"]) and len(told["phases"]) == 5
     assert told["Optimal"] == "proven for its order of operations" and "48 words" in repr(found)
-    more = dse.residency("cg:matrix=ecology1,n=8,form=periodic", "gogeta_clusters", **{"sram.capacity": "16 MiB"})
+    more = dse.residency("cg:matrix=ecology1,n=8,form=periodic", "gogeta_clusters", **{"sram.capacity": "1 MiB"})
     assert more.found.optimal.cost < found.found.optimal.cost and more.found.room == 4 * found.found.room
 
 

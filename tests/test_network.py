@@ -22,6 +22,7 @@ from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.oracle import walk
+from tests.rings import WALKED, walked_chain, walked_tree
 from tests.schedules import random_schedule
 from tests.test_schedule import FC, NODES, PIPE, lines
 from workloads.einsum import Einsum, einsum
@@ -30,28 +31,18 @@ from workloads.graph import Workload
 KAPLA = json.loads((Path(__file__).parent / "data" / "kapla_reference.json").read_text())["hardware"]
 
 
-def links(source: tuple[int, int], lane: tuple[int, int]) -> set:
-    """Of a word's way: along the row, then along the column."""
-    (y, x), (row, column), found = source, lane, set()
-    while x != column:
-        step = 1 if column > x else -1
-        found.add(frozenset({(y, x), (y, x + step)}))
-        x += step
-    while y != row:
-        step = 1 if row > y else -1
-        found.add(frozenset({(y, x), (y + step, x)}))
-        y += step
-    return found
-
-
-def walked_tree(source: tuple[int, int], lanes: set) -> int:
-    return len(set().union(*(links(source, lane) for lane in lanes)))
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
 def test_a_tree_has_the_links_of_all_ways(source: tuple[int, int], rows: set[int], columns: set[int]) -> None:
     assert network.tree(source, sorted(rows), sorted(columns)) == walked_tree(source, {(y, x) for y in rows for x in columns})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.tuples(st.integers(0, 12), st.integers(0, 12)), st.sets(st.integers(0, 12), min_size=1), st.sets(st.integers(0, 12), min_size=1))
+def test_a_chain_has_the_links_of_going_to_the_nearest_lane(source: tuple[int, int], rows: set[int], columns: set[int]) -> None:
+    lanes = {(y, x) for y in rows for x in columns}
+    assert network.chain(source, sorted(rows), sorted(columns)) == walked_chain(source, lanes)
+    assert network.chain((0, 0), sorted(rows), sorted(columns)) <= walked_tree((0, 0), lanes)
 
 
 def random_mesh(rng: Random) -> tuple[Arch, Einsum, Mapping]:
@@ -63,7 +54,7 @@ def random_mesh(rng: Random) -> tuple[Arch, Einsum, Mapping]:
     own = (rng.randint(1, grid[0] - first[0]), rng.choice([grid[1] - first[1], rng.randint(1, grid[1] - first[1])]))
     flags = (rng.random() < 0.7, rng.random() < 0.7)
     f = Fanout("mesh", 1, (("Y", own[0]), ("X", own[1])), flags, flags, "", 1 / 8, 0.0, rng.choice(["corners", "edge"]),
-               ((first[0], grid[0]), (first[1], grid[1])))
+               rng.choice(["next_level", "same_level"]), ((first[0], grid[0]), (first[1], grid[1])))
     levels = (Level("DRAM", None, 8, 1.0, 1.0, bypass=False), Level("BUF", None, 8, 1.0, 1.0, skip_first_read=rng.random() < 0.5))
     arch = Arch("mesh", (replace(levels[0], skip_first_read=rng.random() < 0.5), levels[1]), (f,), Compute(1.0, 1.0), 1.0, 8)
     left, nodes, room = dict(sizes), [Store("DRAM", t) for t in "ABC"], dict(f.dims)
@@ -102,7 +93,7 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, int]:
                 for j in range(*env[ranks[1]]):
                     asked[i, j, None if shared[0] else y, None if shared[1] else x].add((y0 + y, x0 + x))
         for key, places in asked.items():
-            hops = min(walked_tree(source, places) for source in sources)
+            hops = min(WALKED[f.source](source, places) for source in sources)
             if p is e.output:
                 found[p.tensor] += hops * (1 + (not skips or (p.tensor, key, node.level) in seen))
                 seen.add((p.tensor, key, node.level))
@@ -207,7 +198,8 @@ def random_stages(rng: Random) -> tuple[Arch, Workload, Schedule]:
         arch, workload, schedule = random_schedule(rng)
         lanes = [node for s in schedule.segments if s.pipelined for node in s.nodes if isinstance(node, Store) and node.level not in ("L0", "DRAM")]
         if lanes and arch.fanouts[0].name == "nodes":
-            arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8), *arch.fanouts[1:]))
+            source = rng.choice(["next_level", "same_level"])
+            arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8, source=source), *arch.fanouts[1:]))
             if any(arch.levels.index(level) >= arch.fanouts[0].outside for level in arch.levels if level.name in {node.level for node in lanes}) \
                     and not faults(arch, workload, schedule):
                 return arch, workload, schedule
@@ -272,7 +264,7 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
                         for x in elements(e, t, env):
                             asked[x, None if f.multicast[0] else y, None if f.multicast[1] else c].add((y0 + y, x0 + c))
                     for (x, _, _), places in asked.items():
-                        found[e.name, t] += walked_tree(owner[t, x], places)
+                        found[e.name, t] += WALKED[f.source](owner[t, x], places)
 
                 visit(b, own, 0, [((0, 0), envs[b.einsum])], read)
 

@@ -285,6 +285,43 @@ def test_kept_words_are_not_loaded() -> None:
     assert moved == [[96, 0], [72, 8 * (32 + 24 + 1 + 12)], [0, 8 * (32 + 24 + 48)]]
 
 
+THREE = Workload("three", (*FC.einsums, einsum("T3[m,n] += T1[m,k] * W2[k,n]", {"m": 8, "n": 3, "k": 6}, "c")), frozenset({"W0", "W1", "W2"}))
+GLB = Arch("two", (NODES.levels[0], Level("GLB", None, 8, 1.0, 1.0)), (), Compute(0.5, 0.5), 1.0, 8)
+NESTS = {name: parse(f"store DRAM {tensors}\nfor {a} in tiles of 1\nfor {b} in tiles of 1\nfor k in tiles of 1\nmac")
+         for name, tensors, a, b in (("a", "T0 W0 T1", "m", "n"), ("b", "T1 W1 T2", "p", "n"), ("c", "T1 W2 T3", "m", "n"))}
+
+
+def test_less_is_kept_for_a_later_reader() -> None:
+    """48 words of T1: half stay for b, which asks 2 times for each, a quarter for c, which asks 3 times; three quarters are written out."""
+    found = evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule("keep GLB T1 1/2, 1/4 after b").keeps))
+    assert isinstance(found, Solution)
+    moved = {(c.name, row.level, row.action): row.elems for c in found.einsums for row in c.counts if row.tensor == "T1"}
+    assert (moved["b", "DRAM", "read"], moved["b", "GLB", "read"]) == (48, 48) and (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (108, 36)
+    assert moved["a", "DRAM", "write"] == (48 * 4) / 2 + 48 / 4 and moved["a", "GLB", "read"] == 3 * 48 / 2 + 48 / 4
+    assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 24, 8 * 24, 8 * 12]
+    assert str(found.schedule).startswith("keep GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 stays at GLB" in explain.segments(found).note
+
+
+def test_each_reader_finds_what_is_kept_by_then() -> None:
+    four = replace(THREE, einsums=(*THREE.einsums, replace(THREE.einsums[2], name="d", output=replace(THREE.einsums[2].output, tensor="T4"))))
+    nests = NESTS | {"d": parse(str(NESTS["c"]).replace("T3", "T4"))}
+    found = evaluate(GLB, four, replace(in_turn(four, nests), keeps=parse_schedule("keep GLB T1 1, 1/2 after b, 1/4 after c").keeps))
+    assert isinstance(found, Solution)
+    moved = {(c.name, row.level): row.elems for c in found.einsums for row in c.counts if (row.tensor, row.action) == ("T1", "read")}
+    assert [moved.get((name, "DRAM"), 0) for name in "bcd"] == [0, 144 / 2, 144 * 3 / 4]
+    assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 48, 8 * 48, 8 * 24, 8 * 12]
+
+
+@pytest.mark.parametrize(("keep", "said"), [
+    ("1/2, 1/4 after a", "a does not read T1; b, c do"), ("1/2, 3/4 after b", "1/2, 3/4 after b: less must stay each time; what came in anew is not modelled"),
+    ("1/2, 1/4 after c", "nobody reads it after c; leave that share out"),
+    ("1/2, 1/4 after c, 1/8 after b", "what stays after whom is not in the order of the schedule; sort it, each einsum once")])
+def test_what_is_kept_for_nobody_is_said_in_one_line(keep: str, said: str) -> None:
+    with pytest.raises(ValueError) as fault:
+        evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule(f"keep GLB T1 {keep}").keeps))
+    assert str(fault.value) == f"keep GLB T1: {said}"
+
+
 def test_files_hold_either_form(tmp_path: Path) -> None:
     path = tmp_path / "fused.txt"
     path.write_text(FUSED)

@@ -16,6 +16,7 @@ from dse.sim.cost import price
 from dse.sim.counts import count
 from dse.sim.evaluate import Problem, Solution
 from dse.sim.graph import evaluate, filled_cycles
+from tests.fused_in_time import timed
 from tests.nests import random_case
 from tests.oracle import Tally, port_bits
 from tests.schedules import random_schedule
@@ -101,3 +102,10 @@ def test_every_trip_of_shared_loops_starts_with_empty_levels(seed: int) -> None:
     assert found.latency_cycles <= total * (1 + 1e-9)
     if len(set(trips)) == 1:
         assert isclose(found.latency_cycles, total)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32))
+def test_fused_schedules_take_what_a_walk_in_time_of_all_trips_takes(seed: int) -> None:
+    """Never more, and as much where nothing contends and trips are alike. It kills: tiles that sink below the fork, trips that find levels full."""
+    assert timed(seed).fault == ""

@@ -26,7 +26,7 @@ Dense tensors only; systolic ramps and the vector unit are left to the closed fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
@@ -104,8 +104,10 @@ def lone(work: Work) -> Fraction:
 class Planner:
     """Lays down the activities of a program, boundary by boundary: drains from the inside out, fills from the outside in, a block of steps."""
 
-    def __init__(self, p: Program) -> None:
-        self.p, self.s = p, Schedule()
+    def __init__(self, p: Program, s: Schedule | None = None, after: int | None = None, early: int | None = None,
+                 ready: Collection[tuple[int, str]] = (), base: int = 0) -> None:
+        """after: what all wait for, the end of the nest before; but the first fills of the nodes (level, tensor) in `ready` for `early` only."""
+        self.p, self.s, self.after, self.early, self.ready, self.base = p, s or Schedule(), after, early, ready, base
         self.levels = sorted({node.level for node in p.nodes})
         self.child = {node.parent_at: node.at for node in p.nodes}
         self.starts = {(node.at, tile.start): r for node in p.nodes for r, tile in enumerate(node.tiles)}
@@ -119,7 +121,10 @@ class Planner:
             opened = self.drain(b)
             rooms = self.fill(b, opened)
             if b < len(p.blocks):
-                self.block[b] = self.s.add(p.blocks[b], [self.block.get(b - 1), *self.gate.values(), *rooms], b)
+                self.block[b] = self.add(p.blocks[b], [self.block.get(b - 1), *self.gate.values(), *rooms], b)
+
+    def add(self, work: Work, waits: Iterable[int | None], need: int = 0) -> int:
+        return self.s.add(work, [*waits, self.after], need + self.base)
 
     def drain(self, b: int) -> dict[int, int]:
         """Drains of tiles that end at a boundary; per single-buffered level that changes there the gate at which all inside has ended."""
@@ -128,14 +133,14 @@ class Planner:
             here = [node for node in self.p.nodes if node.level == v and ((node.at, b) in self.starts or (node.at, b) in self.ends)]
             if here and not self.p.double[v]:
                 inner = [self.drains[node.at][-1] for node in self.p.nodes if node.level > v and self.drains[node.at]]
-                opened[v] = self.s.add({}, [self.block.get(b - 1), self.gate.get(v), *inner])
+                opened[v] = self.add({}, [self.block.get(b - 1), self.gate.get(v), *inner])
             for node in here:
                 if not node.output or (node.at, b) not in self.ends:
                     continue
                 r, own = self.ends[node.at, b], self.drains[node.at]
                 inner = self.drains[self.child[node.at]][-1:] if node.at in self.child else []
                 need = b if not self.p.double[v] else node.tiles[r + 1].end if r + 1 < len(node.tiles) else len(self.p.blocks)
-                own.append(self.s.add(node.tiles[r].drain, [self.block[b - 1], opened.get(v), *inner, *own[-1:], *self.place(node)], need))
+                own.append(self.add(node.tiles[r].drain, [self.block[b - 1], opened.get(v), *inner, *own[-1:], *self.place(node)], need))
         return opened
 
     def fill(self, b: int, opened: dict[int, int]) -> list[int]:
@@ -150,7 +155,8 @@ class Planner:
                     outer = [self.gate[u] for u in self.levels if u < v and u in self.gate]
                     parent = self.place(node) if tile.fill else []
                     room = [opened[v], *self.drains[node.at][-1:]] if v in opened else self.room(node, self.starts[node.at, b])
-                    self.filled[node.at][b] = self.s.add(tile.fill, [*outer, *parent, *room], b)
+                    ready = not b and (v, node.tensor.tensor) in self.ready
+                    self.filled[node.at][b] = self.s.add(tile.fill, [self.early], self.base) if ready else self.add(tile.fill, [*outer, *parent, *room], b)
                     if tile.fill or v in opened:
                         fills.append(self.filled[node.at][b])
                     elif node.at not in self.child:
@@ -158,7 +164,7 @@ class Planner:
             if v in opened:
                 fills += [opened[v], *(self.drains[node.at][-1] for node in self.p.nodes if node.level == v and self.drains[node.at])]
             if fills:
-                self.gate[v] = self.s.add({}, [*fills, self.gate.get(v)])
+                self.gate[v] = self.add({}, [*fills, self.gate.get(v)])
             if v in self.gate:
                 self.announced[v, b] = self.gate[v]
         return rooms
@@ -181,6 +187,17 @@ class Planner:
             return [self.block[tile.end - 1]]
         inner = self.filled[self.child[node.at]]
         return [inner[b] for b in range(tile.start, tile.end) if b in inner]
+
+
+def walk_ahead(programs: Sequence[tuple[Program, Collection[tuple[int, str]]]], rng: Random | None = None) -> Fraction:
+    """Cycles of nests in turn, where the first fills of some nodes may come as soon as the nest before starts; ports serve the running nest first."""
+    s, ends, base = Schedule(), list[int | None]([None, None]), 0
+    for p, ready in programs:
+        first = len(s.all)
+        Planner(p, s, ends[-1], ends[-2], ready, base)
+        ends.append(s.add({}, [ends[-1], *range(first, len(s.all))], base))
+        base += len(p.blocks) + 2
+    return s.run(rng)[0]
 
 
 def walk(p: Program, rng: Random | None = None) -> tuple[Fraction, bool]:

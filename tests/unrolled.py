@@ -20,6 +20,7 @@ Lane = tuple[int, ...]
 Span = tuple[int, int]  # first, last + 1
 Env = dict[str, Span]
 Port = tuple[int, Lane, str]  # (level, instance, side); compute is the level inside the last
+FORK = "FORK"  # a loop "over" it is none: the place where shared loops fork, which no tile sinks below
 Work = dict[Port, Fraction]  # cycles that an activity needs of each port
 
 
@@ -73,7 +74,7 @@ class Unroller:
     def __init__(self, mapping: Mapping, e: Einsum, arch: Arch) -> None:
         self.steps, self.e, self.arch = mapping.nodes, e, arch
         self.order = {level.name: v for v, level in enumerate(arch.levels)}
-        self.spatial = [(i, node) for i, node in enumerate(self.steps) if isinstance(node, Loop) and node.over]
+        self.spatial = [(i, node) for i, node in enumerate(self.steps) if isinstance(node, Loop) and node.over not in ("", FORK)]
         dims = [(name, f.multicast[d], f.reduce[d]) for f in arch.fanouts for d, (name, _) in enumerate(f.dims)]
         self.shares = {name: {False: multicast, True: reduce} for name, multicast, reduce in dims}
         self.nodes: list[Node] = []
@@ -130,7 +131,7 @@ class Unroller:
         if at == len(self.steps):
             return self.compute(lanes)
         node = self.steps[at]
-        if isinstance(node, Store):
+        if isinstance(node, Store) or node.over == FORK:
             return self.go(at + 1, lanes)
         cut = {lane: list(pieces(env, node)) for lane, env in lanes.items()}
         if node.over:

@@ -10,9 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
+from math import prod
 
 from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Schedule, Segment
+from dse.schedule import Branch, Keep, Schedule, Segment
 from hw.arch import Arch
 from tests.oracle import Tally, Walk
 from workloads.einsum import Einsum
@@ -78,16 +79,29 @@ def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
     """Kept tensors: all that is moved where they lie as their nests say, and where they lie inside, mixed by the share of each."""
     far = [SegmentWalk(arch, workload, segment, schedule, {}).run() for segment in schedule.segments]
     near = [SegmentWalk(arch, workload, segment, schedule, {k.tensor: k.level for k in schedule.keeps}).run() for segment in schedule.segments]
-    share = {k.tensor: k.share for k in schedule.keeps}
+    at = {b.einsum: (i, j) for i, s in enumerate(schedule.segments) for j, b in enumerate(s.branches)}
     tallies, peaks, wrong = {}, [], []
     for i, (a, z) in enumerate(zip(far, near, strict=True)):
         for name in a.stages:
             x, y = a.stages[name].tally, z.stages[name].tally
+            share = {k.tensor: stays(k, at[name], at) for k in schedule.keeps}
             lanes = {at: mixed(x.lanes.get(at, Counter()), y.lanes.get(at, Counter()), share) for at in x.lanes | y.lanes}
             tallies[name] = Tally(mixed(x.total, y.total, share), lanes)
+            for k in schedule.keeps:
+                if k.tensor == a.e[name].output.tensor:  # what a later reader does not find is written out when it is made
+                    last = min(stays(k, at[e.name], at) for e in workload.einsums if k.tensor in {p.tensor for p in e.inputs})
+                    spilt = (k.share - last) * prod(d.size for d in a.e[name].output.dims)
+                    for key in ((k.level, k.tensor, "read"), (arch.levels[0].name, k.tensor, "write")) if spilt else ():
+                        tallies[name].total[key] += spilt
+                        tallies[name].lanes.setdefault((), Counter())[key] += spilt
         wrong += a.wrong
         peaks.append(a.peak(i, workload, schedule))
     return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)})
+
+
+def stays(keep: Keep, now: tuple[int, ...], at: dict) -> Fraction:
+    """The share that is kept at a place of the schedule: less once those who are named have read it."""
+    return min([keep.share, *(share for name, share in keep.then if at[name] < now)])
 
 
 def mixed(far: Counter, near: Counter, share: dict) -> Counter:
@@ -296,13 +310,13 @@ class SegmentWalk:
                 many = alive[node.tensor] if self.fan and handed else 0
                 twice = not many and self.visits[node] > 1 and not self.pinned(self.users[node.tensor][0], node.level, node.tensor)
                 room = bits(node.level, node.tensor, n * max(many, 1), twice)
-                if not (self.kept_whole(node.level, node.tensor)):
+                if not self.kept_whole(self.users[node.tensor][0], node.level, node.tensor):
                     shared_most[i] = max(shared_most[i], room)
             for (level, tensor), n in own:
                 at = self.home.get(tensor)
                 handed = at is not None and nodes[at].level == level and self.lies_in_lanes(nodes[at]) and self.users[tensor][0] == name
                 twice = self.stages[name].visits[level, tensor] > 1 and not self.pinned(name, level, tensor)
-                if not self.kept_whole(level, tensor):
+                if not self.kept_whole(name, level, tensor):
                     held[level] += bits(level, tensor, n * alive[tensor], False) if handed else bits(level, tensor, n, twice)
             by_name.setdefault(name, []).append(held)
         total: Counter = Counter()
@@ -319,10 +333,9 @@ class SegmentWalk:
             maker = next(e for e in workload.einsums if e.output.tensor == keep.tensor)
             last = max(at[e.name] for e in workload.einsums if keep.tensor in {p.tensor for p in e.inputs})
             if at[maker.name] <= number <= last:
-                elems = 1
-                for d in maker.output.dims:
-                    elems *= d.size
-                total[keep.level] += -(-elems * keep.share.numerator // keep.share.denominator) * width[keep.tensor]
+                share = stays(keep, (number,), {b.einsum: (i, j) for i, s in enumerate(schedule.segments) for j, b in enumerate(s.branches)})
+                elems = prod(d.size for d in maker.output.dims)
+                total[keep.level] += -(-elems * share.numerator // share.denominator) * width[keep.tensor]
         for i, segment in enumerate(schedule.segments):
             if i != number and schedule.weights == "pinned":
                 for level, n in self.pinned_bits(segment, workload, width).items():
@@ -356,8 +369,9 @@ class SegmentWalk:
         own = [n for n in (*self.segment.nodes, *self.stages[name].mapping.nodes) if isinstance(n, Store) and n.tensor == tensor]
         return tensor in self.workload.weights and self.schedule.weights == "pinned" and own[0].level == level != self.levels[0]
 
-    def kept_whole(self, level: str, tensor: str) -> bool:
-        return any(k.tensor == tensor and k.level == level and k.share == 1 for k in self.schedule.keeps)
+    def kept_whole(self, name: str, level: str, tensor: str) -> bool:
+        at = {b.einsum: (i, j) for i, s in enumerate(self.schedule.segments) for j, b in enumerate(s.branches)}
+        return any(k.tensor == tensor and k.level == level and stays(k, at[name], at) == 1 for k in self.schedule.keeps)
 
     def alive_granules(self, tensor: str) -> int:
         """Granules of a tensor alive at one time: stage j works on granule b in turn b + j."""

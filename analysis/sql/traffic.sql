@@ -7,6 +7,11 @@ SELECT
     CASE c.action
         WHEN 'read' THEN p.read_pj * coalesce(c.bits, p.word_bits) / p.width_bits
         WHEN 'write' THEN p.write_pj * coalesce(c.bits, p.word_bits) / p.width_bits
+        WHEN 'hop' THEN p.hop_pj * coalesce(c.bits, p.word_bits)
+        WHEN 'rotate' THEN p.hop_pj * coalesce(c.bits, p.word_bits)
+        WHEN 'lane' THEN p.lane_pj * coalesce(c.bits, p.word_bits)
+        WHEN 'rotate_lane' THEN p.lane_pj * coalesce(c.bits, p.word_bits)
         ELSE CASE e.kind WHEN 'mac' THEN p.mac_pj WHEN 'copy' THEN 0 ELSE p.alu_pj END
     END * e.count * c.elems AS energy_pj
-FROM einsums e JOIN counts c USING (mapping_key) JOIN prices p ON (p.machine = e.machine AND p.level = c.level);
+FROM einsums e JOIN counts c USING (mapping_key) JOIN prices p ON (p.machine = e.machine AND p.level = c.level)
+WHERE c.action <> 'enter';

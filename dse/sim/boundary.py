@@ -8,13 +8,13 @@ The whole nest of an einsum is the shared loops and storage nodes as it sees the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
 from dse.nest import Loop, Mapping, Store
-from dse.sim import transfer
+from dse.sim import network, sharing, transfer
 from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
 from dse.sim.network import Owned
 from dse.sim.terms import ALL, FIRST, tile_count
@@ -28,7 +28,8 @@ class Boundary:
 
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
     begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
-    kept: (tensor, level, share). forked: other einsums use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
+    kept: (tensor, level, share); spilled: of the output, what is written outside as well, since less of it stays for a later reader. branched: other einsums
+    stand below the shared part; forked: they use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
     pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; owned: lanes that hold a remote tensor, where hops
     are priced. taken: (level, bits) that others hold meanwhile.
     """
@@ -40,15 +41,17 @@ class Boundary:
     held: tuple[Store, ...] = ()
     copies: tuple[tuple[Store, int], ...] = ()
     kept: tuple[tuple[str, str, Fraction], ...] = ()
+    branched: bool = False
     forked: bool = False
     pinned: frozenset[str] = frozenset()
     given: tuple[Footprint, ...] = ()
     owned: tuple[tuple[str, tuple[Owned, ...]], ...] = ()
     taken: tuple[tuple[str, int], ...] = ()
+    spilled: tuple[tuple[str, str, Fraction], ...] = ()
 
     def marks(self) -> str:
         """What changes counts beside the nest, as text."""
-        return f" {self.remote} {self.held} {self.kept} {self.forked}" if self.remote or self.held or self.kept or self.forked else ""
+        return f" {self.remote} {self.held} {self.kept} {self.forked} {self.spilled}" if self.remote or self.held or self.kept or self.forked else ""
 
     def begun(self) -> int | None:
         """Position in the whole nest from which an einsum finds levels empty in every iteration of the loops above; None: its time is not that of a nest."""
@@ -65,14 +68,19 @@ def joined(b: Boundary, own: Mapping) -> Mapping:
     if b is ALONE:
         return own
     lead = next((i for i, node in enumerate(own.nodes) if not (isinstance(node, Loop) and node.over in b.dims)), len(own.nodes))
-    return replace(own, nodes=(*b.outer, *own.nodes[:lead], *b.homes, *own.nodes[lead:]))
+    return replace(own, nodes=(*b.outer, *own.nodes[:lead], *b.homes, *own.nodes[lead:]), fork=len(b.outer) if b.branched else 0)
 
 
 def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Rows of the whole nest; as `counts.count` where the einsum stands alone."""
-    if not b.marks():
+    if not b.marks() and not whole.shares:
         return count(whole, e, arch)
     rows = _mixed(b, b.kept, whole, e, arch)
+    for tensor, level, share in b.spilled:
+        n, many = share * e.output.stored_elems(), len(next(iter(rows.values()))[1])
+        for key in ((level, tensor, "read"), (arch.levels[0].name, tensor, "write")):
+            total, own = rows.get(key, (0, [0] * many))
+            rows[key] = total + n, [one + n for one in own]
     return busiest({key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch)
 
 
@@ -91,8 +99,9 @@ def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
     """The nest of what lies at a level: no node further out, and the level's own stands above all loops."""
     order = [one.name for one in arch.levels]
     near = order.index(level)
-    rest = [node for node in whole.nodes if not (isinstance(node, Store) and node.tensor == tensor and order.index(node.level) <= near)]
-    return replace(whole, nodes=(Store(level, tensor), *rest), layouts=())
+    rest = [(i, node) for i, node in enumerate(whole.nodes) if not (isinstance(node, Store) and node.tensor == tensor and order.index(node.level) <= near)]
+    fork = 1 + sum(i < whole.fork for i, _ in rest) if whole.fork else 0
+    return replace(whole, nodes=(Store(level, tensor), *(node for _, node in rest)), layouts=(), fork=fork)
 
 
 def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
@@ -114,7 +123,19 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
             total, _ = rows.pop(key)
             mine = rows.get((level, tensor, "read"), (0, [0] * many))
             rows[level, tensor, "read"] = (mine[0] + total, mine[1])  # the other stage's port is the busy one: `remote_reads`
-    return rows
+    return sharing.passed_round(rows, whole, e, arch)
+
+
+def ways(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> Iterator[network.Way]:
+    """What moves through priced networks; what fills a held node crosses them in one granule. Raises ValueError where hops are not counted."""
+    order = [level.name for level in arch.levels]
+    once = {(node.tensor, f.name) for node in b.held for f in arch.fanouts if f.outside <= order.index(node.level)}
+    for way in network.ways(whole, e, arch, b.owned):
+        if way.action.startswith("rotate") or (way.tensor, way.network) not in once:
+            yield way
+    for way in network.ways(*one_granule(b, whole, e), arch, b.owned) if once else ():
+        if not way.action.startswith("rotate") and (way.tensor, way.network) in once:
+            yield way
 
 
 def _trips(b: Boundary, e: Einsum) -> int:
@@ -139,12 +160,18 @@ def one_granule(b: Boundary, whole: Mapping, e: Einsum) -> tuple[Mapping, Einsum
     tiles = {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
     shared = [i for i, node in enumerate(whole.nodes) if isinstance(node, Loop)][: sum(isinstance(node, Loop) for node in b.outer)]
     rest = tuple(node for i, node in enumerate(whole.nodes) if i not in shared)
-    return replace(whole, nodes=rest), replace(e, extents=tuple((rank, tiles.get(rank, n)) for rank, n in e.extents))
+    fork = whole.fork - len(shared) if whole.fork else 0
+    return replace(whole, nodes=rest, fork=fork), replace(e, extents=tuple((rank, tiles.get(rank, n)) for rank, n in e.extents))
 
 
 def held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
     """Room per instance, in the order of the nodes. Shared nodes sink no further than to the fork; what is handed on is held whole, in as many copies as there
     are granules under way."""
+    return tuple(sharing.parts(_held(b, whole, e, arch), whole, e, arch))
+
+
+def _held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
+    """With whole tiles in every lane."""
     found = transfer.footprints(whole, e, arch)
     if b is ALONE:
         return found

@@ -147,7 +147,7 @@ def footprints(mapping: Mapping, e: Einsum) -> tuple[Footprint, ...]:
             tile[node.rank] = node.tile
             continue
         p = projections[node.tensor]
-        sunk = mapping.nodes[i : sink(p, mapping.nodes, i)] if node.tensor in seen else ()
+        sunk = mapping.nodes[i : sink(p, mapping, i)] if node.tensor in seen else ()
         seen.add(node.tensor)
         held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
         refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)

@@ -8,7 +8,7 @@ from math import inf
 
 from dse.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.schedule import Schedule
-from dse.sim import boundary, bounds, cost, network, transfer
+from dse.sim import boundary, bounds, cost, transfer
 from dse.sim.boundary import ALONE, Boundary
 from dse.sim.counts import Count, Footprint
 from dse.sim.terms import wiring
@@ -165,14 +165,16 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     begun = problem.boundary.begun()
     p = cost.price(replace(mapping, nodes=()) if begun is None else mapping, rows, e, transfer.slowed(arch, rows, e, moved), begun or 0)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
-    extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in network.ways(mapping, e, arch, problem.boundary.owned)]
+    extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in boundary.ways(problem.boundary, mapping, e, arch)]
     if extra:
         p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
     key, wires = canonical_key(e), wiring(arch)  # what lanes share and how wide words are is part of the rows of a mapping
-    number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{problem.boundary.marks()}", mapping)
+    nets = [(f.name, f.dims, f.rim, f.source, f.place) for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owned}' if nets else ''}"
+    number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = above(value, floor)
     return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p,

@@ -9,8 +9,8 @@ from itertools import combinations
 from dse import nest
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Schedule, Segment, renamed
-from dse.sim import network, transfer
-from dse.sim.boundary import ALONE, joined
+from dse.sim import sharing, transfer
+from dse.sim.boundary import ALONE, joined, ways
 from dse.sim.placed import Graph, Placed, graph, homes, named, placed, shared_loops, stage_array
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
@@ -93,6 +93,14 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: no tensor that one einsum makes and another reads; take one of {', '.join([t for t in g.made if g.readers.get(t)][:8]) or 'none'}"
         elif not 0 < one.share <= 1:
             yield f"{line}: share = {one.share} must be above 0 and at most 1"
+        elif strange := [name for name, _ in one.then if name not in g.readers[one.tensor]]:
+            yield f"{line}: {strange[0]} does not read {one.tensor}; {', '.join(g.readers[one.tensor])} do"
+        elif sorted(one.then, key=lambda each: g.at[each[0]]) != list(one.then) or len({name for name, _ in one.then}) < len(one.then):
+            yield f"{line}: what stays after whom is not in the order of the schedule; sort it, each einsum once"
+        elif any(less >= more for (_, less), more in zip(one.then, (one.share, *(share for _, share in one.then)), strict=False)):
+            yield f"{line}: {one.shares()}: less must stay each time; what came in anew is not modelled"
+        elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
+            yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
         elif at_home := [i for i, s in enumerate(schedule.segments, 1) if one.tensor in homes(s) and len(_users(one.tensor, s, g)) > 1]:
             yield f"{line}: einsums of segment {at_home[0]} share a node of it already; keep what segments hand to later ones"
         elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:
@@ -221,13 +229,17 @@ def _nest_faults(one: Placed) -> Iterator[str]:
     """What is wrong with the whole nest of an einsum, as `nest.faults` says it; tensors that are handed on or pinned need no node further out."""
     b, e, arch = one.boundary, one.einsum, one.arch
     if b is ALONE:
-        yield from nest.faults(one.nest, e, arch) or transfer.faults(one.nest, e, arch) or _hop_faults(one.nest, one)
+        yield from nest.faults(one.nest, e, arch) or transfer.faults(one.nest, e, arch) or sharing.faults(one.nest, e, arch) or _hop_faults(one.nest, one)
         return
     if b.outer and one.nest.layouts:
         yield f"mapping of {e.name}: layout {one.nest.layouts[0].level} {one.nest.layouts[0].tensor}: below shared loops tensors lie row-major; leave it out"
         return
     whole = joined(b, one.nest)
     if lines := nest.faults(whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))):
+        yield from lines
+        return
+    if lines := [*sharing.faults(whole, e, arch), *(f"mapping of {e.name}: share {one.level} {one.tensor}: another stage holds it; what stages read from "
+                                                    "each other is not shared out" for one in whole.shares if one.tensor in {row[0] for row in b.remote})]:
         yield from lines
         return
     order = {level.name: v for v, level in enumerate(arch.levels)}
@@ -271,7 +283,7 @@ def _nest_faults(one: Placed) -> Iterator[str]:
 
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
     try:
-        list(network.ways(whole, one.einsum, one.arch, one.boundary.owned))
+        list(ways(one.boundary, whole, one.einsum, one.arch))
     except ValueError as fault:
         return [f"mapping of {one.einsum.name}: {fault}"]
     return []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dse.nest import Infeasible, Mapping, Store
 from dse.schedule import Schedule, Segment, renamed
-from dse.sim import boundary, bounds, cost, placed
+from dse.sim import ahead, boundary, bounds, cost, placed
 from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
 from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
@@ -38,7 +38,7 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
         for one in segment:
-            alone = one.boundary == ALONE and one.arch is arch
+            alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead  # what comes ahead is each einsum's own
             key = (canonical_key(one.einsum), str(renamed(one.nest, one.einsum))) if alone else (i, one.einsum.name)
             if key not in costs:
                 costs[key] = (one, einsum_cost(Problem(one.arch, one.einsum, objective, one.boundary), one.nest), [], 0)
@@ -56,6 +56,9 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
 def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
            times: dict[str, int], objective: str) -> Solution:
     g, streams = placed.graph(workload, schedule), len(segments) == 1 and schedule.segments[0].pipelined
+    early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
+    if early:
+        priced = {name: ahead.sooner(c, early.get(name, 0.0), arch) for name, c in priced.items()}
     rows, einsums = [], dict(priced)
     for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
         mine = [priced[one.einsum.name] for one in own]
@@ -71,6 +74,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     said = "weights pinned: there before the run, never loaded; " if schedule.weights == "pinned" else ""
     if arch.overlap == "buffered" and any(one.boundary.begun() is None for own in segments for one in own):
         said += "cycles of stages, and of einsums with kept tensors, are busy times: fills that they wait for are not counted; "
+    said += f"first fills ahead: {sum(early.values()):.4g} cycles of them while the einsum before runs; " if early else ""
     said += "leakage over steady cycles: batches back to back; " if streams else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
     return Solution(tuple(distinct.values()), energy, latency, sum(row.steady_cycles for row in rows) if streams else latency, to_bound, to_bound,
@@ -209,8 +213,9 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     found: list[Bits] = [{} for _ in segments]
     for one in schedule.keeps:
         p = g.einsums[g.made[one.tensor]].output
-        room = -(-one.share.numerator * p.stored_elems() // one.share.denominator) * (p.bits or arch.word_bits)
         for i in range(g.at[g.made[one.tensor]][0], max(g.at[name][0] for name in g.readers[one.tensor]) + 1):
+            share = placed.share_at(one, (i,), g)
+            room = -(-share.numerator * p.stored_elems() // share.denominator) * (p.bits or arch.word_bits)
             found[i][one.level] = found[i].get(one.level, 0) + room
     for i, own in enumerate(segments):
         pinned = [_pinned(one) for one in own]
@@ -259,4 +264,4 @@ class Chip:
 
 def on_chip(solution: Solution) -> list[Chip]:
     found = [Chip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
-    return found + [Chip(one.tensor, one.level, str(one.share)) for one in (solution.schedule.keeps if solution.schedule else ())]
+    return found + [Chip(one.tensor, one.level, one.shares()) for one in (solution.schedule.keeps if solution.schedule else ())]

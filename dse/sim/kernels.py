@@ -80,7 +80,7 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: Options) -> Tables:
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
             p = projections[node.tensor]
-            rest = sink(p, nest.nodes, i) if node.tensor in seen else i
+            rest = sink(p, nest, i) if node.tensor in seen else i
             seen.add(node.tensor)
             held.append((node.level, node.tensor))
             sizes.append(_held(s, p, rest))

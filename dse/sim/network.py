@@ -1,7 +1,8 @@
 """Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md, Networks).
 
 A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and
-in each of these along the column past all their rows: the union of those ways, a tree. Sums that are added up on the way take the same tree inwards. Lanes
+in each of these along the column past all their rows: the union of those ways, a tree (`source: next_level`); or from lane to nearest lane (`same_level`).
+Sums that are added up on the way take the same tree inwards. Lanes
 that want the same words are, in each dimension of the mesh, some positions; all pairs of these want them. All lanes in use have equal shares: nests that
 cut a mesh's tiles unevenly, or through windows, are refused where hops are priced.
 """
@@ -14,10 +15,12 @@ from itertools import product
 from math import prod
 
 from dse.nest import Loop, Mapping
+from dse.sim import sharing
 from dse.sim.counts import Delivered, delivered
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
 
+WAYS = ("hop", "lane", "rotate", "rotate_lane")  # actions of networks, in bits
 Place = tuple[int, int]  # row, column
 Span = tuple[int, int]  # first index, one past the last
 
@@ -39,6 +42,35 @@ def rim(kind: str, grid: Place) -> tuple[Place, ...]:
     """Where memory stands: at the corners, or all along the left and right edge."""
     rows = range(grid[0]) if kind == "edge" else sorted({0, grid[0] - 1})
     return tuple((row, column) for row in rows for column in sorted({0, grid[1] - 1}))
+
+
+def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Links from a source to the nearest lane of these rows and columns, and from lane to nearest lane until all have the word (a spanning tree).
+
+    The gaps between neighbouring rows and columns, shortest first: a gap between rows is crossed once per part that the columns are still in, and vice versa.
+    >>> chain((0, 0), (1, 11), (1, 2, 3))
+    16
+    """
+    gaps = sorted((b - a, kind) for kind, places in enumerate((rows, columns)) for a, b in zip(places, places[1:], strict=False))
+    parts, links = [len(rows), len(columns)], min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns)
+    for gap, kind in gaps:
+        links += gap * parts[1 - kind]
+        parts[kind] -= 1
+    return links
+
+
+TREES = {"next_level": tree, "same_level": chain}
+
+
+def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Links once round all lanes of these rows and columns and back: row by row, every other one backwards, or column by column if that is shorter.
+
+    >>> ring((0, 1), (0, 1, 2)), ring((0,), (2, 5))
+    (6, 6)
+    """
+    down, right = rows[-1] - rows[0], columns[-1] - columns[0]
+    by_rows = len(rows) * right + 2 * down + right * (len(rows) % 2)
+    return min(by_rows, len(columns) * down + 2 * right + down * (len(columns) % 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +161,8 @@ def _first(f: Fanout) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What one tensor moves through a network, both ways. action: hop (bits times links) or lane (bits that lanes take or give)."""
+    """What one tensor moves through a network. action: hop (bits times links, from and to outside), lane (bits that lanes take or give); rotate, rotate_lane:
+    the same of parts that lanes of a ring pass on."""
 
     network: str
     tensor: str
@@ -140,43 +173,63 @@ class Way:
 
 def ways(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[Owned, ...]]] = ()) -> Iterator[Way]:
     """Of every priced network. remote: tensors that lanes of another stage hold. Raises ValueError where hops are not counted."""
+    rings = sharing.rings(mapping, e, arch)
     for f in arch.fanouts:
         if not f.hop_pj and not f.lane_pj:
             continue
+        own = {one.tensor.tensor: one for one in rings if one.fanout is f}
         for one in delivered(mapping, e, arch, f):
+            ring_ = own.get(one.tensor.tensor)
             word = one.tensor.bits or arch.word_bits
             if f.lane_pj:
-                yield Way(f.name, one.tensor.tensor, "lane", one.lanes * word, one.lanes * word * f.lane_pj)
+                bits = one.lanes * word / (ring_.lanes if ring_ else 1)
+                yield Way(f.name, one.tensor.tensor, "lane", bits, bits * f.lane_pj)
             if f.hop_pj:
-                hops = one.served * word * _mean(one, mapping, e, f, dict(remote))
+                hops = one.served * word * _mean(one, mapping, e, f, dict(remote), ring_.shared.dims if ring_ else ())
                 yield Way(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
+        for tensor, ring_ in own.items():
+            bits = sharing.turned_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
+            if f.lane_pj:
+                yield Way(f.name, tensor, "rotate_lane", 2 * bits, 2 * bits * f.lane_pj)
+            if f.hop_pj:
+                hops = bits * _step(ring_, mapping, e, f)
+                yield Way(f.name, tensor, "rotate", hops, hops * f.hop_pj)
 
 
-def _mean(one: Delivered, mapping: Mapping, e: Einsum, f: Fanout, remote: dict[str, tuple[Owned, ...]]) -> float:
-    """Links that a word takes on average, all its trips alike."""
+def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
+    """Links from a lane of a ring to the next on average; all rings are alike."""
+    dims = [name for name, _ in f.dims]
+    loops = cuts(mapping, e, f)
+    own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.shared.dims for c in loops]
+    first = groups(loops, own, _first(f))[0]
+    return ring(first.rows, first.columns) / one.lanes
+
+
+def _mean(one: Delivered, mapping: Mapping, e: Einsum, f: Fanout, remote: dict[str, tuple[Owned, ...]], parted: Sequence[str]) -> float:
+    """Links that a word takes on average, all its trips alike. parted: dimensions along which lanes share a tile out: each word goes to one of them."""
     p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
     short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
     if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
         raise ValueError(f"spatial {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")
     shared = f.reduce if p is e.output else f.multicast
-    wanted = groups(loops, [c.rank in p.ranks() or not shared[c.dim] for c in loops], _first(f))
+    wanted = groups(loops, [c.rank in p.ranks() or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops], _first(f))
     if p.tensor not in remote:
         sources = rim(f.rim, (rows[1], columns[1]))
-        return sum(min(tree(source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
+        return sum(min(TREES[f.source](source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
     split = [d for d, *spans in zip(p.dims, *(one.spans for one in remote[p.tensor]), strict=True) if len(set(spans)) > 1]
     if windows := [d.terms[0][0] for d in split if len(d.terms) != 1 or d.terms[0][1] != 1]:
         raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the lanes that hold it split: hops are not counted; split another rank")
-    return sum(_from_owners(group, remote[p.tensor], p, loops) for group in wanted) / len(wanted)
+    return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
 
 
-def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequence[Cut]) -> float:
+def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequence[Cut], f: Fanout) -> float:
     """The mean over the words of a group; each word comes from the lane that holds it."""
     total, words = 0, 0
     for one in held:
         wanted = (_part(1 << 60, d.terms[0][0], loops, group) if d.terms else (0, 1) for d in p.dims)
         common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
         words += common
-        total += common * tree(one.place, group.rows, group.columns) if common else 0
+        total += common * TREES[f.source](one.place, group.rows, group.columns) if common else 0
     return total / words
 
 

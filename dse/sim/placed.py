@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import prod
 
 from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Schedule, Segment
+from dse.schedule import Branch, Keep, Schedule, Segment
 from dse.sim import boundary, network
 from dse.sim.boundary import ALONE, Boundary, joined
 from dse.sim.counts import Footprint
@@ -44,6 +45,11 @@ def graph(workload: Workload, schedule: Schedule) -> Graph:
             readers.setdefault(owner(p.tensor, made), []).append(e.name)
     at = {branch.einsum: (i, j) for i, segment in enumerate(schedule.segments) for j, branch in enumerate(segment.branches)}
     return Graph({e.name: e for e in workload.einsums}, made, readers, at)
+
+
+def share_at(one: Keep, at: tuple[int, ...], g: Graph) -> Fraction:
+    """What is kept of a tensor at (segment, place in it), or when a segment begins (at: its number alone)."""
+    return next((share for name, share in reversed(one.then) if g.at[name] < at), one.share)
 
 
 def stage_array(segment: Segment, arch: Arch) -> Fanout | None:
@@ -108,11 +114,16 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
         else:
             outer.append(node)
     copies = [(home[t], min(at[-1] - at[0] + 1, granules(segment, g))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
-    kept = [(p.tensor, one.level, one.share) for one in schedule.keeps for p in e.tensors() if owner(p.tensor, g.made) == one.tensor]
+    kept = [(p.tensor, one.level, share) for one in schedule.keeps for p in e.tensors()
+            if owner(p.tensor, g.made) == one.tensor and (share := share_at(one, g.at[e.name], g))]
+    least = {one.tensor: share_at(one, max(g.at[name] for name in g.readers[one.tensor]), g) for one in schedule.keeps}
+    mine = [one for one in schedule.keeps if one.tensor == e.output.tensor and one.share > least[one.tensor]]
+    spilled = [(one.tensor, one.level, one.share - least[one.tensor]) for one in mine]
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
-                     len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned))
+                     len(segment.branches) > 1 and bool(segment.nodes), len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned),
+                     spilled=tuple(spilled))
     if f and f.hop_pj:
         found = replace(found, owned=tuple((t, _owners(t, segment, g, f)) for t, _, _ in remote))
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)

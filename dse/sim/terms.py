@@ -107,16 +107,16 @@ def links(nest: Mapping, e: Einsum) -> list[Link]:
         stores = [node for node in nest.nodes if isinstance(node, Store) and node.tensor == p.tensor]
         children: list[Store | None] = [*stores[1:], None]
         for store, i, child, j in zip(stores, at, children, [*at[1:], len(nest.nodes)], strict=True):
-            found.append(Link(p, p.ranks(), store, i, child, j, sink(p, nest.nodes, j) if child else j))
+            found.append(Link(p, p.ranks(), store, i, child, j, sink(p, nest, j) if child else j))
     return found
 
 
-def sink(p: Projection, nodes: Sequence[Loop | Store], at: int) -> int:
-    """Position that the node of a tensor at `at` sinks to: below fully relevant temporal loops, into one partially relevant one."""
-    full, seen = p.full(), p.ranks()
+def sink(p: Projection, nest: Mapping, at: int) -> int:
+    """Position that the node of a tensor at `at` sinks to: below fully relevant temporal loops, into one partially relevant one; to a fork at most."""
+    full, seen, nodes = p.full(), p.ranks(), nest.nodes
     for i in range(at + 1, len(nodes)):
         node = nodes[i]
-        if isinstance(node, Store) or node.over or node.rank not in seen:
+        if i == nest.fork or isinstance(node, Store) or node.over or node.rank not in seen:
             return i
         if node.rank not in full:
             return i + 1

@@ -16,7 +16,7 @@ Where this is less than what tests/port_times.py sums up by unrolling (never mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -81,6 +81,20 @@ def port_times(at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0
     """Levels from the outside in, and compute steps as cycles: what `latency` takes. begun: every iteration of the loops above it starts with empty levels."""
     c = clock(at, nest, e, arch)
     return _inside(c, 0, Span((ALL,) * len(at.sums.loops), begun))
+
+
+def first_fills(at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Collection[tuple[str, str]]) -> dict[int, dict[tuple[int, str], Number]]:
+    """By level, time of each (level, port) for the very first fills of its nodes (level, tensor) that the outermost level feeds; of levels that start empty
+    only once."""
+    c = clock(at, nest, e, arch)
+    span, found = Span((ALL,) * len(at.sums.loops), 0), {}
+    for v in range(1, len(arch.levels)):
+        works = [_ends(c, s, "fill", span) for s in _nodes(c, v) if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted]
+        found[v] = {key: largest(0.0, *cycles) for key, cycles in _total(works).items()}
+        begun = max([0, *(s.link.rest for s in _nodes(c, v))])
+        if not arch.levels[v].double_buffer and c.at.whole([Term(1, passes(at.sums, begun, False, span.picks))]) > 1:
+            break  # levels inside of it start anew in every round of it
+    return {v: ports for v, ports in found.items() if ports}
 
 
 def _inside(c: Clock, outermost: int, span: Span) -> tuple[list[PortTimes], Number]:

@@ -1,0 +1,166 @@
+"""Schedules in a run's tables and in the commands: sequences follow from einsums, others are stored, shown and priced again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dse
+from cluster import worker
+from dse import cli, door
+from dse.schedule import in_turn, parse_schedule
+from dse.sim.evaluate import Solution
+from dse.sim.graph import evaluate
+from hw.arch import Arch
+
+NET = """extents: {m: 8}
+weights: [W0, W1, W2, W3]
+einsums:
+- {name: a, extents: {m: 8, n: 6, k: 4}, text: "T1[m,n] += T0[m,k] * W0[k,n]"}
+- {name: b, extents: {p: 8, n: 2, k: 6}, text: "T2[p,n] += T1[p,k] * W1[k,n]"}
+- {name: c, extents: {m: 8, n: 6, k: 2}, text: "T3[m,n] += T2[m,k] * W2[k,n]"}
+- {name: d, extents: {p: 8, n: 2, k: 6}, text: "T4[p,n] += T3[p,k] * W3[k,n]"}
+"""
+STUDY = """name: rows
+workloads: [{file: net.yaml, name: net}]
+machine: a3
+space: {array.x: [2, 4]}
+objectives: [energy_pj, latency_ns]
+search: {method: exhaustive}
+"""
+FUSED = """segment
+  store DRAM T0 W0 W1 T2
+  for m in tiles of 2
+    store GLB T1
+    einsum a
+      store GLB W0
+      for n in tiles of 1
+        for k in tiles of 1
+          for m in tiles of 1
+            mac
+    einsum b with m = p
+      store GLB T2
+      for k in tiles of 1
+        for n in tiles of 1
+          for p in tiles of 1
+            mac"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    (folder / "net.yaml").write_text(NET)
+    (folder / "study.yaml").write_text(STUDY)
+    (folder / "fused.txt").write_text(FUSED)
+    (folder / "broken.txt").write_text(FUSED.replace("store GLB T1\n    ", ""))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> door.Run:
+    return dse.sweep(home / "study.yaml", out=home / "turn", workers=0)
+
+
+def whole(arch: Arch, *_: object) -> list[Solution]:
+    """A solver that knows one answer: a and b fused, c and d as they are alone."""
+    net = dse.door.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
+    found = dse.door.stack.around(arch, net, dse.door.Picks(), parse_schedule(FUSED))
+    assert isinstance(found, Solution)
+    return [found]
+
+
+STUDIED: list[Path] = []
+
+
+@pytest.fixture(scope="module")
+def fused(home: Path) -> door.Run:
+    STUDIED.append(home)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "scheduled", whole)
+        return dse.sweep(home / "study.yaml", out=home / "fused", workers=0)
+
+
+def test_a_sequence_has_a_segment_per_different_einsum(run: door.Run) -> None:
+    rows = list(run.sql("FROM schedules ORDER BY machine"))
+    assert [(row["machine"], row["weights"], row["segments"], row["fused"], row["pipelined"], row["on_chip"], row["nest"]) for row in rows] == [
+        (0, "streamed", 3, 0, 0, None, None), (1, "streamed", 3, 0, 0, None, None)]
+    own = list(run.sql("SELECT s.*, e.energy_pj AS energy, e.latency_cycles AS cycles, e.count AS runs FROM segments s "
+                       "JOIN einsums e ON (e.machine = s.machine AND e.einsum = s.einsums) ORDER BY s.machine, segment"))
+    assert [(row["segment"], row["einsums"], row["count"]) for row in own] == 2 * [(1, "a", 1), (2, "b", 2), (3, "c", 1)]
+    assert all((row["energy_pj"], row["latency_cycles"], row["count"]) == (row["energy"], row["cycles"], row["runs"]) for row in own)
+    sums = run.sql("SELECT p.energy_pj AS energy, sum(count * s.energy_pj) AS parts FROM segments s JOIN points p USING (machine, schedule) GROUP BY ALL")
+    assert len(sums) == 2 and all(row["parts"] == pytest.approx(row["energy"]) for row in sums)
+    assert not [name for name in ("schedules", "segments") if (run.path / "parts" / name).exists()]
+
+
+def test_other_schedules_are_stored_and_priced_again(fused: door.Run, run: door.Run) -> None:
+    (row, _) = fused.sql("FROM schedules ORDER BY machine")
+    assert (row["segments"], row["fused"], row["pipelined"], row["on_chip"]) == (3, 1, 0, "T1 at GLB") and parse_schedule(row["nest"])
+    segments = list(fused.sql("FROM segments WHERE machine = 0 ORDER BY segment"))
+    assert [(one["segment"], one["einsums"], one["on_chip"]) for one in segments] == [(1, "a -> b", "T1 at GLB"), (2, "c", None), (3, "d", None)]
+    (point,) = fused.sql("FROM points WHERE machine = 0")
+    assert sum(one["energy_pj"] for one in segments) == pytest.approx(point["energy_pj"]) and "GLB " in segments[0]["held"]
+    assert not list(fused.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'")) and list(run.sql("FROM traffic WHERE tensor = 'T1' AND level = 'DRAM'"))
+    shown = fused.show(0)
+    assert shown.solved[0].energy_pj == point["energy_pj"] and row["nest"] in repr(shown) and "T1 at GLB" in repr(shown)
+
+
+def test_show_prices_a_given_schedule_beside_what_was_found(run: door.Run, home: Path) -> None:
+    tried = run.show(1, home / "fused.txt")
+    assert tried.tried is not None and [row[0] for row in tried.compared()] == ["energy_pj", "latency_ns", "steady_cycles", "edp_pj_ns"]
+    assert "the schedule found, the one given" in repr(tried) and tried.tried.totals["energy_pj"] != tried.solved[0].totals["energy_pj"]
+    with pytest.raises(ValueError, match=r"broken.txt: segment 1: T1 goes from a to b"):
+        run.show(1, home / "broken.txt")
+
+
+def test_einsums_without_a_place_are_mapped_alone_behind_what_they_read(home: Path) -> None:
+    net = dse.door.catalog.load(str(home / "net.yaml"))
+    alone, part = dse.map(str(home / "net.yaml"), "a3"), dse.map(str(home / "net.yaml"), "a3", schedule=home / "fused.txt")
+    assert isinstance(part.found, Solution) and part.found.schedule and isinstance(alone.found, Solution)
+    assert [row.einsums for row in part.found.segments] == [("a", "b"), ("c",), ("d",)]
+    nests = {c.name: c.mapping for c in alone.found.einsums}
+    turn = {segment.branches[0].einsum: segment for segment in in_turn(net, nests).segments}
+    assert part.found.schedule.segments[1:] == (turn["c"], turn["d"])
+    given = evaluate(alone.arch, net, in_turn(net, nests))
+    assert isinstance(given, Solution) and given.energy_pj == alone.found.energy_pj
+
+
+def test_a_network_is_printed_as_one_nest_that_simulate_reads(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net, file = str(home / "net.yaml"), home / "whole.txt"
+    for more in ([], ["--schedule", str(home / "fused.txt")]):
+        assert cli.main(["map", net, "a3", "--format", "schedule", *more]) == 0
+        file.write_text(capsys.readouterr().out)
+        assert cli.main(["map", net, "a3", "--format", "json", *more]) == 0
+        want = json.loads(capsys.readouterr().out)
+        assert cli.main(["simulate", net, "a3", str(file), "--format", "json"]) == 0
+        got = json.loads(capsys.readouterr().out)
+        assert (got["energy_pj"], got["latency_cycles"]) == (want["energy_pj"], want["latency_cycles"])
+        assert cli.main(["simulate", net, "a3", str(file), "--format", "schedule"]) == 0
+        assert capsys.readouterr().out == file.read_text()
+    assert cli.main(["map", net, "a3", "--schedule", str(home / "none.txt")]) == 2
+    assert cli.main(["map", net, "a3", "--schedule", str(file), "--layout", "T0=m k"]) == 2
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [str(home / "none.txt"), "layout T0=m k"]
+
+
+def test_traffic_has_the_energy_of_networks(home: Path) -> None:
+    """All rows and leakage make the energy; hops and lanes are rows of the arrays."""
+    text = STUDY.replace("{file: net.yaml, name: net}", "'gemm:m=64,n=64,k=64'").replace("a3", "kapla_multi_4x4")
+    text = text.replace("array.x: [2, 4]", "regf.capacity: [64 B, 128 B]")
+    (home / "mesh.yaml").write_text(text + "solver: {mapper: cost_descending}\n")
+    run = dse.sweep(home / "mesh.yaml", out=home / "mesh", workers=0)
+    rows = list(run.sql("SELECT e.machine, e.einsum, any_value(e.count * e.energy_pj) AS energy, any_value(e.count * e.latency_cycles) AS cycles, "
+                        "sum(t.energy_pj) AS parts FROM einsums e JOIN traffic t USING (machine, schedule, workload, einsum) GROUP BY ALL"))
+    leak = 1272.8688055044508
+    assert len(rows) == 2 and all(row["parts"] + leak * row["cycles"] == pytest.approx(row["energy"]) for row in rows)
+    assert {row["action"] for row in run.sql("FROM traffic WHERE level IN ('NODES', 'ARRAY') AND energy_pj > 0")} == {"hop", "lane"}
+    moved = run.sql("SELECT level, action, sum(energy_pj) AS pj FROM traffic WHERE machine = 0 AND action IN ('hop', 'lane') GROUP BY ALL")
+    found = run.show(0).solved[0].found
+    assert isinstance(found, Solution)
+    shown = {(part.level, part.action): 0.0 for c in found.einsums for part in c.price.parts if part.action in ("hop", "lane")}
+    for c in found.einsums:
+        for part in c.price.parts:
+            if part.action in ("hop", "lane"):
+                shown[part.level, part.action] += c.count * part.energy_pj
+    assert {(row["level"], row["action"]): row["pj"] for row in moved} == pytest.approx(shown)
