@@ -293,11 +293,16 @@ def _ports(arch: Arch, instances: int) -> tuple[list[list[tuple[int, int]]], int
     return found, n
 
 
+def padded(e: Einsum) -> list[str]:
+    """Ranks of which padding cuts tiles, if lanes may share them out."""
+    sizes = e.sizes()
+    return sorted({rank for p in e.tensors() for dim in p.dims for rank, _ in dim.terms if sizes[rank] > 1 and (
+        dim.offset < 0 or dim.offset + sum(c * (sizes[other] - 1) for other, c in dim.terms) >= dim.size)} - e.output.partial())
+
+
 def _instances(e: Einsum, arch: Arch, kinds: tuple[int, ...]) -> list[dict[tuple[str, int], int]]:
     """Lanes that may be busier than the first ones, by (rank, loop): of ranks of which padding cuts tiles; one that a chain has not got moves nothing."""
-    sizes, lanes = e.sizes(), [size for f in arch.fanouts for _, size in f.dims]
-    cut = sorted({rank for p in e.tensors() for dim in p.dims for rank, _ in dim.terms if sizes[rank] > 1 and (
-        dim.offset < 0 or dim.offset + sum(c * (sizes[other] - 1) for other, c in dim.terms) >= dim.size)} - e.output.partial())
+    sizes, lanes, cut = e.sizes(), [size for f in arch.fanouts for _, size in f.dims], padded(e)
     found: list[dict[tuple[str, int], int]] = [{}]
     for j, kind in enumerate(kinds):
         if kind and cut:
