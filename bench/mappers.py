@@ -47,6 +47,7 @@ TPU_LIKE = Arch("tpu_like", (
 MACHINES = ["edge_array", "eyeriss", "nvdla", "tpu_edge", "datacenter", "smv", "a2", "a3"]
 NETWORKS = ["alexnet", "vgg16", "vgg19", "googlenet", "resnet18", "resnet50", "squeezenet", "mobilenet_v1", "mobilenet_v2", "bert_base", "gpt2",
             "llama7b:phase=prefill", "llama7b:phase=decode", "vit_b", "lstm", "cg"]
+BASELINES = ["alexnet", "resnet18", "bert_base", "lstm"]
 SPACES: tuple[Tiles, ...] = ("perfect", "ragged_lanes")
 NEAR = 0.01  # as `solver.near`
 ROUNDS = (24, 32)  # of annealing here; the paper's budget is the mapper's default
@@ -278,7 +279,7 @@ def main(arguments: list[str]) -> None:
         case ["tiles", *layers]:
             lines = tiles(int(layers[0]) if layers else 60)
         case ["baselines", *networks]:
-            lines = baselines(networks or NETWORKS)
+            lines = baselines(networks or BASELINES)
         case ["peers", *rest]:
             with tempfile.TemporaryDirectory() as folder:
                 for line in peers(int(rest[0]) if rest else 0, Path(rest[1]).resolve() if rest[1:] else Path(folder)):

@@ -50,8 +50,9 @@ ONCE = "strided ranks cut once between fetches"
 def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[EinsumCost] | Infeasible:
     """The optimum over ragged tiles, if `ties` by energy and latency among equals, else any of them.
 
-    budget: vectors visited at most per order of nodes. Without a certificate if it ends, or if a window has too many chains of tiles to make (vec.MOST): then
-    it is the best of few tile sizes at least. Neighbouring levels that hold no tensor in common stand in any order.
+    budget: vectors visited at most per order of nodes. Without a certificate if it ends, if a window has too many chains of tiles to make (vec.MOST), or
+    where buffers have waits, which are not searched (`overlap: buffered`): then it is the best of few tile sizes at least. Neighbouring levels that hold no
+    tensor in common stand in any order.
     Raises ValueError where `uncovered` says why.
     """
     e = problem.einsum
@@ -73,7 +74,8 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
     held = [set(level.holds) for v, level in enumerate(problem.arch.levels) if v or level.capacity_bits is not None]
     order = ", levels in order" if any(holds & other for holds, other in combinations(held, 2)) else ""  # those that share no tensor stand in any order
     once = f", {ONCE}" if any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms) else ""
-    return [replace(one, gap_in_space=0.0, space=f"ragged tiles, even lanes{order}{once}", visited=visited) if proven else replace(one, visited=visited)]
+    return [replace(one, gap_in_space=0.0, space=f"ragged tiles, even lanes{order}{once}", visited=visited) if proven and problem.arch.overlap == "free"
+            else replace(one, visited=visited)]
 
 
 def _programs(problem: Problem, ties: bool) -> list[tuple[Floats, Program, Problem]]:
