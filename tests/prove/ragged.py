@@ -32,7 +32,7 @@ def scratchpads(rng: Random, group: str, levels: int) -> Arch:
         arch = arch_of(rng, group, levels)
     border = rng.choice([levels, levels + 1])
     private = {v: (role,) for v, role in zip(range(1, border), rng.sample(ROLES, len(ROLES)), strict=False)} if group == "scratchpads" else {}
-    own = tuple(replace(level, double_buffer=False, transfer="next" if v else level.transfer, bandwidth=inf if rng.random() < 0.3 else level.bandwidth,
+    own = tuple(replace(level, double_buffer=False, bandwidth=inf if rng.random() < 0.3 else level.bandwidth,
                         holds=("weight",) if v >= border else private.get(v, level.holds)) for v, level in enumerate(arch.levels))
     return replace(arch, levels=own, fanouts=(replace(arch.fanouts[0], outside=border, ramp=""),))
 
