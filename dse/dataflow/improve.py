@@ -27,6 +27,7 @@ Cost = tuple[float, float, float]  # figure of the objective, energy, latency
 Slot = tuple[int, str]  # number of the item that it stands behind, fan-out dimension or "" in time
 Chain = tuple[int, ...]
 ROUNDS, AHEAD, LOOKS = 60, 5, 12
+BATCHES = 60  # costed at most per start, a tenth of a second each where padding makes counts slow
 CLOSE = 1e-10
 
 
@@ -43,32 +44,33 @@ Found = tuple[State, Mapping, Cost]
 
 def improved(problem: Problem, start: Mapping, tiles: Tiles, constraints: Constraints = FREE, rounds: int = ROUNDS) -> Mapping:
     """`start`, or a mapping that costs less. start fits and keeps the constraints; if its tiles are none of the space, those that it has stay."""
+    left = iter(range(BATCHES))
     state, best = _read(problem, start), _cost(problem, start, constraints)
     if state is None or _cost(problem, _nest(problem, state), constraints) is None or best is None:
         return start
-    found = _climbed(problem, (state, start, best), tiles, constraints, rounds)
+    found = _climbed(problem, (state, start, best), tiles, constraints, rounds, left)
     for _ in range(LOOKS):  # where no move helps: a node less, more or elsewhere, and the climb from there
         state, _, best = found
         around = (one for placed in _placements(problem.einsum, problem.arch, state) for one in _kept(problem, State(*placed), None, constraints))
-        climbs = (_climbed(problem, one, tiles, constraints, AHEAD) for one in around)
+        climbs = (_climbed(problem, one, tiles, constraints, AHEAD, left) for one in around)
         better = next((one for one in climbs if _below(one[2], best)), None)
         if better is None:
             break
-        found = _climbed(problem, better, tiles, constraints, rounds)
+        found = _climbed(problem, better, tiles, constraints, rounds, left)
     return found[1]
 
 
-def _climbed(problem: Problem, found: Found, tiles: Tiles, rules: Constraints, rounds: int) -> Found:
-    """So many moves at most, each the first that helps."""
+def _climbed(problem: Problem, found: Found, tiles: Tiles, rules: Constraints, rounds: int, left: Iterator[int]) -> Found:
+    """So many moves at most, each the first that helps. left: one per batch that may still be costed."""
     for _ in range(rounds):
-        better = next(_better(problem, found[0], found[2], tiles, rules), None)
+        better = next(_better(problem, found[0], found[2], tiles, rules, left), None)
         if better is None:
             break
         found = better
     return found
 
 
-def _better(problem: Problem, state: State, best: Cost, tiles: Tiles, rules: Constraints) -> Iterator[Found]:
+def _better(problem: Problem, state: State, best: Cost, tiles: Tiles, rules: Constraints, left: Iterator[int]) -> Iterator[Found]:
     """The best move of the first kind that helps."""
     e, arch = problem.einsum, problem.arch
     ranks = [rank for rank, n in e.extents if n > 1]
@@ -76,6 +78,8 @@ def _better(problem: Problem, state: State, best: Cost, tiles: Tiles, rules: Con
     steps = {rank: _steps(e, arch, slots, state.tiles[rank], rank, tiles) for rank in ranks}
     few = {rank: [own for own in steps[rank] if _primes(e.sizes()[rank])[0] in (_ratio(own, state.tiles[rank]), 1)][:90] for rank in ranks}
     for choice in (*([rank] for rank in ranks), *(list(pair) for pair in combinations(ranks, 2))):
+        if next(left, None) is None:
+            return
         options = {rank: (state.tiles[rank], *((steps if len(choice) == 1 else few)[rank] if rank in choice else ())) for rank in state.tiles}
         for tiles_of in _cheapest(problem, state, options, best):
             yield from _kept(problem, replace(state, tiles=tiles_of), best, rules)

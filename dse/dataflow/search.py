@@ -80,7 +80,7 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
 def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int, machine: kernels.Machine, terms: kernels.Terms, best: Floats) -> Found:
     """The same of mappings that beat `best` [3], which is lowered."""
     e, arch = problem.einsum, problem.arch
-    own = _tables(e, arch.fanouts, tiles, constraints.spatial)
+    own = _tables(e, tuple(_wide(f) for f in arch.fanouts), tiles, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
     rules = kernels.Rules(own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
@@ -109,7 +109,8 @@ def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantiti
     return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
                         whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
                         whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(1), np.zeros(parts),
-                        np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4), whole(nodes, ranks))
+                        np.zeros(3), np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4),
+                        whole(nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,14 @@ class Tables:
     sinks: NDArray[np.bool_]
 
 
-@lru_cache(maxsize=256)
+def _wide(f: Fanout) -> Fanout:
+    """At least as many lanes, in few different sizes: machines of similar arrays share tables. What they cost plays no part in these."""
+    powers = [(name, 1 << (n - 1).bit_length()) for name, n in f.dims]
+    dims = tuple((name, 3 * k // 4 if n <= 3 * k // 4 and k > 2 else k) for (name, k), (_, n) in zip(powers, f.dims, strict=True))
+    return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.ramp)
+
+
+@lru_cache(maxsize=1024)
 def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple[tuple[str, tuple[str, ...]], ...]) -> Tables:
     dims, groups = wired(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]

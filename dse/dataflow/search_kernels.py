@@ -175,6 +175,13 @@ class Seen(NamedTuple):
     tally: Ints
 
 
+class Crowds(NamedTuple):
+    """Of which levels outside of all borders hold the tensors (`outside`), -1: of none yet: what `crowded` said."""
+
+    held: Ints
+    energy: Floats
+
+
 class Work(NamedTuple):
     """A nest in the making, from inside out.
 
@@ -184,8 +191,8 @@ class Work(NamedTuple):
     before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. option [R].
     nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); whole [N] its level, which holds what moves twice, has
     room for all of its tensor; tally [3] nodes to place, nodes placed in all, budget;
-    least [Q] bounds of the quantities, whatever the tiles; extra [1] energy that crowded outer levels cost beyond that; guess [P], figure [3], largest [R],
-    rest [R]: scratch; best [3] cost of the best nest of outer levels (`crowded`); best_*: the best nest so far, best_count [1] its nodes.
+    least [Q] bounds of the quantities, whatever the tiles; extra [1] energy that crowded outer levels cost beyond that; guess [P], figure [3], lowest [3],
+    largest [R], rest [R]: scratch; best [3] cost of the best nest of outer levels (`crowded`); best_*: the best nest so far, best_count [1] its nodes.
     """
 
     tile: Ints
@@ -211,6 +218,7 @@ class Work(NamedTuple):
     extra: Floats
     guess: Floats
     figure: Floats
+    lowest: Floats
     largest: Ints
     rest: Ints
     best: Floats
@@ -1049,19 +1057,31 @@ def spread_lanes(i: int, o: int, used: Ints, many: Ints, p: Pool, m: Machine) ->
 
 
 @njit(cache=True, nogil=True)
-def least_later(alone: Floats, p: Pool, e: Einsum, compute: int, caps: Ints) -> Floats:
-    """[R + 1, J, Q]: at least what the i-th rank of e.order and later ones bring to a quantity, if they share so many lanes (caps [J]) among them."""
-    ranks = e.order.shape[0]
+def least_later(alone: Floats, alive: Bools, order: Ints, p: Pool, compute: int, caps: Ints) -> Floats:
+    """[R + 1, J, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if they share so many lanes (caps [J]) among them."""
+    ranks = order.shape[0]
     found = np.ones((ranks + 1, caps.shape[0], alone.shape[1]))
     for i in range(ranks - 1, -1, -1):
         found[i] = np.inf
-        for o in range(p.first[e.order[i]], p.first[e.order[i] + 1]):
+        for o in range(p.first[order[i]], p.first[order[i] + 1]):
             lanes = int(p.lanes[o, compute, 0])
-            for j in range(caps.shape[0]):
+            for j in range(caps.shape[0] if alive[o] else 0):
                 if lanes <= caps[j]:
                     left = fitting(caps[j] // lanes, caps)
                     for q in range(alone.shape[1]):
                         found[i, j, q] = min(found[i, j, q], alone[o, q] * found[i + 1, left, q])
+    return found
+
+
+@njit(cache=True, nogil=True)
+def least_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
+    """[J, Q]: at least what two groups of ranks [J, Q] bring together."""
+    found = np.full(later.shape, np.inf)
+    for j in range(caps.shape[0]):
+        for i in range(j + 1):
+            left = fitting(caps[j] // (caps[i - 1] + 1 if i else 1), caps)  # the first group takes more lanes than the cap before
+            for q in range(later.shape[1]):
+                found[j, q] = min(found[j, q], earlier[i, q] * later[left, q])
     return found
 
 
@@ -1134,8 +1154,56 @@ def with_hulls(low: Floats, hulls: Hulls, option: Ints, known: Bools, e: Einsum,
 
 
 @njit(cache=True, nogil=True)
-def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, best: Floats) -> tuple[Ints, Floats]:
-    """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have.
+def usable(p: Pool, m: Machine) -> Bools:
+    """[O]: whether the lanes of an option fit the machine, which may have fewer than the pool was made for."""
+    found = np.zeros(p.way.shape[0], np.bool_)
+    for o in range(found.shape[0]):
+        for way in range(p.way[o, 0], p.way[o, 1]):
+            fits = True
+            for c in range(m.size.shape[0]):
+                fits = fits and p.ways[way, c] <= m.size[c]
+            found[o] = found[o] or fits
+    return found
+
+
+@njit(cache=True, nogil=True)
+def hopeful_options(alive: Bools, alone: Floats, total: int, caps: Ints, hulls: Hulls, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, best: Floats) -> None:
+    """Takes those options out of alive [O] that cannot lead below the best, whatever lanes the other ranks have."""
+    ranks, compute = w.option.shape[0], int(m.position[m.room.shape[0]])
+    known, low = np.zeros(ranks, np.bool_), np.empty(alone.shape[1])
+    sums, rest, at = np.empty((t.keep.shape[0], w.guess.shape[0])), np.empty((t.keeps.shape[0], w.guess.shape[0])), np.empty(t.keeps.shape[0] - 1, np.int64)
+    held = np.empty_like(rest)
+    later = least_later(alone, alive, e.order, p, compute, caps)
+    earlier = least_later(alone, alive, e.order[::-1].copy(), p, compute, caps)
+    for i in range(ranks):
+        r, around = e.order[i], least_around(earlier[ranks - i], later[i + 1], caps)
+        known[:] = False
+        known[r] = True
+        for o in range(p.first[r], p.first[r + 1]):
+            if alive[o]:
+                w.option[r], left = o, fitting(total // int(p.lanes[o, compute, 0]), caps)
+                for q in range(low.shape[0]):
+                    low[q] = alone[o, q] * around[left, q]
+                alive[o] = may_beat(False, low, hulls, known, t, e, p, m, sums, rest, held, at, w, best)
+
+
+@lean
+def may_beat(last: bool, low: Floats, hulls: Hulls, known: Bools, t: Terms, e: Einsum, p: Pool, m: Machine, sums: Floats, rest: Floats, held: Floats, at: Ints,
+             w: Work, best: Floats) -> bool:
+    """Whether lanes, known of some ranks (last: of all), may beat the best; low [Q]: quantities but for hulls. w.figure has the bound, if last."""
+    with_hulls(low, hulls, w.option, known, e, p)
+    span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
+    for upto in (2, w.guess.shape[0]):  # energy and steps first
+        if not hopeful(summed(low, t, span, of, coef, upto, sums, rest), t, m, rest, w, best):
+            return False
+    return held_somewhere(last, t, m, sums, rest, held, at, w, best)
+
+
+@njit(cache=True, nogil=True)
+def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
+                 best: Floats) -> tuple[Ints, Floats]:
+    """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have. If there is a best, each whose figure is
+    lower than all before is followed at once, so that the others are held against what it leads to.
 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
     lanes that are left, they bound all choices for these.
@@ -1150,13 +1218,16 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: M
     used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
     sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
     rows, lanes, low, known = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.empty(many_q), np.zeros(ranks, np.bool_)
-    ragged = np.zeros(ranks + 1, np.bool_)
-    alone = np.empty((p.first[ranks], many_q))
+    ragged, held, at, record = np.zeros(ranks + 1, np.bool_), np.empty_like(rest), np.empty(t.keeps.shape[0] - 1, np.int64), np.full(3, np.inf)
+    alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
     for r in range(ranks):
         for o in range(p.first[r], p.first[r + 1]):
-            for q in range(many_q):
+            for q in range(many_q if alive[o] else 0):
                 alone[o, q] = factor(q, r, o, t, e, p)
-    later, hulls = least_later(alone, p, e, compute, caps), hull_bounds(t, e, p, memo, w.option)
+    hulls = hull_bounds(t, e, p, memo, w.option)
+    if best[0] < np.inf:
+        hopeful_options(alive, alone, total, caps, hulls, t, e, p, m, w, best)
+    later = least_later(alone, alive, e.order, p, compute, caps)
     i, w.option[e.order[0]], known[e.order[0]] = 0, p.first[e.order[0]] - 1, True
     while i >= 0:
         r = e.order[i]
@@ -1167,7 +1238,7 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: M
             i -= 1
             continue
         lanes[i + 1] = lanes[i] * int(p.lanes[o, compute, 0])
-        if lanes[i + 1] > total or not spread_lanes(i, o, used, many, p, m):
+        if not alive[o] or not spread_lanes(i, o, used, many, p, m):
             continue
         if many[i + 1] == used.shape[1] - 1:  # more ways to use the dimensions than are kept: nothing is proven
             w.tally[2] = -1
@@ -1178,14 +1249,8 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: M
         for q in range(many_q):
             rows[i + 1, q] = rows[i, q] * alone[o, q]
             low[q] = rows[i + 1, q] * later[i + 1, left, q]
-        if last or best[0] < np.inf:
-            with_hulls(low, hulls, w.option, known, e, p)
-            span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
-            hope = True
-            for upto in (2, parts):  # energy and steps first
-                hope = hope and hopeful(summed(low, t, span, of, coef, upto, sums, rest), t, m, rest, w, best)
-            if not hope:
-                continue
+        if (last or best[0] < np.inf) and not may_beat(last, low, hulls, known, t, e, p, m, sums, rest, held, at, w, best):
+            continue
         if not last:
             i += 1
             known[e.order[i]] = True
@@ -1197,6 +1262,10 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: M
         for j in range(ranks):
             chosen[n, j] = w.option[j]
         bound[n], n = w.figure, n + 1
+        if best[0] < np.inf and below(w.figure, record):
+            record[:] = w.figure
+            followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+            n -= w.tally[1] <= w.tally[2]
     return chosen[:n], bound[:n]
 
 
@@ -1207,6 +1276,39 @@ def hopeful(upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats
         w.guess[i] = t.base[i] + (rest[0, i] if i < upto else 0.0)
     figure(w.guess, m, w.figure)
     return below(w.figure, best)
+
+
+@lean
+def held_somewhere(least: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
+    """Whether some choice of levels for all tensors is below the best, with the parts of the same choice; w.figure has its figure, the least of all if asked
+    for. parts [X + 1, P], at [X]: scratch."""
+    x, found, tensors = 0, False, at.shape[0]
+    for i in range(3):
+        w.lowest[i] = best[i]
+    for i in range(parts.shape[1]):
+        parts[0, i] = t.base[i]
+    at[0] = t.keeps[0] - 1
+    while x >= 0 and (least or not found):
+        at[x] += 1
+        if at[x] >= t.keeps[x + 1]:
+            x -= 1
+            continue
+        for i in range(parts.shape[1]):
+            parts[x + 1, i] = parts[x, i] + sums[at[x], i]
+            w.guess[i] = parts[x + 1, i] + rest[x + 1, i]
+        figure(w.guess, m, w.figure)
+        if not below(w.figure, w.lowest):
+            continue
+        if x < tensors - 1:
+            x += 1
+            at[x] = t.keeps[x] - 1
+            continue
+        found = True
+        for i in range(3):
+            w.lowest[i] = w.figure[i]
+    for i in range(3):
+        w.figure[i] = w.lowest[i]
+    return found
 
 
 @lean
@@ -1264,10 +1366,8 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
 
     free, outer: for `crowded`. Returns inf; if the budget ended, a figure that nothing which was left out is below.
     """
-    vectors, bound = lane_vectors(t, e, p, m, rules, memo, w, best)
-    parts, n = w.guess.shape[0], 0
-    sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
-    known, extra = np.empty(256, np.int64), np.empty(256)
+    crowds = Crowds(np.full(256, -1), np.empty(256))
+    vectors, bound = lane_vectors(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
     for c in by_bound(bound):
         if not below(bound[c], best):
             if bound[c, 0] > best[0] * (1 + CLOSE):
@@ -1275,28 +1375,38 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
             continue
         for r in range(vectors.shape[1]):
             w.option[r] = vectors[c, r]
-        lanes_fixed(t, e, p, memo, w)
-        summed(w.least, t, t.sum, t.sum_of, t.sum_coef, parts, sums, rest)
-        own, own_bound = placements(t, sums, rest, m, w, best)
-        for s in by_bound(own_bound):
-            if not below(own_bound[s], best):
-                continue
-            begin(own[s], t, sums, e, m, p, w)
-            held, at = outside(own[s], t, m), 0
-            while at < n and known[at] != held:
-                at += 1
-            if at == n:
-                known[n], extra[n] = held, crowded(t, e, p, free, rules, memo, w, outer, seen)
-                n = min(n + 1, 255)
-            w.extra[0] = extra[at]
-            w.parts[0, 0] += extra[at]
-            figure(w.parts[0], m, w.figure)
-            if below(w.figure, best):
-                seen.tally[0], seen.tally[1] = seen.tally[0] + 1, 0
-                nests(t, e, p, m, rules, memo, w, seen, best)
-            if w.tally[1] > w.tally[2]:
-                return float(bound[c, 0])
+        followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+        if w.tally[1] > w.tally[2]:
+            return float(bound[c, 0])
     return np.inf
+
+
+@njit(cache=True, nogil=True)
+def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
+             best: Floats) -> None:
+    """All nests under the lanes of w.option that may beat the best."""
+    parts = w.guess.shape[0]
+    sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
+    lanes_fixed(t, e, p, memo, w)
+    summed(w.least, t, t.sum, t.sum_of, t.sum_coef, parts, sums, rest)
+    own, bound = placements(t, sums, rest, m, w, best)
+    for s in by_bound(bound):
+        if not below(bound[s], best):
+            continue
+        begin(own[s], t, sums, e, m, p, w)
+        held, at = outside(own[s], t, m), 0
+        while crowds.held[at] != held and crowds.held[at] >= 0 and at < crowds.held.shape[0] - 1:
+            at += 1
+        if crowds.held[at] != held:
+            crowds.held[at], crowds.energy[at] = held, crowded(t, e, p, free, rules, memo, w, outer, seen)
+        w.extra[0] = max(crowds.energy[at] - uncrowded(t, w), 0.0)
+        w.parts[0, 0] += w.extra[0]
+        figure(w.parts[0], m, w.figure)
+        if below(w.figure, best):
+            seen.tally[0], seen.tally[1] = seen.tally[0] + 1, 0
+            nests(t, e, p, m, rules, memo, w, seen, best)
+        if w.tally[1] > w.tally[2]:
+            return
 
 
 @lean
@@ -1311,7 +1421,7 @@ def outside(own: Ints, t: Terms, m: Machine) -> int:
 
 @lean
 def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen) -> float:
-    """At least the energy above the least that the nodes outside of all borders cost, for they share room: that of the best nest of these nodes alone, around
+    """At least the energy that the nodes outside of all borders cost together, for they share room: that of the best nest of these nodes alone, around
     single elements, which need least room, whatever lanes and nodes stand inside. free: the machine without leakage, its energy the objective, tiles held once.
     """
     n = 0
@@ -1328,7 +1438,7 @@ def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Mem
     for v in range(w.need.shape[1]):
         outer.need[0, v] = 0.0
     for q in range(w.least.shape[0]):
-        outer.least[q] = w.least[q]
+        outer.least[q] = 0.0
     for r in range(w.option.shape[0]):
         outer.option[r] = p.first[r]  # a rank's first option: no lanes
         outer.tile[0, r] = p.span[p.first[r], 0, 0]
@@ -1337,6 +1447,19 @@ def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Mem
         outer.best[i] = np.inf
     nests(t, e, p, free, rules, memo, outer, seen, outer.best)
     return 0.0 if outer.tally[1] > outer.tally[2] or outer.best[0] == np.inf else outer.best[0]
+
+
+@lean
+def uncrowded(t: Terms, w: Work) -> float:
+    """The energy of the same nodes in w.parts [0]: each at its least."""
+    total = 0.0
+    for i in range(w.tally[0]):
+        x, level, parent, k = w.nodes[i]
+        if k == 0 and x >= 0 and parent >= 0:
+            for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+                if t.quantity[t.of[j], 0] < FIRST:
+                    total += t.coef[j, 0] * w.least[t.of[j]]
+    return total
 
 
 @lean

@@ -60,8 +60,13 @@ class Recipe:
 
 def reading(mapping: Mapping, e: Einsum, arch: Arch) -> Reading:
     """The sums of one mapping."""
+    return _reading(Mapping(mapping.nodes), e, wiring(arch))
+
+
+@lru_cache(maxsize=1 << 12)
+def _reading(mapping: Mapping, e: Einsum, wires: Wiring) -> Reading:
     tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
-    sums = recipe(shape(mapping), e, wiring(arch)).sums
+    sums = recipe(shape(mapping), e, wires).sums
     return Reading(sums, lambda factor, lanes: value(factor, tiles, lanes), instances(sums, [tiles]))
 
 
