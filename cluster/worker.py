@@ -5,6 +5,7 @@ Rows are a pure function of the study and the machine: no clock, no worker count
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import signal
@@ -332,6 +333,7 @@ def sources() -> str:
 
 
 def calm() -> None:
-    """In an actor: one thread, and Ctrl-C is the driver's."""
+    """In an actor: one thread, Ctrl-C is the driver's, and rare looks for garbage: tables that are kept are many small objects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pa.set_cpu_count(1)
+    gc.set_threshold(100_000)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 4
-SOLVER_VERSION = 6
+SOLVER_VERSION = 7
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

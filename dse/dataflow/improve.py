@@ -27,7 +27,7 @@ Cost = tuple[float, float, float]  # figure of the objective, energy, latency
 Slot = tuple[int, str]  # number of the item that it stands behind, fan-out dimension or "" in time
 Chain = tuple[int, ...]
 ROUNDS, AHEAD, LOOKS = 60, 5, 12
-BATCHES = 60  # costed at most per start, a tenth of a second each where padding makes counts slow
+BATCHES = 200  # costed at most per start, up to a tenth of a second each where padding makes counts slow
 CLOSE = 1e-10
 
 

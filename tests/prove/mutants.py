@@ -54,6 +54,12 @@ STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name 
 MUTANTS = (
     Mutant("what later ranks bring x 1.1", KERNELS, "low[q] = rows[i + 1, q] * later[i + 1, left, q]", "low[q] = 1.1 * rows[i + 1, q] * later[i + 1, left, q]"),
     Mutant("later ranks have fewer lanes than are left", KERNELS, "fitting(total // lanes[i + 1], caps)", "fitting(max(total // lanes[i + 1] // 2, 1), caps)"),
+    Mutant("choices of levels: what a tensor costs at least counts beside what it costs", KERNELS,
+           "parts[x + 1, i] + rest[x + 1, i]\n        figure(w.guess, m, w.figure)\n        if not below(w.figure, w.lowest):",
+           "parts[x + 1, i] + rest[x, i]\n        figure(w.guess, m, w.figure)\n        if not below(w.figure, w.lowest):"),
+    Mutant("one option: the ranks on one side have half the lanes that are left", KERNELS, "fitting(caps[j] // (caps[i - 1] + 1 if i else 1), caps)",
+           "fitting(max(caps[j] // (caps[i - 1] + 1 if i else 1) // 2, 1), caps)"),
+    Mutant("outer levels that are crowded cost twice", KERNELS, "max(crowds.energy[at] - uncrowded(t, w), 0.0)", "crowds.energy[at]"),
     Mutant("hulls of ranks without lanes yet are those of the last option", KERNELS, "low[n, i] = min(low[n, i], value[at])", "low[n, i] = value[at]"),
     Mutant("first reads come off at their least, not their most", KERNELS,
            "p.span[option[a], k, 1] - 1 if kind == STARTED else p.span[option[a], k, 0]) if a >= 0 else -1\n        other = (p.span[option[b], k, 1] - 1 if",
