@@ -50,7 +50,7 @@ class Border(NamedTuple):
 
 
 class Options(NamedTuple):
-    """All options O of one rank. Tiles of all of them in one list of length n, ascending per option and position.
+    """All options O of one rank, fewest lanes first. Tiles of all of them in one list of length n, ascending per option and position.
 
     ways: per option the trips per dimension [., D] that cut it so, without those that another way undercuts or equals in every dimension.
     span [O, K, 2]: tiles of a position, from, to.
@@ -177,7 +177,7 @@ def _least(ways: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _tabled(extent: int, borders: int, groups: int, found: dict[tuple[Border, ...], set[tuple[int, ...]]], dims: Sequence[Lane]) -> Options:
-    keys = list(found)
+    keys = sorted(found, key=lambda key: _lanes_of(extent, key, 0))
     depth = 1 + sum(2 + len(dims) for _ in range(borders))
     rows: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]], bool]] = []  # size, explicit cuts (group or -1, tile), perfect lanes outside, whole
     out: list[int] = []

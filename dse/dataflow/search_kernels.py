@@ -1033,14 +1033,15 @@ def summed(least: Floats, t: Terms, span: Ints, of: Ints, coef: Floats, upto: in
 
 
 @njit(cache=True, nogil=True)
-def spread_lanes(i: int, o: int, used: Ints, many: Ints, p: Pool, m: Machine) -> bool:
-    """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D], none needing no fewer than another."""
+def spread_lanes(i: int, o: int, used: Ints, many: Ints, way: Ints, p: Pool, m: Machine) -> bool:
+    """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D], none needing no fewer than another. way [O, 2]: from,
+    to in p.ways."""
     n, dims = 0, m.size.shape[0]
     for u in range(many[i]):
-        for way in range(p.way[o, 0], p.way[o, 1]):
+        for k in range(way[o, 0], way[o, 1]):
             fits = True
             for c in range(dims):
-                used[i + 1, n, c] = used[i, u, c] * p.ways[way, c]
+                used[i + 1, n, c] = used[i, u, c] * p.ways[k, c]
                 fits = fits and used[i + 1, n, c] <= m.size[c]
             if not fits:
                 continue
@@ -1056,20 +1057,46 @@ def spread_lanes(i: int, o: int, used: Ints, many: Ints, p: Pool, m: Machine) ->
     return n > 0
 
 
+class Hulls(NamedTuple):
+    """Dimensions that add up ranks, as lanes bound them, of N pairs [N, 2] of a quantity and a dimension.
+
+    value: what they bring by the options of their ranks, at first [N] + a * many [N] + b; low [N, O + 1] the least once one rank's option is known, in the
+    last column if none is.
+    """
+
+    pairs: Ints
+    first: Ints
+    many: Ints
+    value: Floats
+    low: Floats
+
+
+class Choices(NamedTuple):
+    """Options C of all ranks, as lanes bound them; or groups of options with equally many lanes, each as low as any of it. first [R + 1]; alone [C, Q] what one
+    brings to a quantity, but for hulls; lanes, alive, ragged [C]; way [C, 2] from, to in Pool.ways."""
+
+    first: Ints
+    alone: Floats
+    lanes: Ints
+    alive: Bools
+    ragged: Bools
+    way: Ints
+    hulls: Hulls
+
+
 @njit(cache=True, nogil=True)
-def least_later(alone: Floats, alive: Bools, order: Ints, p: Pool, compute: int, caps: Ints) -> Floats:
+def least_later(c: Choices, order: Ints, caps: Ints) -> Floats:
     """[R + 1, J, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if they share so many lanes (caps [J]) among them."""
     ranks = order.shape[0]
-    found = np.ones((ranks + 1, caps.shape[0], alone.shape[1]))
+    found = np.ones((ranks + 1, caps.shape[0], c.alone.shape[1]))
     for i in range(ranks - 1, -1, -1):
         found[i] = np.inf
-        for o in range(p.first[order[i]], p.first[order[i] + 1]):
-            lanes = int(p.lanes[o, compute, 0])
-            for j in range(caps.shape[0] if alive[o] else 0):
-                if lanes <= caps[j]:
-                    left = fitting(caps[j] // lanes, caps)
-                    for q in range(alone.shape[1]):
-                        found[i, j, q] = min(found[i, j, q], alone[o, q] * found[i + 1, left, q])
+        for o in range(c.first[order[i]], c.first[order[i] + 1]):
+            for j in range(caps.shape[0] if c.alive[o] else 0):
+                if c.lanes[o] <= caps[j]:
+                    left = fitting(caps[j] // c.lanes[o], caps)
+                    for q in range(c.alone.shape[1]):
+                        found[i, j, q] = min(found[i, j, q], c.alone[o, q] * found[i + 1, left, q])
     return found
 
 
@@ -1092,20 +1119,6 @@ def fitting(lanes: int, caps: Ints) -> int:
     while caps[j] < lanes:
         j += 1
     return j
-
-
-class Hulls(NamedTuple):
-    """Dimensions that add up ranks, as lanes bound them, of N pairs [N, 2] of a quantity and a dimension.
-
-    value: what they bring by the options of their ranks, at first [N] + a * many [N] + b; low [N, O + 1] the least once one rank's option is known, in the
-    last column if none is.
-    """
-
-    pairs: Ints
-    first: Ints
-    many: Ints
-    value: Floats
-    low: Floats
 
 
 @njit(cache=True, nogil=True)
@@ -1142,15 +1155,57 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls
 
 
 @lean
-def with_hulls(low: Floats, hulls: Hulls, option: Ints, known: Bools, e: Einsum, p: Pool) -> None:
+def with_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsum) -> None:
     """low [Q] times what the hulls bring, of ranks that have no option yet at least."""
-    for j in range(hulls.pairs.shape[0]):
-        q, dim = hulls.pairs[j]
+    for j in range(c.hulls.pairs.shape[0]):
+        q, dim = c.hulls.pairs[j]
         a, b = e.rank[dim, 0], e.rank[dim, 1]
         if (a < 0 or known[a]) and (b < 0 or known[b]):
-            low[q] *= hulls.value[hulls.first[j] + (option[a] - p.first[a] if a >= 0 else 0) * hulls.many[j] + (option[b] - p.first[b] if b >= 0 else 0)]
+            at = (option[a] - c.first[a] if a >= 0 else 0) * c.hulls.many[j] + (option[b] - c.first[b] if b >= 0 else 0)
+            low[q] *= c.hulls.value[c.hulls.first[j] + at]
         else:
-            low[q] *= hulls.low[j, option[a] if a >= 0 and known[a] else option[b] if b >= 0 and known[b] else hulls.low.shape[1] - 1]
+            low[q] *= c.hulls.low[j, option[a] if a >= 0 and known[a] else option[b] if b >= 0 and known[b] else c.hulls.low.shape[1] - 1]
+
+
+@njit(cache=True, nogil=True)
+def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
+    """Options in a row with equally many lanes as one, and where each such group begins [G + 1]."""
+    ranks, n = c.first.shape[0] - 1, 0
+    first, start = np.zeros(ranks + 1, np.int64), np.zeros(c.lanes.shape[0] + 1, np.int64)
+    of = np.zeros(c.lanes.shape[0], np.int64)
+    for r in range(ranks):
+        for o in range(c.first[r], c.first[r + 1]):
+            if o == c.first[r] or c.lanes[o] != c.lanes[o - 1]:
+                start[n], n = o, n + 1
+            of[o] = n - 1
+        first[r + 1] = n
+    start[n] = c.lanes.shape[0]
+    alone, alive, ragged, way = np.full((n, c.alone.shape[1]), np.inf), np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros((n, 2), np.int64)
+    for g in range(n):
+        way[g, 0], way[g, 1] = c.way[start[g], 0], c.way[start[g + 1] - 1, 1]
+        for o in range(start[g], start[g + 1]):
+            alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.ragged[o]
+            for q in range(c.alone.shape[1] if c.alive[o] else 0):
+                alone[g, q] = min(alone[g, q], c.alone[o, q])
+    pairs, at = c.hulls.pairs.shape[0], 0
+    begin, many, low, value = np.empty(pairs, np.int64), np.empty(pairs, np.int64), np.full((pairs, n + 1), np.inf), np.full(c.hulls.value.shape[0], np.inf)
+    for j in range(pairs):
+        a, b = e.rank[c.hulls.pairs[j, 1]]
+        from_a, to_a = (c.first[a], c.first[a + 1]) if a >= 0 else (0, 1)
+        from_b, to_b = (c.first[b], c.first[b + 1]) if b >= 0 else (0, 1)
+        begin[j], many[j] = at, first[b + 1] - first[b] if b >= 0 else 1
+        for i in range(from_a, to_a):
+            for k in range(from_b, to_b):
+                one = c.hulls.value[c.hulls.first[j] + (i - from_a) * c.hulls.many[j] + k - from_b]
+                own = at + (of[i] - first[a] if a >= 0 else 0) * many[j] + (of[k] - first[b] if b >= 0 else 0)
+                value[own] = min(value[own], one)
+                if a >= 0:
+                    low[j, of[i]] = min(low[j, of[i]], one)
+                if b >= 0:
+                    low[j, of[k]] = min(low[j, of[k]], one)
+                low[j, n] = min(low[j, n], one)
+        at += (first[a + 1] - first[a] if a >= 0 else 1) * many[j]
+    return Choices(first, alone, c.lanes[start[:n]], alive, ragged, way, Hulls(c.hulls.pairs, begin, many, value, low)), start[: n + 1]
 
 
 @njit(cache=True, nogil=True)
@@ -1167,94 +1222,90 @@ def usable(p: Pool, m: Machine) -> Bools:
 
 
 @njit(cache=True, nogil=True)
-def hopeful_options(alive: Bools, alone: Floats, total: int, caps: Ints, hulls: Hulls, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, best: Floats) -> None:
-    """Takes those options out of alive [O] that cannot lead below the best, whatever lanes the other ranks have."""
-    ranks, compute = w.option.shape[0], int(m.position[m.room.shape[0]])
-    known, low = np.zeros(ranks, np.bool_), np.empty(alone.shape[1])
-    sums, rest, at = np.empty((t.keep.shape[0], w.guess.shape[0])), np.empty((t.keeps.shape[0], w.guess.shape[0])), np.empty(t.keeps.shape[0] - 1, np.int64)
-    held = np.empty_like(rest)
-    later = least_later(alone, alive, e.order, p, compute, caps)
-    earlier = least_later(alone, alive, e.order[::-1].copy(), p, compute, caps)
+def hopeful_options(c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, w: Work, best: Floats) -> None:
+    """Options that cannot lead below the best, whatever lanes the other ranks have, are alive no more."""
+    ranks, x = w.option.shape[0], scratch(t, w)
+    later, earlier = least_later(c, e.order, caps), least_later(c, e.order[::-1].copy(), caps)
     for i in range(ranks):
         r, around = e.order[i], least_around(earlier[ranks - i], later[i + 1], caps)
-        known[:] = False
-        known[r] = True
-        for o in range(p.first[r], p.first[r + 1]):
-            if alive[o]:
-                w.option[r], left = o, fitting(total // int(p.lanes[o, compute, 0]), caps)
-                for q in range(low.shape[0]):
-                    low[q] = alone[o, q] * around[left, q]
-                alive[o] = may_beat(False, low, hulls, known, t, e, p, m, sums, rest, held, at, w, best)
+        x.known[:] = False
+        x.known[r] = True
+        for o in range(c.first[r], c.first[r + 1]):
+            if c.alive[o]:
+                w.option[r], left = o, fitting(total // c.lanes[o], caps)
+                for q in range(x.low.shape[0]):
+                    x.low[q] = c.alone[o, q] * around[left, q]
+                c.alive[o] = may_beat(False, c, t, e, m, x, w, best)
 
 
-@lean
-def may_beat(last: bool, low: Floats, hulls: Hulls, known: Bools, t: Terms, e: Einsum, p: Pool, m: Machine, sums: Floats, rest: Floats, held: Floats, at: Ints,
-             w: Work, best: Floats) -> bool:
-    """Whether lanes, known of some ranks (last: of all), may beat the best; low [Q]: quantities but for hulls. w.figure has the bound, if last."""
-    with_hulls(low, hulls, w.option, known, e, p)
-    span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
-    for upto in (2, w.guess.shape[0]):  # energy and steps first
-        if not hopeful(summed(low, t, span, of, coef, upto, sums, rest), t, m, rest, w, best):
-            return False
-    return held_somewhere(last, t, m, sums, rest, held, at, w, best)
+class Scratch(NamedTuple):
+    """Of `may_beat`: low [Q] quantities but for hulls; known [R] of which ranks there are lanes; sums [N, P], rest, held [X + 1, P], at [X]."""
+
+    low: Floats
+    known: Bools
+    sums: Floats
+    rest: Floats
+    held: Floats
+    at: Ints
 
 
 @njit(cache=True, nogil=True)
-def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
-                 best: Floats) -> tuple[Ints, Floats]:
-    """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have. If there is a best, each whose figure is
-    lower than all before is followed at once, so that the others are held against what it leads to.
+def scratch(t: Terms, w: Work) -> Scratch:
+    parts, tensors = w.guess.shape[0], t.keeps.shape[0] - 1
+    return Scratch(np.empty(t.quantity.shape[0]), np.zeros(w.option.shape[0], np.bool_), np.empty((t.keep.shape[0], parts)), np.empty((tensors + 1, parts)),
+                   np.empty((tensors + 1, parts)), np.empty(tensors, np.int64))
+
+
+@lean
+def may_beat(last: bool, c: Choices, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats) -> bool:
+    """Whether lanes, known of some ranks (last: of all), may beat the best. w.figure has the bound, if last."""
+    with_hulls(x.low, c, w.option, x.known, e)
+    span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
+    for upto in (2, w.guess.shape[0]):  # energy and steps first
+        if not hopeful(summed(x.low, t, span, of, coef, upto, x.sums, x.rest), t, m, x.rest, w, best):
+            return False
+    return held_somewhere(last, t, m, x.sums, x.rest, x.held, x.at, w, best)
+
+
+@njit(cache=True, nogil=True)
+def walked(c: Choices, begin: Ints, end: Ints, later: Floats, caps: Ints, total: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work,
+           best: Floats) -> tuple[Ints, Floats]:
+    """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best, with the least figure [n, 3] that each may have.
 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
-    lanes that are left, they bound all choices for these.
+    lanes that are left (`least_later`), they bound all choices for these.
     """
-    ranks, parts, many_q, compute = w.option.shape[0], w.guess.shape[0], t.quantity.shape[0], int(m.position[m.room.shape[0]])
-    size, n, total = 1024, 0, 1
-    for c in range(m.size.shape[0]):
-        total *= m.size[c]
-    few = min(total, 32)
-    caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
+    ranks, many_q, size, n, x = w.option.shape[0], t.quantity.shape[0], 64, 0, scratch(t, w)
     chosen, bound = np.empty((size, ranks), np.int64), np.empty((size, 3))
     used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
-    sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
-    rows, lanes, low, known = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.empty(many_q), np.zeros(ranks, np.bool_)
-    ragged, held, at, record = np.zeros(ranks + 1, np.bool_), np.empty_like(rest), np.empty(t.keeps.shape[0] - 1, np.int64), np.full(3, np.inf)
-    alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
-    for r in range(ranks):
-        for o in range(p.first[r], p.first[r + 1]):
-            for q in range(many_q if alive[o] else 0):
-                alone[o, q] = factor(q, r, o, t, e, p)
-    hulls = hull_bounds(t, e, p, memo, w.option)
-    if best[0] < np.inf:
-        hopeful_options(alive, alone, total, caps, hulls, t, e, p, m, w, best)
-    later = least_later(alone, alive, e.order, p, compute, caps)
-    i, w.option[e.order[0]], known[e.order[0]] = 0, p.first[e.order[0]] - 1, True
+    rows, lanes, ragged = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.zeros(ranks + 1, np.bool_)
+    i, w.option[e.order[0]], x.known[e.order[0]] = 0, begin[e.order[0]] - 1, True
     while i >= 0:
         r = e.order[i]
         w.option[r] += 1
         o = w.option[r]
-        if o >= p.first[r + 1]:
-            known[r] = False
+        if o >= end[r]:
+            x.known[r] = False
             i -= 1
             continue
-        lanes[i + 1] = lanes[i] * int(p.lanes[o, compute, 0])
-        if not alive[o] or not spread_lanes(i, o, used, many, p, m):
+        lanes[i + 1] = lanes[i] * c.lanes[o]
+        if not c.alive[o] or not spread_lanes(i, o, used, many, c.way, p, m):
             continue
         if many[i + 1] == used.shape[1] - 1:  # more ways to use the dimensions than are kept: nothing is proven
             w.tally[2] = -1
         last, left = i == ranks - 1, fitting(total // lanes[i + 1], caps)
-        ragged[i + 1] = ragged[i] or p.ragged[o]
+        ragged[i + 1] = ragged[i] or c.ragged[o]
         if last and (lanes[ranks] < rules.least or (rules.ragged and not ragged[ranks])):
             continue
         for q in range(many_q):
-            rows[i + 1, q] = rows[i, q] * alone[o, q]
-            low[q] = rows[i + 1, q] * later[i + 1, left, q]
-        if (last or best[0] < np.inf) and not may_beat(last, low, hulls, known, t, e, p, m, sums, rest, held, at, w, best):
+            rows[i + 1, q] = rows[i, q] * c.alone[o, q]
+            x.low[q] = rows[i + 1, q] * later[i + 1, left, q]
+        if (last or best[0] < np.inf) and not may_beat(last, c, t, e, m, x, w, best):
             continue
         if not last:
             i += 1
-            known[e.order[i]] = True
-            w.option[e.order[i]] = p.first[e.order[i]] - 1
+            x.known[e.order[i]] = True
+            w.option[e.order[i]] = begin[e.order[i]] - 1
             continue
         if n == size:
             size *= 2
@@ -1262,10 +1313,53 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules:
         for j in range(ranks):
             chosen[n, j] = w.option[j]
         bound[n], n = w.figure, n + 1
-        if best[0] < np.inf and below(w.figure, record):
-            record[:] = w.figure
-            followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
-            n -= w.tally[1] <= w.tally[2]
+    return chosen[:n], bound[:n]
+
+
+@njit(cache=True, nogil=True)
+def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
+                 best: Floats) -> tuple[Ints, Floats]:
+    """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have: first how many lanes each rank has, then how
+    they share it out. If there is a best, each choice whose figure is lower than all before is followed at once: others are held against what it leads to.
+    """
+    ranks, many_q, compute, total = w.option.shape[0], t.quantity.shape[0], int(m.position[m.room.shape[0]]), 1
+    for d in range(m.size.shape[0]):
+        total *= m.size[d]
+    few = min(total, 32)
+    caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
+    alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
+    for r in range(ranks):
+        for o in range(p.first[r], p.first[r + 1]):
+            for q in range(many_q if alive[o] else 0):
+                alone[o, q] = factor(q, r, o, t, e, p)
+    c = Choices(p.first, alone, p.lanes[:, compute, 0].astype(np.int64), alive, p.ragged, p.way, hull_bounds(t, e, p, memo, w.option))
+    if best[0] < np.inf:
+        hopeful_options(c, total, caps, t, e, m, w, best)
+    groups, start = grouped(c, e)
+    of_groups, low_of_groups = walked(groups, groups.first[:-1], groups.first[1:], least_later(groups, e.order, caps), caps, total, t, e, p, m, rules, w, best)
+    chosen, bound, n, record = np.empty((1024, ranks), np.int64), np.empty((1024, 3)), 0, np.full(3, np.inf)
+    all_lanes, later = np.array([total]), np.ones((ranks + 1, 1, many_q))
+    for g in by_bound(low_of_groups):
+        if not below(low_of_groups[g], best):
+            continue
+        own = of_groups[g]
+        for i in range(ranks - 1, -1, -1):
+            for q in range(many_q):
+                later[i, 0, q] = later[i + 1, 0, q] * groups.alone[own[e.order[i]], q]
+        if (start[own + 1] - start[own]).max() == 1:
+            found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, 3)
+        else:
+            found, low = walked(c, start[own], start[own + 1], later, all_lanes, total, t, e, p, m, rules, w, best)
+        for v in by_bound(low):
+            if best[0] < np.inf and below(low[v], record) and below(low[v], best):
+                record[:] = low[v]
+                w.option[:] = found[v]
+                followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+                if w.tally[1] <= w.tally[2]:
+                    continue
+            if n == chosen.shape[0]:
+                chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
+            chosen[n], bound[n], n = found[v], low[v], n + 1
     return chosen[:n], bound[:n]
 
 

@@ -59,6 +59,7 @@ MUTANTS = (
            "parts[x + 1, i] + rest[x, i]\n        figure(w.guess, m, w.figure)\n        if not below(w.figure, w.lowest):"),
     Mutant("one option: the ranks on one side have half the lanes that are left", KERNELS, "fitting(caps[j] // (caps[i - 1] + 1 if i else 1), caps)",
            "fitting(max(caps[j] // (caps[i - 1] + 1 if i else 1) // 2, 1), caps)"),
+    Mutant("a group of options is as low as its last one", KERNELS, "alone[g, q] = min(alone[g, q], c.alone[o, q])", "alone[g, q] = c.alone[o, q]"),
     Mutant("outer levels that are crowded cost twice", KERNELS, "max(crowds.energy[at] - uncrowded(t, w), 0.0)", "crowds.energy[at]"),
     Mutant("hulls of ranks without lanes yet are those of the last option", KERNELS, "low[n, i] = min(low[n, i], value[at])", "low[n, i] = value[at]"),
     Mutant("first reads come off at their least, not their most", KERNELS,
