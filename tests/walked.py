@@ -34,6 +34,7 @@ class Stage(Walk):
     visits: Counter = field(default_factory=Counter)
     sums: Counter = field(default_factory=Counter)
     whole: tuple = ()  # stores that may not sink
+    events: list = field(default_factory=list)  # (tensor, element, is it written), in time, of all stages of the segment
 
     def rest(self, i, p):
         return i if self.mapping.nodes[i] in self.whole else super().rest(i, p)
@@ -63,45 +64,103 @@ class Stage(Walk):
         super().compute(env)
         (element,) = self.box(self.e.output, env, clip=False)
         self.sums[element] += 1
+        self.events.append([(p.tensor, x, p is self.e.output) for p in self.e.tensors() for x in self.box(p, env, clip=True)])
 
 
 @dataclass
 class Walked:
-    """Of a schedule: tallies per einsum, peak bits per level of every segment, faults of meaning; tensors read out of other stages' lanes."""
+    """Of a schedule: tallies per einsum, peak bits per level of every segment, faults of meaning; tensors read out of other stages' lanes.
+
+    less: per segment and level, bits that kept tensors need less at any time than their sum, since one takes the place of another.
+    """
 
     tallies: dict
     peaks: list
     wrong: list
     remote: set
+    less: list
 
 
 def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
     """Kept tensors: all that is moved where they lie as their nests say, and where they lie inside, mixed by the share of each."""
+    levels = [level.name for level in arch.levels]
+    spread = {k.tensor for k in schedule.keeps if any(f.outside <= levels.index(k.level) for f in arch.fanouts)}
     far = [SegmentWalk(arch, workload, segment, schedule, {}).run() for segment in schedule.segments]
-    near = [SegmentWalk(arch, workload, segment, schedule, {k.tensor: k.level for k in schedule.keeps}).run() for segment in schedule.segments]
-    at = {b.einsum: (i, j) for i, s in enumerate(schedule.segments) for j, b in enumerate(s.branches)}
+    near = [SegmentWalk(arch, workload, segment, schedule, {k.tensor: k.level for k in schedule.keeps if k.tensor not in spread}).run()
+            for segment in schedule.segments]
+    life = Life(workload, schedule)
     tallies, peaks, wrong = {}, [], []
     for i, (a, z) in enumerate(zip(far, near, strict=True)):
         for name in a.stages:
             x, y = a.stages[name].tally, z.stages[name].tally
-            share = {k.tensor: stays(k, at[name], at) for k in schedule.keeps}
+            share = {k.tensor: life.before(k, name) for k in schedule.keeps}
             lanes = {at: mixed(x.lanes.get(at, Counter()), y.lanes.get(at, Counter()), share) for at in x.lanes | y.lanes}
-            tallies[name] = Tally(mixed(x.total, y.total, share), lanes)
+            tally = tallies[name] = Tally(mixed(x.total, y.total, share), lanes)
             for k in schedule.keeps:
-                if k.tensor == a.e[name].output.tensor:  # what a later reader does not find is written out when it is made
-                    last = min(stays(k, at[e.name], at) for e in workload.einsums if k.tensor in {p.tensor for p in e.inputs})
-                    spilt = (k.share - last) * prod(d.size for d in a.e[name].output.dims)
-                    for key in ((k.level, k.tensor, "read"), (arch.levels[0].name, k.tensor, "write")) if spilt else ():
-                        tallies[name].total[key] += spilt
-                        tallies[name].lanes.setdefault((), Counter())[key] += spilt
+                instances = prod(n for f in arch.fanouts if f.outside <= levels.index(k.level) for _, n in f.dims)
+                for action in ("read", "write") if k.tensor in spread else ():  # what lies in other lanes comes from there, not from the outermost level
+                    evenly(tally, (k.level, k.tensor, action), share[k.tensor] * Fraction(x.total[levels[0], k.tensor, action]), instances)
+                    for counts in (tally.total, *tally.lanes.values()):
+                        counts[levels[0], k.tensor, action] *= 1 - share[k.tensor]
+                for level, action, more in life.moves(k, name):
+                    elems = more * prod(d.size for d in next(p for p in a.e[name].tensors() if p.tensor == k.tensor).dims)
+                    evenly(tally, (level or levels[0], k.tensor, action), elems, instances if level else 1)
         wrong += a.wrong
         peaks.append(a.peak(i, workload, schedule))
-    return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)})
+    less = [a.less(i, schedule, life) for i, a in enumerate(far)]
+    return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)}, less)
 
 
-def stays(keep: Keep, now: tuple[int, ...], at: dict) -> Fraction:
-    """The share that is kept at a place of the schedule: less once those who are named have read it."""
-    return min([keep.share, *(share for name, share in keep.then if at[name] < now)])
+class Life:
+    """What is kept of a tensor, event by event: einsums in the order of the schedule, each with the share before it and after it."""
+
+    def __init__(self, workload: Workload, schedule: Schedule) -> None:
+        e = {e.name: e for e in workload.einsums}
+        results = {after for after, _ in workload.carried}
+        self.segment = {b.einsum: i for i, s in enumerate(schedule.segments) for b in s.branches}
+        self.made, self.events, self.written = {}, {}, {}
+        for k in schedule.keeps:
+            users = [name for name in self.segment if k.tensor in {p.tensor for p in e[name].tensors()}]
+            self.made[k.tensor] = e[users[0]].output.tensor == k.tensor
+            now, rows = Fraction(0), []
+            for name in users:
+                before = now
+                now = k.share if name == users[0] else dict(k.then).get(name, now)
+                rows.append((name, k.share if name == users[0] and self.made[k.tensor] else before, now if name != users[-1] else Fraction(0)))
+            self.events[k.tensor] = rows
+            found = [before for _, before, _ in rows[1:]]  # what nobody finds here must be further out
+            self.written[k.tensor] = max(k.share - min([Fraction(0)] if k.tensor in results else found), Fraction(0))
+
+    def before(self, k: Keep, name: str) -> Fraction:
+        return next((before for own, before, _ in self.events[k.tensor] if own == name), Fraction(0))
+
+    def moves(self, k: Keep, name: str) -> list:
+        """(level, "" the outermost; action; share) that keeping itself moves."""
+        for i, (own, before, after) in enumerate(self.events[k.tensor]):
+            if own == name and i == 0 and self.made[k.tensor]:
+                return [(k.level, "read", self.written[k.tensor]), ("", "write", self.written[k.tensor])] if self.written[k.tensor] else []
+            if own == name and after > before:
+                return [(k.level, "write", after - before)]
+        return []
+
+    def during(self, k: Keep, segment: int) -> Fraction:
+        """The most that is there while a segment runs."""
+        found, now = Fraction(0), Fraction(0)
+        for name, before, after in self.events[k.tensor]:
+            if self.segment[name] > segment:
+                break
+            if self.segment[name] == segment:
+                found = max(found, now, before, after)
+            now = after
+        return max(found, now)
+
+
+def evenly(tally: Tally, key: tuple, n: Fraction, instances: int) -> None:
+    """Spread over all instances of a level: those that do something have an even part."""
+    if n:
+        tally.total[key] += n
+        for counts in [own for own in tally.lanes.values() if any(level == key[0] for level, _, _ in own)] or [tally.lanes.setdefault((), Counter())]:
+            counts[key] += n / instances
 
 
 def mixed(far: Counter, near: Counter, share: dict) -> Counter:
@@ -121,6 +180,7 @@ class SegmentWalk:
     visits: Counter = field(default_factory=Counter)
     wrong: list = field(default_factory=list)
     granule: int = 0
+    events: list = field(default_factory=list)
 
     def __post_init__(self):
         self.e = {e.name: e for e in self.workload.einsums}
@@ -147,7 +207,7 @@ class SegmentWalk:
                 lead += 1
             own[lead:lead] = homes
         dead = [n for n in own if isinstance(n, Store) and n.tensor in self.kept and self.levels.index(n.level) <= self.levels.index(self.kept[n.tensor])]
-        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.held, whole=tuple(homes))
+        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.held, whole=tuple(homes), events=self.events)
 
     def run(self) -> SegmentWalk:
         for stage in self.stages.values():
@@ -328,19 +388,42 @@ class SegmentWalk:
                 own = {name: n + sum(pins[other][level] for other in own if other != name) for name, n in own.items()}
             together = sum if self.fan and self.levels.index(level) < self.fan.outside else max
             total[level] = together(own.values()) + sum(n for i, n in shared_most.items() if nodes[i].level == level)
-        at = {b.einsum: i for i, s in enumerate(schedule.segments) for b in s.branches}
+        life = Life(workload, schedule)
         for keep in schedule.keeps:
-            maker = next(e for e in workload.einsums if e.output.tensor == keep.tensor)
-            last = max(at[e.name] for e in workload.einsums if keep.tensor in {p.tensor for p in e.inputs})
-            if at[maker.name] <= number <= last:
-                share = stays(keep, (number,), {b.einsum: (i, j) for i, s in enumerate(schedule.segments) for j, b in enumerate(s.branches)})
-                elems = prod(d.size for d in maker.output.dims)
-                total[keep.level] += -(-elems * share.numerator // share.denominator) * width[keep.tensor]
+            share = life.during(keep, number)
+            elems = max(prod(d.size for d in p.dims) for e in workload.einsums for p in e.tensors() if p.tensor == keep.tensor)
+            n = prod(size for f in self.arch.fanouts if f.outside <= self.levels.index(keep.level) for _, size in f.dims)
+            total[keep.level] += -(-elems * share.numerator // (share.denominator * n)) * width[keep.tensor]
         for i, segment in enumerate(schedule.segments):
             if i != number and schedule.weights == "pinned":
                 for level, n in self.pinned_bits(segment, workload, width).items():
                     total[level] += n
         return {level: n for level, n in total.items() if n}
+
+    def less(self, number: int, schedule: Schedule, life: Life) -> Counter:
+        """Bits that pairs of kept tensors, one read for the last time and one made, need less together than each at its most."""
+        last, first = {}, {}
+        for at, event in enumerate(self.events):
+            for tensor, element, made in event:
+                (first.setdefault if made else last.__setitem__)((tensor, element), at)
+        found: Counter = Counter()
+        gone = [k for k in schedule.keeps if life.events[k.tensor][-1][0] in self.names and life.events[k.tensor][0][0] not in self.names]
+        new = [k for k in schedule.keeps if life.made[k.tensor] and life.events[k.tensor][0][0] in self.names]
+        bits = {p.tensor: p.bits or self.arch.word_bits for e in self.e.values() for p in e.tensors()}
+        for b in new:
+            best = 0
+            for a in gone:
+                if a.level != b.level:
+                    continue
+                before, after = life.events[a.tensor][-1][1], life.during(b, number)
+                reads = sorted(at for (t, _), at in last.items() if t == a.tensor)
+                makes = sorted(at for (t, _), at in first.items() if t == b.tensor)
+                elems = max(prod(d.size for d in p.dims) for e in self.e.values() for p in e.tensors() if p.tensor == a.tensor)
+                both = max((before * (elems - sum(r <= at for r in reads)) + after * sum(m <= at for m in makes) for at in makes), default=0)
+                n = prod(size for f in self.arch.fanouts if f.outside <= self.levels.index(a.level) for _, size in f.dims)
+                best = max(best, (max(before, life.during(a, number)) * elems + after * len(makes) - max(both, before * elems)) * bits[a.tensor] / n)
+            found[b.level] += best
+        return found
 
     def pinned_bits(self, segment: Segment, workload: Workload, width: dict, own_nests: bool = False) -> Counter:
         """What the weights of another segment hold all the while: their tiles, of each stage of a pipeline in lanes of its own. own_nests: not what stands in
@@ -370,8 +453,9 @@ class SegmentWalk:
         return tensor in self.workload.weights and self.schedule.weights == "pinned" and own[0].level == level != self.levels[0]
 
     def kept_whole(self, name: str, level: str, tensor: str) -> bool:
-        at = {b.einsum: (i, j) for i, s in enumerate(self.schedule.segments) for j, b in enumerate(s.branches)}
-        return any(k.tensor == tensor and k.level == level and stays(k, at[name], at) == 1 for k in self.schedule.keeps)
+        life = Life(self.workload, self.schedule)
+        spread = any(f.outside <= self.levels.index(level) for f in self.arch.fanouts)
+        return not spread and any(k.tensor == tensor and k.level == level and life.before(k, name) == 1 for k in self.schedule.keeps)
 
     def alive_granules(self, tensor: str) -> int:
         """Granules of a tensor alive at one time: stage j works on granule b in turn b + j."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, pairwise
 
 from dse import nest
 from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Schedule, Segment, renamed
+from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import sharing, transfer
-from dse.sim.boundary import ALONE, joined, ways
+from dse.sim.boundary import ALONE, joined, sliced, ways
 from dse.sim.placed import Graph, Placed, graph, homes, named, placed, shared_loops, stage_array
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
@@ -87,26 +88,38 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
     for i, one in enumerate(schedule.keeps):
         line = f"keep {one.level} {one.tensor}"
-        if one.level not in known or not 0 < known[one.level] < first:
-            yield f"{line}: must be a level of the chip outside of all lanes: {', '.join(level.name for level in arch.levels[1:first]) or 'there is none'}"
-        elif one.tensor not in g.made or not g.readers.get(one.tensor):
-            yield f"{line}: no tensor that one einsum makes and another reads; take one of {', '.join([t for t in g.made if g.readers.get(t)][:8]) or 'none'}"
-        elif not 0 < one.share <= 1:
-            yield f"{line}: share = {one.share} must be above 0 and at most 1"
+        if one.level not in known or not 0 < known[one.level] < max(first, 2):
+            near = ", ".join(level.name for level in arch.levels[1:max(first, 2)]) or "there is none"
+            yield f"{line}: must be a level of the chip outside of all lanes, or the first one inside of them: {near}"
+        elif len(users := [*([g.made[one.tensor]] if one.tensor in g.made else []), *g.readers.get(one.tensor, ())]) < 2 or one.tensor not in g.readers:
+            there = [t for t, names in g.readers.items() if len(names) > (t not in g.made)]
+            yield f"{line}: no tensor that is made and read, or read twice; take one of {', '.join(there[:8]) or 'none'}"
+        elif one.tensor not in g.made and schedule.weights == "pinned" and one.tensor in workload.weights:
+            yield f"{line}: weights are pinned, so it is there before the run; leave it out"
+        elif not all(0 <= share <= 1 for share in shares(one)) or not any(shares(one)):
+            yield f"{line}: {one.shares()}: each share must be from 0 to 1, one of them above 0"
         elif strange := [name for name, _ in one.then if name not in g.readers[one.tensor]]:
             yield f"{line}: {strange[0]} does not read {one.tensor}; {', '.join(g.readers[one.tensor])} do"
         elif sorted(one.then, key=lambda each: g.at[each[0]]) != list(one.then) or len({name for name, _ in one.then}) < len(one.then):
             yield f"{line}: what stays after whom is not in the order of the schedule; sort it, each einsum once"
-        elif any(less >= more for (_, less), more in zip(one.then, (one.share, *(share for _, share in one.then)), strict=False)):
-            yield f"{line}: {one.shares()}: less must stay each time; what came in anew is not modelled"
+        elif any(share == before for share, before in pairwise(shares(one))):
+            yield f"{line}: {one.shares()}: a share stays what it was; name it once"
+        elif one.then and one.tensor not in g.made and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__):
+            yield f"{line}: {one.then[0][0]} brings it in, and {one.share} is what stays then; leave one of both out"
+        elif sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.lane_pj for f in arch.fanouts)):
+            yield f"{line}: {one.level} stands in lanes: what lies spread over them is not kept beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
         elif at_home := [i for i, s in enumerate(schedule.segments, 1) if one.tensor in homes(s) and len(_users(one.tensor, s, g)) > 1]:
             yield f"{line}: einsums of segment {at_home[0]} share a node of it already; keep what segments hand to later ones"
         elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:
             yield f"{line}: {one.tensor} is kept twice; leave one out"
-        elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in (g.made[one.tensor], *g.readers[one.tensor])) > 1:
+        elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
             yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are kept"
+
+
+def shares(one: Keep) -> list[Fraction]:
+    return [one.share, *(share for _, share in one.then)]
 
 
 def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
@@ -217,8 +230,9 @@ def _chip_faults(i: int, segment: Segment, schedule: Schedule, workload: Workloa
                 continue
             if p is e.output:
                 away = [name for name in g.readers.get(p.tensor, ()) if g.at[name][0] != i or p.tensor not in {q.tensor for q in g.einsums[name].inputs}]
-                if not handed or away or not g.readers.get(p.tensor):
-                    who = f"{away[0]} reads it from {outermost}" if away else "it is a result" if not g.readers.get(p.tensor) else "no other einsum gets it"
+                kept_out = not g.readers.get(p.tensor) or p.tensor in g.results
+                if not handed or away or kept_out:
+                    who = f"{away[0]} reads it from {outermost}" if away else "it is a result" if kept_out else "no other einsum gets it"
                     yield f"{p.tensor} of {e.name} never leaves {first}, but {who}; add store {outermost} {p.tensor}"
             elif not handed and not (schedule.weights == "pinned" and p.tensor in workload.weights):
                 fix = "or say weights pinned" if p.tensor in workload.weights else "nothing brings it there"

@@ -211,12 +211,9 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
     g = placed.graph(workload, schedule)
     found: list[Bits] = [{} for _ in segments]
-    for one in schedule.keeps:
-        p = g.einsums[g.made[one.tensor]].output
-        for i in range(g.at[g.made[one.tensor]][0], max(g.at[name][0] for name in g.readers[one.tensor]) + 1):
-            share = placed.share_at(one, (i,), g)
-            room = -(-share.numerator * p.stored_elems() // share.denominator) * (p.bits or arch.word_bits)
-            found[i][one.level] = found[i].get(one.level, 0) + room
+    for i, own_room in enumerate(found):
+        for level, room in placed.kept_bits(i, schedule, g, arch).items():
+            own_room[level] = own_room.get(level, 0) + room
     for i, own in enumerate(segments):
         pinned = [_pinned(one) for one in own]
         for level in {name for bits in pinned for name in bits}:
