@@ -10,14 +10,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Schedule, Segment
 from hw.arch import Arch
 from tests.oracle import Tally, Walk
-from workloads.einsum import Einsum
-from workloads.graph import Workload
+from workloads.einsum import Einsum, Projection
+from workloads.graph import Workload, owner
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Stage(Walk):
             for tensor, level in self.resting[at]:
                 key = (level, tensor.tensor, at)
                 pushed.append((key, self.alive.get(key)))
-                self.alive[key] = len(self.box(tensor, env, clip=False))
+                self.alive[key] = ceil(self.words(tensor, self.box(tensor, env, clip=False)))
                 self.visits[level, tensor.tensor] += self.first or Store(level, tensor.tensor) not in self.held
             if at == len(self.mapping.nodes):
                 self.moments.add(frozenset(((level, tensor), n) for (level, tensor, _), n in self.alive.items()))
@@ -84,43 +84,52 @@ class Walked:
 def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
     """Kept tensors: all that is moved where they lie as their nests say, and where they lie inside, mixed by the share of each."""
     levels = [level.name for level in arch.levels]
+    own = names_of(workload)
     spread = {k.tensor for k in schedule.keeps if any(f.outside <= levels.index(k.level) for f in arch.fanouts)}
     far = [SegmentWalk(arch, workload, segment, schedule, {}).run() for segment in schedule.segments]
-    near = [SegmentWalk(arch, workload, segment, schedule, {k.tensor: k.level for k in schedule.keeps if k.tensor not in spread}).run()
-            for segment in schedule.segments]
+    inside = {t: k.level for k in schedule.keeps if k.tensor not in spread for t in own if own[t] == k.tensor}
+    near = [SegmentWalk(arch, workload, segment, schedule, inside).run() for segment in schedule.segments]
     life = Life(workload, schedule)
     tallies, peaks, wrong = {}, [], []
     for i, (a, z) in enumerate(zip(far, near, strict=True)):
         for name in a.stages:
             x, y = a.stages[name].tally, z.stages[name].tally
-            share = {k.tensor: life.before(k, name) for k in schedule.keeps}
+            share = {t: life.before(k, name) if a.e[name].output.tensor == t or not a.hands(k.tensor) else Fraction(0)
+                     for k in schedule.keeps for t in own if own[t] == k.tensor}
             lanes = {at: mixed(x.lanes.get(at, Counter()), y.lanes.get(at, Counter()), share) for at in x.lanes | y.lanes}
             tally = tallies[name] = Tally(mixed(x.total, y.total, share), lanes)
             for k in schedule.keeps:
                 instances = prod(n for f in arch.fanouts if f.outside <= levels.index(k.level) for _, n in f.dims)
-                for action in ("read", "write") if k.tensor in spread else ():  # what lies in other lanes comes from there, not from the outermost level
-                    evenly(tally, (k.level, k.tensor, action), share[k.tensor] * Fraction(x.total[levels[0], k.tensor, action]), instances)
+                mine = [p for p in a.e[name].tensors() if own[p.tensor] == k.tensor]
+                far_off = [p.tensor for p in mine] if k.tensor in spread else []  # what lies in other lanes comes from there, not from the outermost level
+                for t, action in product(far_off, ("read", "write")):
+                    evenly(tally, (k.level, t, action), share[t] * Fraction(x.total[levels[0], t, action]), instances)
                     for counts in (tally.total, *tally.lanes.values()):
-                        counts[levels[0], k.tensor, action] *= 1 - share[k.tensor]
+                        counts[levels[0], t, action] *= 1 - share[t]
                 for level, action, more in life.moves(k, name):
-                    elems = more * prod(d.size for d in next(p for p in a.e[name].tensors() if p.tensor == k.tensor).dims)
-                    evenly(tally, (level or levels[0], k.tensor, action), elems, instances if level else 1)
+                    evenly(tally, (level or levels[0], mine[0].tensor, action), more * whole(mine[0]), instances if level else 1)
         wrong += a.wrong
         peaks.append(a.peak(i, workload, schedule))
     less = [a.less(i, schedule, life) for i, a in enumerate(far)]
     return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)}, less)
 
 
+def names_of(workload: Workload) -> dict:
+    """The tensor that each name in the einsums means: T_again is T, where T is made."""
+    made = {e.output.tensor for e in workload.einsums}
+    return {p.tensor: owner(p.tensor, made) for e in workload.einsums for p in e.tensors()}
+
+
 class Life:
     """What is kept of a tensor, event by event: einsums in the order of the schedule, each with the share before it and after it."""
 
     def __init__(self, workload: Workload, schedule: Schedule) -> None:
-        e = {e.name: e for e in workload.einsums}
+        e, own = {e.name: e for e in workload.einsums}, names_of(workload)
         results = {after for after, _ in workload.carried}
         self.segment = {b.einsum: i for i, s in enumerate(schedule.segments) for b in s.branches}
         self.made, self.events, self.written = {}, {}, {}
         for k in schedule.keeps:
-            users = [name for name in self.segment if k.tensor in {p.tensor for p in e[name].tensors()}]
+            users = [name for name in self.segment if k.tensor in {own[p.tensor] for p in e[name].tensors()}]
             self.made[k.tensor] = e[users[0]].output.tensor == k.tensor
             now, rows = Fraction(0), []
             for name in users:
@@ -153,6 +162,12 @@ class Life:
                 found = max(found, now, before, after)
             now = after
         return max(found, now)
+
+
+def whole(p: Projection) -> int:
+    """Words of a tensor as it is stored: of a compressed one two per nonzero, one per row."""
+    elems = prod(d.size for d in p.dims)
+    return elems if p.format == "dense" else ceil(round(2 * p.density * elems, 6)) + prod(d.size for d in p.dims[:-1])
 
 
 def evenly(tally: Tally, key: tuple, n: Fraction, instances: int) -> None:
@@ -188,7 +203,8 @@ class SegmentWalk:
         self.names = [b.einsum for b in self.segment.branches]
         stores = [(i, n) for i, n in enumerate(self.segment.nodes) if isinstance(n, Store)]
         self.home = {n.tensor: i for i, n in stores}
-        self.users = {t: [name for name in self.names if t in {p.tensor for p in self.e[name].tensors()}] for t in self.home}
+        self.own = names_of(self.workload)
+        self.users = {t: [name for name in self.names if t in {self.own[p.tensor] for p in self.e[name].tensors()}] for t in self.home}
         region = {one.dim for b in self.segment.branches for one in b.region}
         self.fan = next((f for f in self.arch.fanouts if region & {d for d, _ in f.dims}), None)
         for b in self.segment.branches:
@@ -215,7 +231,7 @@ class SegmentWalk:
                 chain = stage.holders.setdefault(p.tensor, [])
                 if p.tensor in self.kept:
                     chain.append((-1000, self.kept[p.tensor]))
-                began = {n.tensor for i, n in enumerate(self.segment.nodes) if isinstance(n, Store) and n.tensor == p.tensor}
+                began = {n.tensor for i, n in enumerate(self.segment.nodes) if isinstance(n, Store) and n.tensor == self.own[p.tensor]}
                 if began:  # the outermost node stands in the shared part: nodes of its own nest may sink
                     self.resink(stage)
         self.go(0, {name: {rank: (0, n) for rank, n in self.e[name].extents} for name in self.names})
@@ -223,7 +239,8 @@ class SegmentWalk:
 
     def resink(self, stage: Stage) -> None:
         """Nodes of the own nest rest where `rest` says, if a node further out exists."""
-        begun = {n.tensor for n in self.segment.nodes if isinstance(n, Store)}
+        shared = {n.tensor for n in self.segment.nodes if isinstance(n, Store)}
+        begun = {t for t, own in self.own.items() if own in shared}
         stage.resting = [[] for _ in range(len(stage.mapping.nodes) + 1)]
         for i, node in enumerate(stage.mapping.nodes):
             if isinstance(node, Store):
@@ -234,7 +251,7 @@ class SegmentWalk:
     def go(self, at: int, envs: dict) -> None:
         nodes = self.segment.nodes
         for i, p, name in self.resting(at):
-            held = len(self.stages[name].box(p, envs[name], clip=False))
+            held = ceil(self.stages[name].words(p, self.stages[name].box(p, envs[name], clip=False)))
             if all(lane == 0 for _, _, lane in self.stages[name].lanes):
                 self.shared[i] = max(held, self.shared.get(i, 0))
                 self.visits[nodes[i]] += 1
@@ -310,12 +327,13 @@ class SegmentWalk:
         if chain:
             Walk.fill(w, position, node, p, chain[-1], elements, output)
         chain.append((position, node.level))
-        for name in others if at == self.home[node.tensor] else ():
-            self.stages[name].holders[node.tensor].append((position, node.level))
+        reached = [self.stages[name].holders[q.tensor] for name in others for q in self.e[name].tensors() if self.own[q.tensor] == node.tensor]
+        for other in reached if at == self.home[node.tensor] else ():
+            other.append((position, node.level))
         self.go(at + 1, envs)
         chain.pop()
-        for name in others if at == self.home[node.tensor] else ():
-            self.stages[name].holders[node.tensor].pop()
+        for other in reached if at == self.home[node.tensor] else ():
+            other.pop()
         if chain and output:
             parent_at, parent = chain[-1]
             w.add(position, node.level, node.tensor, "read", w.words(p, elements))
@@ -341,7 +359,7 @@ class SegmentWalk:
     def complete(self, name: str, env: dict) -> None:
         """All that the einsum may read of what the segment makes has its whole sum by now."""
         for p in self.e[name].inputs:
-            maker = next((m for m in self.names if self.e[m].output.tensor == p.tensor), None)
+            maker = next((m for m in self.names if self.e[m].output.tensor == self.own[p.tensor]), None)
             if maker is None:
                 continue
             due = points(self.e[maker])
@@ -370,7 +388,7 @@ class SegmentWalk:
                 many = alive[node.tensor] if self.fan and handed else 0
                 twice = not many and self.visits[node] > 1 and not self.pinned(self.users[node.tensor][0], node.level, node.tensor)
                 room = bits(node.level, node.tensor, n * max(many, 1), twice)
-                if not self.kept_whole(self.users[node.tensor][0], node.level, node.tensor):
+                if not self.kept_whole(self.users[node.tensor][0], node.level, node.tensor) or self.hands(node.tensor):
                     shared_most[i] = max(shared_most[i], room)
             for (level, tensor), n in own:
                 at = self.home.get(tensor)
@@ -391,7 +409,7 @@ class SegmentWalk:
         life = Life(workload, schedule)
         for keep in schedule.keeps:
             share = life.during(keep, number)
-            elems = max(prod(d.size for d in p.dims) for e in workload.einsums for p in e.tensors() if p.tensor == keep.tensor)
+            elems = max(whole(p) for e in workload.einsums for p in e.tensors() if p.tensor == keep.tensor)
             n = prod(size for f in self.arch.fanouts if f.outside <= self.levels.index(keep.level) for _, size in f.dims)
             total[keep.level] += -(-elems * share.numerator // (share.denominator * n)) * width[keep.tensor]
         for i, segment in enumerate(schedule.segments):
@@ -405,7 +423,7 @@ class SegmentWalk:
         last, first = {}, {}
         for at, event in enumerate(self.events):
             for tensor, element, made in event:
-                (first.setdefault if made else last.__setitem__)((tensor, element), at)
+                (first.setdefault if made else last.__setitem__)((self.own[tensor], element), at)
         found: Counter = Counter()
         gone = [k for k in schedule.keeps if life.events[k.tensor][-1][0] in self.names and life.events[k.tensor][0][0] not in self.names]
         new = [k for k in schedule.keeps if life.made[k.tensor] and life.events[k.tensor][0][0] in self.names]
@@ -452,10 +470,15 @@ class SegmentWalk:
         own = [n for n in (*self.segment.nodes, *self.stages[name].mapping.nodes) if isinstance(n, Store) and n.tensor == tensor]
         return tensor in self.workload.weights and self.schedule.weights == "pinned" and own[0].level == level != self.levels[0]
 
+    def hands(self, tensor: str) -> bool:
+        """Whether einsums of the segment hand it on, on the chip: they read it there, kept or not."""
+        made = tensor in {self.e[name].output.tensor for name in self.names}
+        return made and tensor in self.home and len(self.users[tensor]) > 1 and self.segment.nodes[self.home[tensor]].level != self.levels[0]
+
     def kept_whole(self, name: str, level: str, tensor: str) -> bool:
         life = Life(self.workload, self.schedule)
         spread = any(f.outside <= self.levels.index(level) for f in self.arch.fanouts)
-        return not spread and any(k.tensor == tensor and k.level == level and life.before(k, name) == 1 for k in self.schedule.keeps)
+        return not spread and any(k.tensor == self.own[tensor] and k.level == level and life.before(k, name) == 1 for k in self.schedule.keeps)
 
     def alive_granules(self, tensor: str) -> int:
         """Granules of a tensor alive at one time: stage j works on granule b in turn b + j."""

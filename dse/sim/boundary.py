@@ -29,7 +29,8 @@ class Boundary:
 
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
     begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
-    kept: (tensor, level, share); beside: (level, tensor, action, share of it) that is moved since more or less of it stays afterwards. branched: other einsums
+    kept: (tensor, level, share); beside: (level, tensor, action, share of it) that is moved since more or less of it stays afterwards; hands: kept ones that
+    the segment hands on too, from a node of their own. branched: other einsums
     stand below the shared part; forked: they use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
     pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; owned: lanes that hold a remote tensor, where hops
     are priced. taken: (level, bits) that others hold meanwhile.
@@ -49,6 +50,7 @@ class Boundary:
     owned: tuple[tuple[str, tuple[Owned, ...]], ...] = ()
     taken: tuple[tuple[str, int], ...] = ()
     beside: tuple[tuple[str, str, str, Fraction], ...] = ()
+    hands: frozenset[str] = frozenset()
 
     def marks(self) -> str:
         """What changes counts beside the nest, as text."""
@@ -212,6 +214,6 @@ def _held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint
             row = replace(row, elems=row.elems * copies[node], moving=False)
         if node.tensor in b.pinned and not any(other.tensor == node.tensor for _, other in stores[:number]):
             row = replace(row, moving=False)
-        if (node.level, node.tensor) not in kept and not (node.tensor in remote and i < len(b.outer)):
+        if ((node.level, node.tensor) not in kept or node.tensor in b.hands) and not (node.tensor in remote and i < len(b.outer)):
             rows.append(row)
     return tuple(rows)

@@ -85,7 +85,7 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
     known = {level.name: v for v, level in enumerate(arch.levels)}
-    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    first, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
     for i, one in enumerate(schedule.keeps):
         line = f"keep {one.level} {one.tensor}"
         if one.level not in known or not 0 < known[one.level] < max(first, 2):
@@ -110,12 +110,20 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: {one.level} stands in lanes: what lies spread over them is not kept beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
-        elif at_home := [i for i, s in enumerate(schedule.segments, 1) if one.tensor in homes(s) and len(_users(one.tensor, s, g)) > 1]:
-            yield f"{line}: einsums of segment {at_home[0]} share a node of it already; keep what segments hand to later ones"
+        elif at_home := [i for i, s in enumerate(schedule.segments, 1) if len(_users(one.tensor, s, g)) > 1 and _elsewhere(one, s, g, outer)]:
+            yield f"{line}: einsums of segment {at_home[0]} hand it on, in lanes of their own or at another level; keep it where it is handed on"
+        elif one.tensor in g.made and {g.at[name][0] for name in g.readers[one.tensor]} == {g.at[g.made[one.tensor]][0]}:
+            yield f"{line}: no later segment reads it; leave it out"
         elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:
             yield f"{line}: {one.tensor} is kept twice; leave one out"
         elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
             yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are kept"
+
+
+def _elsewhere(one: Keep, segment: Segment, g: Graph, outer: str) -> bool:
+    """Whether a segment hands a tensor on in a place that has nothing to do with where it is kept."""
+    home = homes(segment).get(one.tensor)
+    return home is not None and (segment.pipelined or home.level not in (outer, one.level))
 
 
 def shares(one: Keep) -> list[Fraction]:
@@ -124,7 +132,7 @@ def shares(one: Keep) -> list[Fraction]:
 
 def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
     """Einsums of a segment that have a tensor, in turn."""
-    return [b.einsum for b in segment.branches if tensor in {p.tensor for p in g.einsums[b.einsum].tensors()}]
+    return [b.einsum for b in segment.branches if tensor in {owner(p.tensor, g.made) for p in g.einsums[b.einsum].tensors()}]
 
 
 def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
@@ -184,25 +192,25 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
     f, order = stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
     for tensor, node in home.items():
-        users = [(b, e, p) for b, e in zip(segment.branches, einsums, strict=True) for p in e.tensors() if p.tensor == tensor]
+        users = [(b, e, p) for b, e in zip(segment.branches, einsums, strict=True) for p in e.tensors() if owner(p.tensor, g.made) == tensor]
         made = tensor in {e.output.tensor for e in einsums}
         if not users or node.level not in order:
             yield f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the machine no such level"
         elif f and order[node.level] >= f.outside and not (made and len(users) > 1):
             yield f"store {node.level} {tensor}: {node.level} lies in the lanes of stages; only what one hands to another stands above them, put it into a nest"
-        elif len({_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}) > 1:
+        elif (made or order[node.level]) and len({_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}) > 1:
             yield f"unmatched granularity: shared loops cut {tensor} in another way in {users[1][0].einsum} than in {users[0][0].einsum}; cut equal dimensions"
     for e in einsums:
         for later in einsums:
-            access = next((p for p in later.inputs if p.tensor == e.output.tensor), None)
-            if access is None and e.output.tensor in {owner(p.tensor, g.made) for p in later.inputs} and loops:
-                yield f"{later.name} reads {e.output.tensor} of {e.name} by another name, which shared loops do not cut; put it into a segment of its own"
-            if access is None or later is e:
+            names = [p.tensor for p in later.inputs if owner(p.tensor, g.made) == e.output.tensor]
+            if segment.pipelined and names and e.output.tensor not in names:
+                yield f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do not hand on; put it into a segment of its own"
+            if not names or later is e:
                 continue
             if e.output.tensor not in home:
                 yield f"{e.output.tensor} goes from {e.name} to {later.name}, but no storage node above both holds it; add store LEVEL {e.output.tensor} there"
             pairs = zip(segment.branches, einsums, strict=True)
-            for branch, p in [(b, p) for b, one in pairs for p in one.tensors() if p.tensor == e.output.tensor]:
+            for branch, p in [(b, p) for b, one in pairs for p in one.tensors() if owner(p.tensor, g.made) == e.output.tensor]:
                 if partly := [loop.rank for loop in loops if named(loop.rank, branch) not in p.full()]:
                     yield (f"shared loop {partly[0]} cuts {p.tensor} into no whole tiles in {branch.einsum}; what is handed on is cut over ranks that stand "
                            "alone in one of its dimensions")
@@ -224,12 +232,11 @@ def _chip_faults(i: int, segment: Segment, schedule: Schedule, workload: Workloa
         nodes = [node for node in (*segment.nodes, *branch.mapping.nodes) if isinstance(node, Store)]
         for p in e.tensors():
             first = next((node.level for node in nodes if node.tensor == p.tensor), outermost)
-            handed = p.tensor in home and g.made.get(p.tensor) in {b.einsum for b in segment.branches} and sum(
-                p.tensor in {q.tensor for q in g.einsums[b.einsum].tensors()} for b in segment.branches) > 1
+            handed = p.tensor in home and g.made.get(p.tensor) in {b.einsum for b in segment.branches} and len(_users(p.tensor, segment, g)) > 1
             if first == outermost:
                 continue
             if p is e.output:
-                away = [name for name in g.readers.get(p.tensor, ()) if g.at[name][0] != i or p.tensor not in {q.tensor for q in g.einsums[name].inputs}]
+                away = [name for name in g.readers.get(p.tensor, ()) if g.at[name][0] != i]
                 kept_out = not g.readers.get(p.tensor) or p.tensor in g.results
                 if not handed or away or kept_out:
                     who = f"{away[0]} reads it from {outermost}" if away else "it is a result" if kept_out else "no other einsum gets it"

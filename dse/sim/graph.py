@@ -145,13 +145,13 @@ def _with_room(arch: Arch, workload: Workload, schedule: Schedule) -> tuple[list
         return segments, []
     found, peaks = [], []
     for segment, own, beside in zip(schedule.segments, segments, _beside(arch, workload, schedule, segments), strict=True):
-        needs, taken = _needs(segment, own, arch), []
-        for one, need in zip(own, needs, strict=True):
+        each, taken = needs(segment, own, arch), []
+        for one, need in zip(own, each, strict=True):
             alone = _bits(one, _held(one))
             room = {level.name: need.get(level.name, 0) + beside.get(level.name, 0) - alone.get(level.name, 0) for level in arch.levels}
             taken.append(tuple((level, bits) for level, bits in room.items() if bits))
         found.append([replace(one, boundary=replace(one.boundary, taken=bits)) if bits else one for one, bits in zip(own, taken, strict=True)])
-        peaks.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in needs) + beside.get(level.name, 0))})
+        peaks.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in each) + beside.get(level.name, 0))})
     return found, peaks
 
 
@@ -172,7 +172,7 @@ def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
     return bits
 
 
-def _needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
+def needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
     """Per branch, bits of one instance of every level while it runs: shared nodes once, its own, and weights that are pinned for the others; in a pipeline
     those of all stages where levels are shared."""
     f = placed.stage_array(segment, arch)

@@ -174,7 +174,8 @@ def placed(arch: Arch, workload: Workload, schedule: Schedule) -> list[list[Plac
         given: dict[Store, Footprint] = {}  # of each shared node, as the first einsum that has its tensor sees it
         for j in range(len(segment.branches)):
             one = _place(j, segment, schedule, workload, g, arch)
-            others = tuple(given[node] for node in one.boundary.outer if isinstance(node, Store) and node in given)
+            shared = [node for node in one.boundary.outer if isinstance(node, Store)]
+            others = tuple(row for node in shared if (row := _seen(node, given, g)))
             one = replace(one, boundary=replace(one.boundary, given=others)) if others else one
             own.append(one)
             if segment.nodes and len(segment.branches) > 1:
@@ -184,18 +185,25 @@ def placed(arch: Arch, workload: Workload, schedule: Schedule) -> list[list[Plac
     return found
 
 
+def _seen(node: Store, given: dict[Store, Footprint], g: Graph) -> Footprint | None:
+    """A shared node as the first einsum that has its tensor fills it; under a further name (T_again) it takes no room again."""
+    row = given.get(replace(node, tensor=owner(node.tensor, g.made)))
+    return row if row is None or row.tensor == node.tensor else replace(row, tensor=node.tensor, elems=0)
+
+
 def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch) -> Placed:
     branch = segment.branches[j]
     e, f, order = g.einsums[branch.einsum], stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
-    users = {tensor: [i for i, b in enumerate(segment.branches) if tensor in {p.tensor for p in g.einsums[b.einsum].tensors()}] for tensor in home}
+    named_by = [{owner(p.tensor, g.made) for p in g.einsums[b.einsum].tensors()} for b in segment.branches]
+    users = {tensor: [i for i, tensors in enumerate(named_by) if tensor in tensors] for tensor in home}
     outer: list[Loop | Store] = []
     own: list[Store] = []
     remote = []
     for node in segment.nodes:
         if isinstance(node, Loop):
             outer.append(replace(node, rank=named(node.rank, branch)))
-        elif node.tensor not in {p.tensor for p in e.tensors()} or (users[node.tensor][0] != j and node is not home[node.tensor]):
+        elif j not in users[node.tensor] or (users[node.tensor][0] != j and node is not home[node.tensor]):
             continue
         elif f and order[node.level] >= f.outside:
             maker = segment.branches[users[node.tensor][0]]
@@ -205,16 +213,17 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
                 outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
                 remote.append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), g.einsums[maker.einsum], f)))
         else:
-            outer.append(node)
+            outer += [replace(node, tensor=p.tensor) for p in e.tensors() if owner(p.tensor, g.made) == node.tensor]
     copies = [(home[t], min(at[-1] - at[0] + 1, granules(segment, g))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
-    kept = [(p.tensor, one.level, share) for one in schedule.keeps for p in e.tensors()
+    handed = {t for t, at in users.items() if len(at) > 1 and order[home[t].level] and g.made.get(t) in {b.einsum for b in segment.branches}}
+    kept = [(p.tensor, one.level, share) for one in schedule.keeps for p in e.tensors() if p is e.output or owner(p.tensor, g.made) not in handed
             if owner(p.tensor, g.made) == one.tensor and (share := share_at(one, g.at[e.name], g))]
     beside = [row for one in schedule.keeps for row in _moved_beside(one, e, g, arch)]
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
                      len(segment.branches) > 1 and bool(segment.nodes), len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned),
-                     beside=tuple(beside))
+                     beside=tuple(beside), hands=frozenset(handed & {tensor for tensor, _, _ in kept}))
     if f and f.hop_pj:
         found = replace(found, owned=tuple((t, _owners(t, segment, g, f)) for t, _, _ in remote))
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
