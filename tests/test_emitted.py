@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse import stack
+from dse import door, stack
 from dse.reuse import rooms as room
 from dse.reuse.emitted import moved
 from dse.reuse.rooms import Life, Rooms
@@ -22,6 +24,7 @@ from workloads import hpc
 from workloads.einsum import einsum
 from workloads.graph import Workload
 
+ROOT = Path(__file__).parents[1]
 NAMES = ("seq-flex", "seq-overflow", "gogeta", "optimal")
 FLAT = Arch("flat", (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), Level("GLB", 8 * 200, 8, 1.0, 1.0)), (), Compute(0.5, 0.5), 1.0, 8)
 SLICES = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 60)),
@@ -146,3 +149,30 @@ def test_a_kept_schedule_moves_what_its_rooms_say() -> None:
     one = solved(replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 150))), w, "optimal")
     assert one.schedule and one.memory and one.memory.saved_words > 0
     assert sum(moved(FLAT, w, one.schedule).values()) == pytest.approx(one.memory.moved_words)
+
+
+def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path) -> None:
+    study = tmp_path / "cg.yaml"
+    text = (ROOT / "studies" / "hpc_cg.yaml").read_text()
+    study.write_text(re.sub(r"workloads: .*", 'workloads: [{workload: "cg:rows=1200,nnz=4000,n=1,iterations=2", name: cg}]', text))
+    space = {"sram.capacity": ["2 KiB", "4 KiB", "64 KiB"], "clusters.cluster": [4]}
+    run = door.sweep(study, tmp_path / "run", workers=0, space=space, solver={"mapper": "cost_descending", "reuse": "optimal"})
+    rows = list(run.sql("SELECT m.sram_capacity AS bytes, s.* FROM schedules s JOIN machines m USING (machine) ORDER BY bytes"))
+    assert len(rows) == 3 and all(row["moved_words"] >= 0 for row in rows)
+    for row in rows:
+        parts = (row[f"{name}_words"] for name in ("listed", "small", "apart", "again", "room"))
+        assert row["moved_words"] == pytest.approx(sum(parts)) and row["nest"].count("einsum ") == 22
+    assert rows[0]["saved_words"] > 0 == rows[2]["saved_words"] and rows[0]["moved_words"] > rows[2]["moved_words"]
+    point = run.show("best")
+    assert "reuse optimal: most words of main memory saved" in point.text()
+    assert all(row["bound_energy_pj"] <= row["energy_pj"] for row in run.sql("FROM machines JOIN points USING (machine)"))
+
+
+def test_what_a_machine_or_workload_cannot_reuse_says_one_line() -> None:
+    picks = Picks(reuse="optimal")
+    with pytest.raises(ValueError, match="^flat: solver.reuse = optimal needs a bounded memory below main memory; give its second memory a capacity$"):
+        stack.solve(replace(FLAT, levels=FLAT.levels[:1]), hpc.cg(rows=24, nnz=72), picks)
+    with pytest.raises(ValueError, match="needs each repetition as einsums of its own; take form=unrolled$"):
+        stack.solve(FLAT, hpc.cg(rows=24, nnz=72, form="periodic"), picks)
+    with pytest.raises(ValueError, match=r'^solver\.reuse = "optimal" needs the nests of a mapper; leave out solver\.tiling$'):
+        door.map("gemm:m=4,n=4,k=4", "smv", **{"solver.reuse": "optimal", "solver.tiling": "smaug"})

@@ -1,7 +1,7 @@
 """Reuse as a schedule: phases become segments that share the loop that they stream, what stays becomes `keep`, and the one evaluator prices it.
 
-A phase that no shared loop can run is taken apart: into its pipelines, into operations (a product and its sum), into einsums. Each segment works in a part of
-the first level below main memory; what it leaves of that level is room for what stays (`dse/reuse/rooms.py`).
+A phase that no shared loop can run is taken apart: into runs of operations (a product and its sum) that one can, or into einsums. Each segment works in a part
+of the first level below main memory; what it leaves of that level is room for what stays (`dse/reuse/rooms.py`).
 
     phase 4 -> 4u, 16 slices           spatial m over cluster in tiles of M / 16
                                          store SRAM L            read in every step: held, broadcast
@@ -52,23 +52,37 @@ def phases_of(workload: Workload, operations: Sequence[Einsum], phases: Sequence
 
 def segments(arch: Arch, workload: Workload, phases: Sequence[Phase], bits: int, nests: Nests) -> list[Segment] | Infeasible:
     """Segments of all phases, which work in so many bits of each instance of the first level below main memory."""
-    by_name = {e.name: e for e in workload.einsums}
-    place = {e.name: i for i, e in enumerate(workload.einsums)}
-    small = _with_room(arch, bits)
-    found: list[Segment] = []
-    for phase in phases:
-        for part in _parts(phase, by_name):
-            together = _fused(arch, workload, sorted((name for names in part for name in names), key=place.__getitem__), bits, nests)
-            for names in [] if together else part:
-                fused = _fused(arch, workload, names, bits, nests)
-                found += [fused] if fused else []
-                for name in () if fused else names:
-                    nest = nests(small, by_name[name])
-                    if isinstance(nest, Infeasible):
-                        return nest
-                    found.append(Segment((Branch(name, nest),)))
-            found += [together] if together else []
+    by_name, found = {e.name: e for e in workload.einsums}, list[Segment]()
+    runs = (run for phase in phases for part in _parts(phase, by_name) for run in _joined(arch, workload, part, bits))
+    for names in (names for run in runs for names in _shared(arch, workload, run, bits, nests)):
+        fused = _fused(arch, workload, names, bits, nests)
+        found += [fused] if fused else []
+        for name in () if fused else names:
+            nest = nests(_with_room(arch, bits), by_name[name])
+            if isinstance(nest, Infeasible):
+                return nest
+            found.append(Segment((Branch(name, nest),)))
     return found
+
+
+def _shared(arch: Arch, workload: Workload, run: Phase, bits: int, nests: Nests) -> Sequence[Operation]:
+    """All einsums of a run, if their segment has room, else those of each operation."""
+    return [_names(run)] if len(run) < 2 or _fused(arch, workload, _names(run), bits, nests) else run
+
+
+def _names(part: Phase) -> list[str]:
+    return [name for names in part for name in names]
+
+
+def _joined(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
+    """Operations in their order, each with those before it as long as one loop can run them all."""
+    found: list[list[Operation]] = []
+    for names in part:
+        if found and _loop(arch, workload, [*_names(found[-1]), *names], bits):
+            found[-1].append(names)
+        else:
+            found.append([names])
+    return list(found)
 
 
 def _with_room(arch: Arch, bits: int) -> Arch:
@@ -76,7 +90,7 @@ def _with_room(arch: Arch, bits: int) -> Arch:
 
 
 def _parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]:
-    """Operations that hand something to each other, in their order."""
+    """Operations that hand something to each other, in the order of the workload."""
     found: list[list[Operation]] = []
     for names in phase:
         made = {by_name[name].output.tensor for own in phase for name in own}
@@ -103,21 +117,29 @@ class _Cut:
 
 
 def _fused(arch: Arch, workload: Workload, names: Sequence[str], bits: int, nests: Nests) -> Segment | None:
-    """Einsums under one shared loop; None where there is none, where it has no room, or would read more than it hands over."""
-    einsums = [e for e in workload.einsums if e.name in names]
-    if len(einsums) < 2 or max(n for e, n in zip(workload.einsums, counts(workload), strict=True) if e in einsums) > 1:
-        return None
-    found = [cut for axis in _axes(einsums) if (cut := _cut(arch, einsums, axis, bits))]
-    best = min(found, key=lambda cut: (cut.words, cut.bits), default=None)
-    if best is None or best.words > sum(_words(p, arch) for e in einsums for p in e.tensors()):
-        return None
-    segment = _segment(arch, workload, einsums, best, bits, nests)
+    """Einsums under one shared loop; None where there is none, or its segment has no room."""
+    einsums, cut = _of(workload, names), _loop(arch, workload, names, bits)
+    segment = _segment(arch, workload, einsums, cut, bits, nests) if cut else None
     if segment is None:
         return None
     alone = replace(workload, einsums=tuple(einsums), repeats=())
     if faults(arch, alone, Schedule((segment,))) or isinstance(graph.evaluate(arch, alone, Schedule((segment,))), Infeasible):
         return None
     return segment
+
+
+def _of(workload: Workload, names: Sequence[str]) -> list[Einsum]:
+    return [e for e in workload.einsums if e.name in names]
+
+
+def _loop(arch: Arch, workload: Workload, names: Sequence[str], bits: int) -> _Cut | None:
+    """The loop that einsums share at the least traffic; None where there is none, or it would read more than it hands over."""
+    einsums = _of(workload, names)
+    if len(einsums) < 2 or max(n for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in names) > 1:
+        return None
+    found = [cut for axis in _axes(einsums) if (cut := _cut(arch, einsums, axis, bits))]
+    best = min(found, key=lambda cut: (cut.words, cut.bits), default=None)
+    return best if best and best.words <= sum(_words(p, arch) for e in einsums for p in e.tensors()) else None
 
 
 def _words(p: Projection, arch: Arch) -> float:

@@ -189,7 +189,7 @@ def least(rooms: Rooms) -> Least:
         raise RuntimeError(f"rooms of {len(rooms.free)} segments: {solved.message}")
     x: NDArray[np.float64] = np.floor(solved.x + 1e-6).astype(int)
     gaps = {one.tensor: [int(x[gap[one.tensor, k]]) for k in range(len(one.stops) - 1)] for one in rooms.lives}
-    return Least({t: own for t, own in gaps.items() if any(own)}, fixed + float(solved.fun), -float(solved.ineqlin.marginals[len(p.rows):].sum()))
+    return Least({t: own for t, own in gaps.items() if any(own)}, fixed + float(solved.fun), max(0.0, -float(solved.ineqlin.marginals[len(p.rows):].sum())))
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from dse.sim.parts import bits_of, op_pj
 from dse.sim.placed import Graph, Placed
 from hw.arch import Arch
 from workloads.einsum import canonical_key
-from workloads.graph import Unique, Workload, counts
+from workloads.graph import Unique, Workload, counts, owner
 
 Bits = dict[str, int]  # by level
 
@@ -67,7 +67,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
             einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
         rows.append(_segment(segment, own, mine, arch, g, streams, times, peak))
     energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
-    value, floor = figure(objective, energy, latency), _floor(arch, workload, schedule, g)
+    value, floor = figure(objective, energy, latency), least(arch, workload, schedule.weights == "pinned")
     if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
         raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
     to_bound = above(value, figure(objective, *floor))
@@ -224,15 +224,18 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     return found
 
 
-def _floor(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> tuple[float, float]:
-    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level."""
+def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[float, float]:
+    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level. pinned:
+    weights are there before the run."""
+    made = {e.output.tensor for e in workload.einsums}
+    read = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs}
     outer, bits, pj = arch.levels[0], {"read": 0.0, "write": 0.0}, 0.0
     seen: dict[str, float] = {}
     for e in workload.einsums:
         for p in e.inputs:
-            if p.tensor not in g.made and not (schedule.weights == "pinned" and p.tensor in workload.weights):
+            if owner(p.tensor, made) not in made and not (pinned and p.tensor in workload.weights):
                 seen[p.tensor] = max(seen.get(p.tensor, 0.0), bounds.words(p, e) * (p.bits or arch.word_bits))
-        if not g.readers.get(e.output.tensor):
+        if e.output.tensor not in read:
             bits["write"] += bounds.words(e.output, e) * (e.output.bits or arch.word_bits)
     bits["read"] = sum(seen.values())
     macs, vector, lanes = 0.0, 0.0, arch.instances(len(arch.levels))
