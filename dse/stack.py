@@ -17,9 +17,10 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
-from dse.dataflow.space import Dataflow, dataflow
+from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, holdable, parse
 from dse.nest import Mapping as Nest
+from dse.reuse.classify import dominance
 from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.sim import transfer
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
@@ -44,7 +45,6 @@ DATAFLOWS = {"free": "optimal: every mapping",
 PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own", **CONFIGURATIONS}
-Kept = tuple[tuple[str, str], ...]
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
 
@@ -92,7 +92,7 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] |
     def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
         key = part, canonical_key(e)
         if key not in known:
-            found = _mapper(picks, _gathers(e, part))(Problem(part, e, picks.objective), Random(f"{picks.seed}/{key[1]}"))
+            found = _mapper(picks, _ruled(e, part))(Problem(part, e, picks.objective), Random(f"{picks.seed}/{key[1]}"))
             known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
         first, nest = known[key]
         return replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.renamed(nest, first, e)
@@ -115,18 +115,21 @@ def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = s
     return _in_turn(arch, groups, picks, costs)
 
 
-def _gathers(e: Einsum, arch: Arch) -> Kept:
-    """Nodes that an einsum with a compressed operand has in the first on-chip level: what compute reads straight from main memory is counted where all operands
-    are nonzero, which may be less than each word once."""
-    sparse = any(p.format != "dense" for p in e.inputs)
-    return tuple((arch.levels[1].name, tensor) for tensor in holdable(e, arch.levels[1])) if sparse else ()
+def _ruled(e: Einsum, arch: Arch) -> Constraints:
+    """What reuse asks of a nest. The rank that dominates is sliced over lanes outside of the first on-chip level (clusters), so that tensors without it are
+    broadcast and reduced. An einsum with a compressed operand has nodes there: what compute reads straight from main memory is counted where all operands are
+    nonzero, which may be less than each word once."""
+    rank, sparse = dominance(e).rank, any(p.format != "dense" for p in e.inputs)
+    sliced = tuple((dim, (rank,)) for f in arch.fanouts if f.outside <= 1 for dim, _ in f.dims) if rank else ()
+    return Constraints(sliced, kept=tuple((arch.levels[1].name, tensor) for tensor in holdable(e, arch.levels[1])) if sparse else (), name="reuse")
 
 
-def _mapper(picks: Picks, kept: Kept = ()) -> Mapper:
-    """kept: (level, tensor) nodes that a mapping must have, where the mapper takes such a rule."""
+def _mapper(picks: Picks, more: Constraints = FREE) -> Mapper:
+    """more: what a mapping must keep to beside the dataflow, where the mapper takes rules."""
     def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
-        ruled = dataflow(picks.dataflow, problem.einsum, problem.arch)
-        return optimal(problem, picks.tiles, replace(ruled, kept=(*ruled.kept, *kept)) if kept else ruled, near=picks.near)
+        own = dataflow(picks.dataflow, problem.einsum, problem.arch)
+        both = replace(own, spatial=(*more.spatial, *own.spatial), kept=(*own.kept, *more.kept)) if more != FREE else own
+        return optimal(problem, picks.tiles, both, near=picks.near)
 
     return TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper])
 

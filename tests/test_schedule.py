@@ -369,6 +369,32 @@ def test_a_sum_takes_the_place_of_what_it_reads_for_the_last_time(change: Callab
     assert isinstance(found, Solution) and [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 48, 8 * together, 8 * 48]
 
 
+def a_sum_behind_a_product(access: str, addend: str, keeps: str) -> Solution | Infeasible:
+    """X is made; a and b share the loop m and make U of it; z reads U. All are 4 x 4."""
+    four = dict.fromkeys("mnk", 4)
+    sums = dict.fromkeys("mn", 4)
+    w = Workload("fused", (einsum("X[m,n] = V[m,n] + S[m,n]", sums, "x"), einsum(f"T[m,n] += {access} * B[k,n]", four, "a"),
+                           einsum(f"U[m,n] = T[m,n] + {addend}[m,n]", sums, "b"), einsum("Z[m,n] = U[m,n] + V[m,n]", sums, "z")))
+    alone = "segment\neinsum {}\nstore DRAM {}\nfor m in tiles of 1\nfor n in tiles of 1\nmac\n"
+    tensors = " ".join(dict.fromkeys(("X", "B", addend, "U")))
+    fused = (f"segment\nstore DRAM {tensors}\nfor m in tiles of 1\nstore GLB T\neinsum a\nfor n in tiles of 1\nfor k in tiles of 1\nmac\n"
+             "einsum b\nfor n in tiles of 1\nmac\n")
+    return evaluate(GLB, w, parse_schedule(keeps + alone.format("x", "V S X") + fused + alone.format("z", "U V Z")))
+
+
+@pytest.mark.parametrize(("access", "together"), [("X[m,k]", 16), ("X[k,m]", 32)])
+def test_no_result_takes_the_place_of_what_later_trips_read(access: str, together: int) -> None:
+    """Rows of X are read in the trip that makes the rows of U; of its columns a part in every trip. A row of T is handed over."""
+    found = a_sum_behind_a_product(access, "C", "keep GLB U 1\nkeep GLB X 1\n")
+    assert isinstance(found, Solution) and dict(found.segments[1].peak_bits)["GLB"] == 8 * (together + 4)
+
+
+def test_nobody_finds_what_the_same_segment_brings_in() -> None:
+    with pytest.raises(ValueError) as fault:
+        a_sum_behind_a_product("X[m,k]", "X", "keep GLB X 0, 1 after a\n")
+    assert str(fault.value) == "keep GLB X: b reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after b"
+
+
 @pytest.mark.parametrize(("keep", "said"), [
     ("1/2, 1/4 after a", "a does not read T1; b, c do"), ("1/2, 1/2 after b", "1/2, 1/2 after b: a share stays what it was; name it once"),
     ("1/2, 5/4 after b", "1/2, 5/4 after b: each share must be from 0 to 1, one of them above 0"),

@@ -19,7 +19,7 @@ from dse.reuse.rooms import Gaps, Rooms
 from dse.reuse.traffic import pipelines, searched_order
 from dse.schedule import Schedule
 from dse.sim.counts import stored
-from dse.sim.evaluate import Memory, Solution
+from dse.sim.evaluate import Memory, Solution, Violated
 from dse.sim.graph import evaluate
 from hw.arch import Arch
 from workloads.einsum import WorkloadError
@@ -90,7 +90,7 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     solution = evaluate(arch, workload, schedule, objective)
     if isinstance(solution, Infeasible):
         return solution
-    memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), solution, schedule)
+    memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule)
     by = "most words of main memory saved for these segments and mappings, by a linear program" if given.keeper is None else f"{name}, a policy"
     return replace(solution, memory=memory, certificate=f"reuse {name}: {by}; {solution.certificate}")
 
@@ -121,7 +121,7 @@ def _tried(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase], 
     return _Tried(schedule, far, space, gaps, rest + room.moved(space, gaps), least.saved if least else 0.0)
 
 
-def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: AccessList, words: float, solution: Solution, schedule: Schedule) -> Memory:
+def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: AccessList, words: float, schedule: Schedule) -> Memory:
     """Where the words of the schedule that the list of accesses does not have come from; the parts add up to the words moved."""
     made = {e.output.tensor for e in workload.einsums}
     sizes = {(e.name, p.tensor): stored(p) * (p.bits or arch.word_bits) / arch.word_bits for e in workload.einsums for p in e.tensors()}
@@ -130,6 +130,8 @@ def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: Ac
     once = {key: sizes[key] for key, n in best.far.items() if n}
     small = sum(n for (_, tensor), n in once.items() if owner(tensor, made) in hidden)
     total = sum(moved(arch, workload, schedule).values())
+    if abs(total - best.words) > 1e-6 * max(total, 1.0):
+        raise Violated(f"{workload.name} on {arch.name}: what stays says {best.words} words of main memory, the schedule moves {total}:\n{schedule}")
     again = sum(best.far.values()) - sum(once.values())
     stays = sum(best.far.values()) - total
     apart = sum(once.values()) - small - listed.streamed()

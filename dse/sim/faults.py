@@ -12,7 +12,7 @@ from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import sharing, transfer
 from dse.sim.boundary import ALONE, joined, sliced, ways
-from dse.sim.placed import Graph, Placed, graph, homes, named, placed, shared_loops, stage_array
+from dse.sim.placed import Graph, Placed, graph, homes, named, placed, share_at, shared_loops, stage_array
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
 from workloads.graph import Workload, counts, owner
@@ -106,6 +106,8 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: {one.shares()}: a share stays what it was; name it once"
         elif one.then and one.tensor not in g.made and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__):
             yield f"{line}: {one.then[0][0]} brings it in, and {one.share} is what stays then; leave one of both out"
+        elif early := _found_too_soon(one, g):
+            yield f"{line}: {early} reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after {early}"
         elif sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.lane_pj for f in arch.fanouts)):
             yield f"{line}: {one.level} stands in lanes: what lies spread over them is not kept beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
@@ -118,6 +120,12 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: {one.tensor} is kept twice; leave one out"
         elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
             yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are kept"
+
+
+def _found_too_soon(one: Keep, g: Graph) -> str:
+    """Who reads what another einsum of the same segment has only begun to bring in."""
+    users = sorted(g.readers[one.tensor], key=g.at.__getitem__)
+    return next((b for a, b in pairwise(users) if g.at[a][0] == g.at[b][0] and share_at(one, g.at[b], g) > share_at(one, g.at[a], g)), "")
 
 
 def _elsewhere(one: Keep, segment: Segment, g: Graph, outer: str) -> bool:
