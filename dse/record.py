@@ -126,7 +126,7 @@ TABLES: dict[str, Columns] = {
         "small_words": Column("float64", "", "of small results that the list leaves in registers"),
         "apart_words": Column("float64", "", "handed over in the list, but not by a shared loop"),
         "again_words": Column("float64", "", "read more than once by the nest of an einsum, if nothing stayed"),
-        "room_words": Column("float64", "", "stays in the list, but has no room beside what works; below 0: what stays is not read again either"),
+        "room_words": Column("float64", "", "stays in the list, but not beside what works; below 0: what stays is not handed over or read again either"),
         "saved_words": Column("float64", "", "less of moved_words by one word more of the first on-chip level; of solver.reuse: optimal"),
     },
     "segments": {

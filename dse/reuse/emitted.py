@@ -13,7 +13,7 @@ of the first level below main memory; what it leaves of that level is room for w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dse.nest import Infeasible, Loop, Store
@@ -21,8 +21,10 @@ from dse.nest import Mapping as Nest
 from dse.reuse.rooms import Life, Rooms
 from dse.schedule import Branch, Schedule, Segment
 from dse.sim import boundary, graph, placed
+from dse.sim.cost import room_bits
 from dse.sim.counts import held_elems, stored
 from dse.sim.faults import faults
+from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, counts, owner
@@ -261,7 +263,20 @@ def rooms(arch: Arch, workload: Workload, schedule: Schedule, far: Moved) -> Roo
             if old := next((old for old in dying if placed.takes_over(old, new, segment, g)), None):
                 dying.remove(old)
                 heirs.append((at, old, new))
-    return Rooms(tuple(lives), tuple(free), tuple(heirs))
+    return Rooms(tuple(lives), tuple(free), tuple(heirs), tuple(_tiles(arch, workload, schedule, {one.tensor for one in lives}, g)))
+
+
+def _tiles(arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph) -> Iterator[tuple[int, str, int]]:
+    """(segment, tensor, bits): tiles of einsums in segments of their own, which what stays whole makes needless where no lanes stand around the level; not of
+    what a segment is the first to bring in."""
+    level = arch.levels[1]
+    for at, (segment, own) in enumerate(zip(schedule.segments, placed.placed(arch, workload, schedule), strict=True)):
+        for one in own if len(segment.branches) == 1 and not boundary.sliced(level.name, arch) else ():
+            rows = [row for row in boundary.held(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, arch) if row.level == level.name]
+            for row in rows:
+                tensor = owner(row.tensor, g.made)
+                if tensor in tensors and (tensor in g.made or g.at[one.einsum.name] > placed.begin(tensor, g)):
+                    yield at, tensor, room_bits(row, level, bits_of(one.einsum, arch))
 
 
 def _lives(arch: Arch, g: placed.Graph, far: Moved, once: set[str]) -> Iterator[Life]:

@@ -14,11 +14,11 @@ from dse.reuse import rooms as room
 from dse.reuse.accesses import AccessList, Phase, access_list, one_by_one
 from dse.reuse.emitted import Moved, Nests, moved, phases_of, rooms, segments
 from dse.reuse.operations import SMALL, Graph, graph
+from dse.reuse.operations import words as words_of
 from dse.reuse.residency import policy
 from dse.reuse.rooms import Gaps, Rooms
 from dse.reuse.traffic import pipelines, searched_order
 from dse.schedule import Schedule
-from dse.sim.counts import stored
 from dse.sim.evaluate import Memory, Solution, Violated
 from dse.sim.graph import evaluate
 from hw.arch import Arch
@@ -91,7 +91,8 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     if isinstance(solution, Infeasible):
         return solution
     memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule)
-    by = "most words of main memory saved for these segments and mappings, by a linear program" if given.keeper is None else f"{name}, a policy"
+    least = f"{'most' if best.proven else 'almost most'} words of main memory saved for these segments and mappings, by a linear program"
+    by = least if given.keeper is None else f"{name}, a policy"
     return replace(solution, memory=memory, certificate=f"reuse {name}: {by}; {solution.certificate}")
 
 
@@ -105,6 +106,7 @@ class _Tried:
     gaps: Gaps
     words: float
     saved: float
+    proven: bool
 
 
 def _tried(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase], bits: int, nests: Nests, keeper: Keeper | None) -> _Tried | Infeasible:
@@ -118,13 +120,13 @@ def _tried(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase], 
     least = room.least(space) if keeper is None else None
     gaps = least.gaps if least else keeper(space) if keeper else {}
     rest = sum(far.values()) - sum(sum(life.moved) for life in space.lives)
-    return _Tried(schedule, far, space, gaps, rest + room.moved(space, gaps), least.saved if least else 0.0)
+    return _Tried(schedule, far, space, gaps, rest + room.moved(space, gaps), least.saved if least else 0.0, least is None or least.proven)
 
 
 def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: AccessList, words: float, schedule: Schedule) -> Memory:
     """Where the words of the schedule that the list of accesses does not have come from; the parts add up to the words moved."""
     made = {e.output.tensor for e in workload.einsums}
-    sizes = {(e.name, p.tensor): stored(p) * (p.bits or arch.word_bits) / arch.word_bits for e in workload.einsums for p in e.tensors()}
+    sizes = {(e.name, p.tensor): words_of(p, e.sizes(), arch.word_bits) for e in workload.einsums for p in e.tensors()}
     size = one.words(arch.word_bits)
     hidden = {t for t, n in size.items() if n <= SMALL and (t in one.makers() or t in one.state)}
     once = {key: sizes[key] for key, n in best.far.items() if n}

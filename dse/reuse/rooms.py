@@ -5,6 +5,8 @@ while the segments between run, both ends included; each has so much room left. 
 
     minimise   sum over reads n * (1 - x / size) + sum over makes (n * (1 - x / size) + (x - y) * words / size)       y: stays all along; of results 0
     subject to what stays <= room, in every segment; one tensor in the place of another counts as the larger of both
+
+What stays whole also gives back the room of the tile that a segment would hold of it: a choice per segment and tensor, where that is so.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from numpy.typing import NDArray
 
 from dse.schedule import Keep
 
+NODES = 2000  # of the search for whole choices
+SURE = 1 - 1e-9  # of all that could be saved: nothing is left to choose
 Gaps = Mapping[str, Sequence[int]]  # words of one instance of the level that stay, per tensor and pair of its segments
 
 
@@ -44,21 +48,26 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """lives; free: bits of one instance that every segment leaves; heirs: (segment, old tensor, new tensor that takes its place)."""
+    """lives; free: bits of one instance that every segment leaves; heirs: (segment, old tensor, new tensor that takes its place).
+
+    tiles: (segment, tensor, bits) of a tile that the segment needs no room for if it finds the tensor whole; the program makes use of it, policies do not.
+    """
 
     lives: tuple[Life, ...]
     free: tuple[int, ...]
     heirs: tuple[tuple[int, str, str], ...]
+    tiles: tuple[tuple[int, str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Least:
     """gaps: what stays; words: that the schedule moves, before shares are rounded down to whole words; saved: words less per bit more of room in every
-    instance."""
+    instance, as the linear program has it; proven: no choice of what stays moves less."""
 
     gaps: Gaps
     words: float
     saved: float
+    proven: bool = True
 
 
 def moved(rooms: Rooms, gaps: Gaps) -> float:
@@ -148,8 +157,8 @@ def _evicted(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[
 
 
 def least(rooms: Rooms) -> Least:
-    """The linear program."""
-    from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
+    """The linear program; with `tiles` then the one of whole choices, within NODES of its search."""
+    from scipy.optimize import LinearConstraint, linprog, milp  # type: ignore[attr-defined, unused-ignore]
     from scipy.sparse import coo_array
 
     p = _Program([], [], [])
@@ -176,6 +185,12 @@ def least(rooms: Rooms) -> Least:
             variable = p.larger([variable, most[heir, at]], max(size[tensor].size, size[heir].size))
         if (at, tensor) not in new:
             taken[at].append((variable, float(size[tensor].bits)))
+    for at, tensor, bits in rooms.tiles:
+        one = size[tensor]
+        whole = p.variable(0.0, 1.0)
+        p.rows.append([(whole, float(one.size)), (gap[tensor, max(one.stops.index(at) - 1, 0)], -1.0)])
+        taken[at].append((whole, -float(bits)))
+    choices = range(len(p.cost) - len(rooms.tiles), len(p.cost))
     fixed = sum(sum(one.moved) for one in rooms.lives)
     if not p.cost:
         return Least({}, fixed, 0.0)
@@ -184,12 +199,24 @@ def least(rooms: Rooms) -> Least:
     entries = [(i, column, value) for i, row in enumerate(rows) for column, value in row]
     numbers, columns, values = (np.array(each) for each in zip(*entries, strict=True))
     matrix = coo_array((values, (numbers, columns)), shape=(len(rows), len(p.cost))).tocsc()  # type: ignore[no-untyped-call, unused-ignore]
-    solved = linprog(p.cost, matrix, limit, bounds=list(zip([0.0] * len(p.cost), p.upper, strict=True)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]
+    upper = np.array(p.upper)
+    upper[choices] = 0.0
+    solved = linprog(p.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]
     if solved.status != 0:
         raise RuntimeError(f"rooms of {len(rooms.free)} segments: {solved.message}")
-    x: NDArray[np.float64] = np.floor(solved.x + 1e-6).astype(int)
+    best, proven = solved, True
+    if rooms.tiles and -solved.fun < SURE * sum(max(0.0, -cost * most) for cost, most in zip(p.cost, p.upper, strict=True)):
+        integral = np.zeros(len(upper))
+        integral[choices] = 1
+        fits = LinearConstraint(matrix, -np.inf, np.array(limit))  # type: ignore[no-untyped-call, unused-ignore]
+        found = milp(  # type: ignore[no-untyped-call, unused-ignore]
+            np.array(p.cost), integrality=integral, bounds=(0.0, np.array(p.upper)), constraints=fits, options={"node_limit": NODES, "mip_rel_gap": 0.0})
+        proven = found.status == 0
+        best = found if found.x is not None and found.fun < solved.fun else solved
+    x: NDArray[np.int64] = np.floor(best.x + 1e-6).astype(int)
     gaps = {one.tensor: [int(x[gap[one.tensor, k]]) for k in range(len(one.stops) - 1)] for one in rooms.lives}
-    return Least({t: own for t, own in gaps.items() if any(own)}, fixed + float(solved.fun), max(0.0, -float(solved.ineqlin.marginals[len(p.rows):].sum())))
+    saved = max(0.0, -float(solved.ineqlin.marginals[len(p.rows):].sum()))
+    return Least({t: own for t, own in gaps.items() if any(own)}, fixed + float(best.fun), saved, proven)
 
 
 @dataclass(slots=True)

@@ -81,8 +81,9 @@ class Memory:
     """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words + small_words + apart_words + again_words + room_words.
 
     listed: of its list of accesses, each operand read once, all of the level for what stays. small: results that the list leaves in registers; apart: handed
-    over there, but not by a shared loop; again: operands read more than once by their einsum's nest; room: stays there, but has no room here (below 0: what
-    stays is not read again either). saved: moved less by one more word of the level; 0 where no linear program says so.
+    over there, but not by a shared loop; again: operands read more than once by their einsum's nest, if nothing stayed; room: stays there, but not here, where
+    nests work in a part of the level (below 0: what stays is not handed over or read again either). saved: moved less by one more word of the level; 0 where no
+    linear program says so.
     """
 
     moved_words: float
