@@ -125,6 +125,8 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     picks, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
     given = [_layout(text) for text in layouts]
+    if given and picks.reuse != "none":
+        raise ValueError(f"layout {layouts[0]}: solver.reuse = {picks.reuse} counts no layouts; leave one of both out")
     if schedule:
         if given:
             raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")

@@ -203,7 +203,7 @@ def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedul
     if left := schedule.missing(workload, given):
         short = [(e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in left]
         rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
-        found = kept(arch, rest, picks, tell)
+        found = kept(arch, rest, replace(picks, reuse="none"), tell)
         if isinstance(found, Infeasible):
             return found
         nests = {c.name: c.mapping for c in found[0].einsums}

@@ -181,5 +181,14 @@ def test_what_a_machine_or_workload_cannot_reuse_says_one_line() -> None:
         stack.solve(replace(FLAT, levels=FLAT.levels[:1]), hpc.cg(rows=24, nnz=72), picks)
     with pytest.raises(ValueError, match="needs each repetition as einsums of its own; take form=unrolled$"):
         stack.solve(FLAT, hpc.cg(rows=24, nnz=72, form="periodic"), picks)
+    with pytest.raises(ValueError, match="^layout C=N M: solver.reuse = optimal counts no layouts; leave one of both out$"):
+        door.map("gemm:m=4,n=4,k=4", "edge_array", layouts=["C=N M"], **{"solver.reuse": "optimal"})
     with pytest.raises(ValueError, match=r'^solver\.reuse = "optimal" needs the nests of a mapper; leave out solver\.tiling$'):
         door.map("gemm:m=4,n=4,k=4", "smv", **{"solver.reuse": "optimal", "solver.tiling": "smaug"})
+
+
+def test_what_a_given_schedule_leaves_out_runs_in_turn(tmp_path: Path) -> None:
+    (tmp_path / "first.txt").write_text("segment\neinsum 0.1\nstore DRAM A P_0 S_0\nfor m in tiles of 1\nfor n in tiles of 1\nfor k in tiles of 1\nmac\n")
+    found = [door.map("cg:rows=24,nnz=72,n=2,iterations=1", "edge_array", schedule=tmp_path / "first.txt", **sets).energy_pj
+             for sets in ({}, {"solver.reuse": "optimal"})]
+    assert found[0] == found[1]
