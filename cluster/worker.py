@@ -29,8 +29,9 @@ from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
+from dse.sim.graph import least
 from dse.sim.network import WAYS
-from dse.stack import scheduled
+from dse.stack import scheduled, with_reuse
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.study import Study
@@ -229,8 +230,8 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     head |= _bounds(job, arch)
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
-    for ref, groups in zip(study.workloads, job.uniques, strict=True):
-        found = scheduled(arch, groups, study.solver)
+    for ref, groups, workload in zip(study.workloads, job.uniques, job.workloads, strict=True):
+        found = scheduled(arch, groups, study.solver) if study.solver.reuse == "none" else with_reuse(arch, workload, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)
@@ -285,7 +286,10 @@ def _limit(found: Infeasible) -> Row:
 
 
 def _bounds(job: Job, arch: Arch) -> Row:
-    """Of the whole weighted set, one workload after another."""
+    """Of the whole weighted set, one workload after another; with reuse, of all their schedules."""
+    if job.study.solver.reuse != "none":
+        floors = [(ref.weight, least(arch, workload)) for ref, workload in zip(job.study.workloads, job.workloads, strict=True)]
+        return {"bound_energy_pj": sum(n * pj for n, (pj, _) in floors), "bound_latency_ns": sum(n * cycles for n, (_, cycles) in floors) / arch.clock_ghz}
     runs = ((group.einsum, ref.weight * group.count) for ref, groups in zip(job.study.workloads, job.uniques, strict=True) for group in groups)
     energy, cycles = bounds.in_turn(runs, arch)
     return {"bound_energy_pj": energy, "bound_latency_ns": cycles / arch.clock_ghz}

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,8 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     picks, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
     given = [_layout(text) for text in layouts]
+    if given and picks.reuse != "none":
+        raise ValueError(f"layout {layouts[0]}: solver.reuse = {picks.reuse} counts no layouts; leave one of both out")
     if schedule:
         if given:
             raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
@@ -331,7 +333,8 @@ class Run:
             name = ref.name.replace("'", "''")
             wanted = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
             nests = self.sql(f"SELECT einsum, nest, gap_in_space, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}")
-            stored = self.sql(f"SELECT energy_pj, latency_cycles FROM workload_costs {wanted}").table.to_pylist()
+            costs = self.sql(f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {wanted}").table.to_pylist()
+            stored, said = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs], [row["certificate"] for row in costs]
             if not nests:
                 raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
             whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
@@ -340,7 +343,7 @@ class Run:
                 {row["einsum"]: (row["gap_in_space"] or 0.0, row["certificate"] or "") for row in nests})
             if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
                 raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
-            yield Mapped(arch, workload, found)
+            yield Mapped(arch, workload, replace(found, certificate=said[0]) if whole else found)
 
     def _point(self, text: str) -> tuple[int, int, str]:
         """(machine, schedule, why that one)."""

@@ -92,6 +92,7 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
             row["layouts"] = layouts(arch, e, c)
     found = {**totals(arch, solution), "einsums": einsums}
     if solution.schedule:
+        found |= asdict(solution.memory) if solution.memory else {}
         found |= {"schedule": str(solution.schedule), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [
             {**asdict(row), "on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)} for row in solution.segments]}
     return found
@@ -112,6 +113,8 @@ def nest(workload: Workload, solution: Solution) -> str:
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
     found = totals(arch, solution)
+    if solution.memory:
+        found |= asdict(solution.memory)
     if chip := on_chip(solution):
         found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
     if hint := helps(arch, workload, solution):
@@ -169,7 +172,8 @@ def schedule_row(solution: Solution) -> dict[str, Any]:
     own = solution.schedule.segments
     return {"weights": solution.schedule.weights, "segments": len(own), "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
             "pipelined": sum(one.pipelined for one in own), "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
-            "kept": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "nest": str(solution.schedule)}
+            "kept": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "nest": str(solution.schedule),
+            **(asdict(solution.memory) if solution.memory else {})}
 
 
 def _places(tensors: Sequence[tuple[str, str]]) -> str | None:

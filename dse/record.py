@@ -121,6 +121,13 @@ TABLES: dict[str, Columns] = {
         "on_chip": Column("string", "", "tensors that never leave the chip, with the level that holds them; NULL: none"),
         "kept": Column("string", "", "tensors of which a share stays on the chip between segments; NULL: none"),
         "nest": Column("string", "", "the schedule as one nest with branches; NULL: einsums in turn, whose nests are in mappings"),
+        "moved_words": Column("float64", "", "machine words from and to main memory, the sum of the next five; these NULL: no reuse was asked for"),
+        "listed_words": Column("float64", "", "of the list of accesses: each operand read once, all of the first on-chip level for what stays"),
+        "small_words": Column("float64", "", "of small results that the list leaves in registers"),
+        "apart_words": Column("float64", "", "handed over in the list, but not by a shared loop"),
+        "again_words": Column("float64", "", "read more than once by the nest of an einsum, if nothing stayed"),
+        "room_words": Column("float64", "", "stays in the list, but not beside what works; below 0: what stays is not handed over or read again either"),
+        "saved_words": Column("float64", "", "less of moved_words by one word more of the first on-chip level; of solver.reuse: optimal"),
     },
     "segments": {
         "machine": MACHINE,

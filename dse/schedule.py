@@ -80,9 +80,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A share of a tensor stays at a level from the segment that makes it to the last that reads it; of every element the same share.
+    """A share of a tensor stays at a level from the einsum that makes it, of one from outside the first that reads it, to the last that reads it; of every
+    element the same share.
 
-    then: (einsum, what stays once it has read it), in the order of the schedule: less each time.
+    then: (einsum, what stays once it has read it), in the order of the schedule; what is more than before comes in as that einsum reads it.
     """
 
     level: str

@@ -17,14 +17,17 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
-from dse.dataflow.space import Dataflow, dataflow
-from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
+from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
+from dse.nest import OUTSIDE, Infeasible, Laid, faults, holdable, parse
+from dse.nest import Mapping as Nest
+from dse.reuse.classify import dominance
+from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.sim import transfer
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
 from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique, Workload, counts, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
@@ -41,6 +44,7 @@ DATAFLOWS = {"free": "optimal: every mapping",
              "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
 PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
+REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own", **CONFIGURATIONS}
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
 
@@ -54,6 +58,7 @@ class Picks:
 
     Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less. dataflow: which tensor stands still inside the
     arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
+    reuse: what stays on chip between einsums, and which share loops (REUSE).
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
 
@@ -63,6 +68,7 @@ class Picks:
     tiles: Literal["perfect", "ragged_lanes"] = "ragged_lanes"
     dataflow: Dataflow = "free"
     near: Cost = 0.01
+    reuse: Literal["none", "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
     fuse_elementwise: bool = True
     seed: int = 0
 
@@ -75,16 +81,29 @@ def effort(e: Einsum) -> float:
 
 
 def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once."""
-    return scheduled(arch, unique(workload), picks)
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` makes of them."""
+    return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, unique(workload), picks)
+
+
+def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+    """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine; equal ones once."""
+    known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
+
+    def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
+        key = part, canonical_key(e)
+        if key not in known:
+            found = _mapper(picks, _ruled(e, part))(Problem(part, e, picks.objective), Random(f"{picks.seed}/{key[1]}"))
+            known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
+        first, nest = known[key]
+        return replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.renamed(nest, first, e)
+
+    solution = reused(arch, workload, picks.reuse, nests, picks.objective)
+    return solution if isinstance(solution, Infeasible) else [solution]
 
 
 def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, of the different einsums of a workload. Mappings are found where layouts cost nothing, and then cost what they do in row-major ones."""
-    def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
-        return optimal(problem, picks.tiles, dataflow(picks.dataflow, problem.einsum, problem.arch), near=picks.near)
-
-    mapper, plain = TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper]), arch.ideal()
+    mapper, plain = _mapper(picks), arch.ideal()
     costs: list[EinsumCost | Infeasible] = []
     efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
     for number, group in enumerate(groups):
@@ -94,6 +113,25 @@ def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = s
             return found
         costs.append(laid(Problem(arch, group.einsum, picks.objective), found[0]))
     return _in_turn(arch, groups, picks, costs)
+
+
+def _ruled(e: Einsum, arch: Arch) -> Constraints:
+    """What reuse asks of a nest. The rank that dominates is sliced over lanes outside of the first on-chip level (clusters), so that tensors without it are
+    broadcast and reduced. An einsum with a compressed operand has nodes there: what compute reads straight from main memory is counted where all operands are
+    nonzero, which may be less than each word once."""
+    rank, sparse = dominance(e).rank, any(p.format != "dense" for p in e.inputs)
+    sliced = tuple((dim, (rank,)) for f in arch.fanouts if f.outside <= 1 for dim, _ in f.dims) if rank else ()
+    return Constraints(sliced, kept=tuple((arch.levels[1].name, tensor) for tensor in holdable(e, arch.levels[1])) if sparse else (), name="reuse")
+
+
+def _mapper(picks: Picks, more: Constraints = FREE) -> Mapper:
+    """more: what a mapping must keep to beside the dataflow, where the mapper takes rules."""
+    def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
+        own = dataflow(picks.dataflow, problem.einsum, problem.arch)
+        both = replace(own, spatial=(*more.spatial, *own.spatial), kept=(*own.kept, *more.kept)) if more != FREE else own
+        return optimal(problem, picks.tiles, both, near=picks.near)
+
+    return TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper])
 
 
 def _in_turn(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
@@ -139,6 +177,8 @@ def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution,
 
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
+    if picks.reuse != "none":
+        return with_reuse(arch, workload, picks)
     if TILING[picks.tiling]:
         return scheduled(arch, unique(workload), picks, tell)
     if arch.felt():
@@ -163,7 +203,7 @@ def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedul
     if left := schedule.missing(workload, given):
         short = [(e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in left]
         rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
-        found = kept(arch, rest, picks, tell)
+        found = kept(arch, rest, replace(picks, reuse="none"), tell)
         if isinstance(found, Infeasible):
             return found
         nests = {c.name: c.mapping for c in found[0].einsums}

@@ -97,14 +97,15 @@ def cut(rng: Random, workload: Workload) -> Iterator[list[Einsum]]:
 
 
 def random_keeps(rng: Random, arch: Arch, workload: Workload) -> Iterator[Keep]:
-    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
-    inputs = [p.tensor for e in workload.einsums for p in e.inputs]
-    for e in workload.einsums:
-        if first > 1 and e.output.tensor in inputs and rng.random() < 0.5:
-            readers = list(dict.fromkeys(other.name for other in workload.einsums if e.output.tensor in {p.tensor for p in other.inputs}))[:-1]
-            shares = sorted(rng.sample([Fraction(n) for n in ("1", "1/2", "1/3", "3/7", "1/9", "0")], 1 + rng.randint(0, len(readers))), reverse=True)
+    first = max(min((f.outside for f in arch.fanouts), default=len(arch.levels)), 2)
+    made = {e.output.tensor for e in workload.einsums}
+    for tensor in dict.fromkeys(p.tensor for e in workload.einsums for p in e.inputs):
+        users = [e.name for e in workload.einsums if tensor in {p.tensor for p in e.tensors()}]
+        if len(arch.levels) > 1 and len(users) > 1 and rng.random() < (0.5 if tensor in made else 0.3):
+            readers = users[1:-1]
+            shares = rng.sample([Fraction(n) for n in ("1", "1/2", "1/3", "3/7", "1/9", "0")], 1 + rng.randint(0, len(readers)))
             then = tuple(zip(sorted(rng.sample(readers, len(shares) - 1), key=readers.index), shares[1:], strict=True))
-            yield Keep(arch.levels[rng.randint(1, first - 1)].name, e.output.tensor, shares[0] or Fraction(1, 2), then)
+            yield Keep(arch.levels[rng.randint(1, first - 1)].name, tensor, shares[0] if any(shares) else Fraction(1, 2), then)
 
 
 def axes(part: list[Einsum]) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_arch, random_case, random_einsum, random_mapping
 from tests.schedules import random_schedule
 from workloads import catalog
-from workloads.einsum import einsum
+from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
 FC = Workload("fc", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 8, "n": 6, "k": 4}, "a"),
@@ -207,7 +208,8 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
     ("spatial n over X in tiles of 3", "spatial k over X in tiles of 2",
      "mapping of a: spatial k splits the sums of T1, which no lane then holds whole; split another rank"),
     ("spatial n over X in tiles of 3", "spatial n over X in tiles of 4", "mapping of a: lanes share T1 out unevenly (n in tiles of 4); take tiles that divide"),
-    ("weights pinned", "weights pinned\nkeep BUF T1 1/2", "keep BUF T1: must be a level of the chip outside of all lanes: there is none"),
+    ("weights pinned", "weights pinned\nkeep BUF T1 1/2", "keep BUF T1: BUF stands in lanes: what lies spread over them is not kept beside stages, "
+     "nor where networks are priced"),
     ("store BUF W1 T1 T2", "hold BUF T1\nstore BUF W1 T1 T2",
      "mapping of b: hold BUF T1: must name a store of the einsum's own nest whose input no shared loop cuts"),
 ])
@@ -312,8 +314,90 @@ def test_each_reader_finds_what_is_kept_by_then() -> None:
     assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 48, 8 * 48, 8 * 24, 8 * 12]
 
 
+def moved_of(tensor: str, found: Solution | Infeasible) -> dict[tuple[str, str, str], float]:
+    assert isinstance(found, Solution)
+    return {(c.name, row.level, row.action): row.elems for c in found.einsums for row in c.counts if row.tensor == tensor}
+
+
+def test_more_is_kept_once_a_reader_has_brought_it_in() -> None:
+    """48 words of T1, all written out; b reads them there and brings half in, which c finds 3 times."""
+    moved = moved_of("T1", evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule("keep GLB T1 0, 1/2 after b").keeps)))
+    assert (moved["a", "DRAM", "write"], moved["b", "DRAM", "read"], moved["b", "GLB", "write"]) == (48 * 4, 48 * 2, 24)
+    assert (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (72, 72)
+
+
+def test_what_comes_from_outside_is_kept_by_its_first_reader() -> None:
+    """24 words of W1, read by b and once more by d, which finds all of them."""
+    again = replace(THREE.einsums[1], name="d", output=replace(THREE.einsums[1].output, tensor="T4"))
+    four = replace(THREE, einsums=(*THREE.einsums, again))
+    nests = NESTS | {"d": parse(str(NESTS["b"]).replace("T2", "T4"))}
+    found = evaluate(GLB, four, replace(in_turn(four, nests), keeps=parse_schedule("keep GLB W1 1").keeps))
+    moved = moved_of("W1", found)
+    assert moved == {("b", "DRAM", "read"): 96, ("b", "GLB", "write"): 12, ("d", "GLB", "read"): 96} and isinstance(found, Solution)
+    assert [dict(row.peak_bits).get("GLB", 0) for row in found.segments] == [0, 8 * 12, 8 * 12, 8 * 12]
+    assert lines("weights pinned\nkeep GLB W1 1\n" + str(in_turn(four, nests)), GLB, four) == [
+        "keep GLB W1: weights are pinned, so it is there before the run; leave it out"]
+
+
+def test_a_result_that_is_read_again_leaves_the_chip_too() -> None:
+    looped = replace(THREE, carried=(("T1", "T0"),))
+    moved = moved_of("T1", evaluate(GLB, looped, replace(in_turn(looped, NESTS), keeps=parse_schedule("keep GLB T1 1").keeps)))
+    assert moved["a", "DRAM", "write"] == 48 and ("b", "DRAM", "read") not in moved and ("c", "DRAM", "read") not in moved
+
+
+def test_what_is_kept_in_slices_lies_spread_over_them() -> None:
+    """Eight slices: a sixth of 48 words in each; what b and c want comes through the network, as it came from DRAM."""
+    plain = in_turn(THREE, NESTS)
+    alone, found = evaluate(NODES, THREE, plain), evaluate(NODES, THREE, replace(plain, keeps=parse_schedule("keep BUF T1 1").keeps))
+    far, near = moved_of("T1", alone), moved_of("T1", found)
+    assert near == {(name, "BUF", action): n for (name, _, action), n in far.items()} and isinstance(found, Solution)
+    assert [dict(row.peak_bits)["BUF"] for row in found.segments] == [8 * 48 // 8] * 3
+    ports = {(c.name, row.action): row.busiest_elems for c in found.einsums for row in c.counts if row.tensor == "T1"}
+    assert all(n == near[name, "BUF", action] / 8 for (name, action), n in ports.items())
+
+
+SUMS = Workload("sums", (einsum("Y[m,n] = X[m,n] + Z[m,n]", {"m": 8, "n": 6}, "a"), einsum("U[m,n] = Y[m,n] + X[m,n]", {"m": 8, "n": 6}, "b"),
+                         einsum("V[m,n] += U[m,n] * S[m,n]", {"m": 8, "n": 6}, "c")))
+
+
+@pytest.mark.parametrize(("change", "together"), [(lambda e: e, 48), (lambda e: replace(e, kind="mac"), 96)])
+def test_a_sum_takes_the_place_of_what_it_reads_for_the_last_time(change: Callable[[Einsum], Einsum], together: int) -> None:
+    """X is read by a, Y by b: where b is a sum, U stands where X stood."""
+    w = replace(SUMS, einsums=(SUMS.einsums[0], change(SUMS.einsums[1]), SUMS.einsums[2]))
+    nests = {e.name: parse(f"store DRAM {' '.join(p.tensor for p in e.tensors())}\nfor m in tiles of 1\nfor n in tiles of 1\nmac") for e in w.einsums}
+    found = evaluate(GLB, w, replace(in_turn(w, nests), keeps=parse_schedule("keep GLB X 1\nkeep GLB U 1").keeps))
+    assert isinstance(found, Solution) and [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 48, 8 * together, 8 * 48]
+
+
+def a_sum_behind_a_product(access: str, addend: str, keeps: str) -> Solution | Infeasible:
+    """X is made; a and b share the loop m and make U of it; z reads U. All are 4 x 4."""
+    four = dict.fromkeys("mnk", 4)
+    sums = dict.fromkeys("mn", 4)
+    w = Workload("fused", (einsum("X[m,n] = V[m,n] + S[m,n]", sums, "x"), einsum(f"T[m,n] += {access} * B[k,n]", four, "a"),
+                           einsum(f"U[m,n] = T[m,n] + {addend}[m,n]", sums, "b"), einsum("Z[m,n] = U[m,n] + V[m,n]", sums, "z")))
+    alone = "segment\neinsum {}\nstore DRAM {}\nfor m in tiles of 1\nfor n in tiles of 1\nmac\n"
+    tensors = " ".join(dict.fromkeys(("X", "B", addend, "U")))
+    fused = (f"segment\nstore DRAM {tensors}\nfor m in tiles of 1\nstore GLB T\neinsum a\nfor n in tiles of 1\nfor k in tiles of 1\nmac\n"
+             "einsum b\nfor n in tiles of 1\nmac\n")
+    return evaluate(GLB, w, parse_schedule(keeps + alone.format("x", "V S X") + fused + alone.format("z", "U V Z")))
+
+
+@pytest.mark.parametrize(("access", "together"), [("X[m,k]", 16), ("X[k,m]", 32)])
+def test_no_result_takes_the_place_of_what_later_trips_read(access: str, together: int) -> None:
+    """Rows of X are read in the trip that makes the rows of U; of its columns a part in every trip. A row of T is handed over."""
+    found = a_sum_behind_a_product(access, "C", "keep GLB U 1\nkeep GLB X 1\n")
+    assert isinstance(found, Solution) and dict(found.segments[1].peak_bits)["GLB"] == 8 * (together + 4)
+
+
+def test_nobody_finds_what_the_same_segment_brings_in() -> None:
+    with pytest.raises(ValueError) as fault:
+        a_sum_behind_a_product("X[m,k]", "X", "keep GLB X 0, 1 after a\n")
+    assert str(fault.value) == "keep GLB X: b reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after b"
+
+
 @pytest.mark.parametrize(("keep", "said"), [
-    ("1/2, 1/4 after a", "a does not read T1; b, c do"), ("1/2, 3/4 after b", "1/2, 3/4 after b: less must stay each time; what came in anew is not modelled"),
+    ("1/2, 1/4 after a", "a does not read T1; b, c do"), ("1/2, 1/2 after b", "1/2, 1/2 after b: a share stays what it was; name it once"),
+    ("1/2, 5/4 after b", "1/2, 5/4 after b: each share must be from 0 to 1, one of them above 0"),
     ("1/2, 1/4 after c", "nobody reads it after c; leave that share out"),
     ("1/2, 1/4 after c, 1/8 after b", "what stays after whom is not in the order of the schedule; sort it, each einsum once")])
 def test_what_is_kept_for_nobody_is_said_in_one_line(keep: str, said: str) -> None:

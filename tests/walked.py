@@ -10,14 +10,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Schedule, Segment
 from hw.arch import Arch
 from tests.oracle import Tally, Walk
-from workloads.einsum import Einsum
-from workloads.graph import Workload
+from workloads.einsum import Einsum, Projection
+from workloads.graph import Workload, owner
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Stage(Walk):
     visits: Counter = field(default_factory=Counter)
     sums: Counter = field(default_factory=Counter)
     whole: tuple = ()  # stores that may not sink
+    events: list = field(default_factory=list)  # (tensor, element, is it written), in time, of all stages of the segment
 
     def rest(self, i, p):
         return i if self.mapping.nodes[i] in self.whole else super().rest(i, p)
@@ -48,7 +49,7 @@ class Stage(Walk):
             for tensor, level in self.resting[at]:
                 key = (level, tensor.tensor, at)
                 pushed.append((key, self.alive.get(key)))
-                self.alive[key] = len(self.box(tensor, env, clip=False))
+                self.alive[key] = ceil(self.words(tensor, self.box(tensor, env, clip=False)))
                 self.visits[level, tensor.tensor] += self.first or Store(level, tensor.tensor) not in self.held
             if at == len(self.mapping.nodes):
                 self.moments.add(frozenset(((level, tensor), n) for (level, tensor, _), n in self.alive.items()))
@@ -63,45 +64,118 @@ class Stage(Walk):
         super().compute(env)
         (element,) = self.box(self.e.output, env, clip=False)
         self.sums[element] += 1
+        self.events.append([(p.tensor, x, p is self.e.output) for p in self.e.tensors() for x in self.box(p, env, clip=True)])
 
 
 @dataclass
 class Walked:
-    """Of a schedule: tallies per einsum, peak bits per level of every segment, faults of meaning; tensors read out of other stages' lanes."""
+    """Of a schedule: tallies per einsum, peak bits per level of every segment, faults of meaning; tensors read out of other stages' lanes.
+
+    less: per segment and level, bits that kept tensors need less at any time than their sum, since one takes the place of another.
+    """
 
     tallies: dict
     peaks: list
     wrong: list
     remote: set
+    less: list
 
 
 def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
     """Kept tensors: all that is moved where they lie as their nests say, and where they lie inside, mixed by the share of each."""
+    levels = [level.name for level in arch.levels]
+    own = names_of(workload)
+    spread = {k.tensor for k in schedule.keeps if any(f.outside <= levels.index(k.level) for f in arch.fanouts)}
     far = [SegmentWalk(arch, workload, segment, schedule, {}).run() for segment in schedule.segments]
-    near = [SegmentWalk(arch, workload, segment, schedule, {k.tensor: k.level for k in schedule.keeps}).run() for segment in schedule.segments]
-    at = {b.einsum: (i, j) for i, s in enumerate(schedule.segments) for j, b in enumerate(s.branches)}
+    inside = {t: k.level for k in schedule.keeps if k.tensor not in spread for t in own if own[t] == k.tensor}
+    near = [SegmentWalk(arch, workload, segment, schedule, inside).run() for segment in schedule.segments]
+    life = Life(workload, schedule)
     tallies, peaks, wrong = {}, [], []
     for i, (a, z) in enumerate(zip(far, near, strict=True)):
         for name in a.stages:
             x, y = a.stages[name].tally, z.stages[name].tally
-            share = {k.tensor: stays(k, at[name], at) for k in schedule.keeps}
+            share = {t: life.before(k, name) if a.e[name].output.tensor == t or not a.hands(k.tensor) else Fraction(0)
+                     for k in schedule.keeps for t in own if own[t] == k.tensor}
             lanes = {at: mixed(x.lanes.get(at, Counter()), y.lanes.get(at, Counter()), share) for at in x.lanes | y.lanes}
-            tallies[name] = Tally(mixed(x.total, y.total, share), lanes)
+            tally = tallies[name] = Tally(mixed(x.total, y.total, share), lanes)
             for k in schedule.keeps:
-                if k.tensor == a.e[name].output.tensor:  # what a later reader does not find is written out when it is made
-                    last = min(stays(k, at[e.name], at) for e in workload.einsums if k.tensor in {p.tensor for p in e.inputs})
-                    spilt = (k.share - last) * prod(d.size for d in a.e[name].output.dims)
-                    for key in ((k.level, k.tensor, "read"), (arch.levels[0].name, k.tensor, "write")) if spilt else ():
-                        tallies[name].total[key] += spilt
-                        tallies[name].lanes.setdefault((), Counter())[key] += spilt
+                instances = prod(n for f in arch.fanouts if f.outside <= levels.index(k.level) for _, n in f.dims)
+                mine = [p for p in a.e[name].tensors() if own[p.tensor] == k.tensor]
+                far_off = [p.tensor for p in mine] if k.tensor in spread else []  # what lies in other lanes comes from there, not from the outermost level
+                for t, action in product(far_off, ("read", "write")):
+                    evenly(tally, (k.level, t, action), share[t] * Fraction(x.total[levels[0], t, action]), instances)
+                    for counts in (tally.total, *tally.lanes.values()):
+                        counts[levels[0], t, action] *= 1 - share[t]
+                for level, action, more in life.moves(k, name):
+                    evenly(tally, (level or levels[0], mine[0].tensor, action), more * whole(mine[0]), instances if level else 1)
         wrong += a.wrong
         peaks.append(a.peak(i, workload, schedule))
-    return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)})
+    less = [a.less(i, schedule, life) for i, a in enumerate(far)]
+    return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)}, less)
 
 
-def stays(keep: Keep, now: tuple[int, ...], at: dict) -> Fraction:
-    """The share that is kept at a place of the schedule: less once those who are named have read it."""
-    return min([keep.share, *(share for name, share in keep.then if at[name] < now)])
+def names_of(workload: Workload) -> dict:
+    """The tensor that each name in the einsums means: T_again is T, where T is made."""
+    made = {e.output.tensor for e in workload.einsums}
+    return {p.tensor: owner(p.tensor, made) for e in workload.einsums for p in e.tensors()}
+
+
+class Life:
+    """What is kept of a tensor, event by event: einsums in the order of the schedule, each with the share before it and after it."""
+
+    def __init__(self, workload: Workload, schedule: Schedule) -> None:
+        e, own = {e.name: e for e in workload.einsums}, names_of(workload)
+        results = {after for after, _ in workload.carried}
+        self.segment = {b.einsum: i for i, s in enumerate(schedule.segments) for b in s.branches}
+        self.made, self.events, self.written = {}, {}, {}
+        for k in schedule.keeps:
+            users = [name for name in self.segment if k.tensor in {own[p.tensor] for p in e[name].tensors()}]
+            self.made[k.tensor] = e[users[0]].output.tensor == k.tensor
+            now, rows = Fraction(0), []
+            for name in users:
+                before = now
+                now = k.share if name == users[0] else dict(k.then).get(name, now)
+                rows.append((name, k.share if name == users[0] and self.made[k.tensor] else before, now if name != users[-1] else Fraction(0)))
+            self.events[k.tensor] = rows
+            found = [before for _, before, _ in rows[1:]]  # what nobody finds here must be further out
+            self.written[k.tensor] = max(k.share - min([Fraction(0)] if k.tensor in results else found), Fraction(0))
+
+    def before(self, k: Keep, name: str) -> Fraction:
+        return next((before for own, before, _ in self.events[k.tensor] if own == name), Fraction(0))
+
+    def moves(self, k: Keep, name: str) -> list:
+        """(level, "" the outermost; action; share) that keeping itself moves."""
+        for i, (own, before, after) in enumerate(self.events[k.tensor]):
+            if own == name and i == 0 and self.made[k.tensor]:
+                return [(k.level, "read", self.written[k.tensor]), ("", "write", self.written[k.tensor])] if self.written[k.tensor] else []
+            if own == name and after > before:
+                return [(k.level, "write", after - before)]
+        return []
+
+    def during(self, k: Keep, segment: int) -> Fraction:
+        """The most that is there while a segment runs."""
+        found, now = Fraction(0), Fraction(0)
+        for name, before, after in self.events[k.tensor]:
+            if self.segment[name] > segment:
+                break
+            if self.segment[name] == segment:
+                found = max(found, now, before, after)
+            now = after
+        return max(found, now)
+
+
+def whole(p: Projection) -> int:
+    """Words of a tensor as it is stored: of a compressed one two per nonzero, one per row."""
+    elems = prod(d.size for d in p.dims)
+    return elems if p.format == "dense" else ceil(round(2 * p.density * elems, 6)) + prod(d.size for d in p.dims[:-1])
+
+
+def evenly(tally: Tally, key: tuple, n: Fraction, instances: int) -> None:
+    """Spread over all instances of a level: those that do something have an even part."""
+    if n:
+        tally.total[key] += n
+        for counts in [own for own in tally.lanes.values() if any(level == key[0] for level, _, _ in own)] or [tally.lanes.setdefault((), Counter())]:
+            counts[key] += n / instances
 
 
 def mixed(far: Counter, near: Counter, share: dict) -> Counter:
@@ -121,6 +195,7 @@ class SegmentWalk:
     visits: Counter = field(default_factory=Counter)
     wrong: list = field(default_factory=list)
     granule: int = 0
+    events: list = field(default_factory=list)
 
     def __post_init__(self):
         self.e = {e.name: e for e in self.workload.einsums}
@@ -128,7 +203,8 @@ class SegmentWalk:
         self.names = [b.einsum for b in self.segment.branches]
         stores = [(i, n) for i, n in enumerate(self.segment.nodes) if isinstance(n, Store)]
         self.home = {n.tensor: i for i, n in stores}
-        self.users = {t: [name for name in self.names if t in {p.tensor for p in self.e[name].tensors()}] for t in self.home}
+        self.own = names_of(self.workload)
+        self.users = {t: [name for name in self.names if t in {self.own[p.tensor] for p in self.e[name].tensors()}] for t in self.home}
         region = {one.dim for b in self.segment.branches for one in b.region}
         self.fan = next((f for f in self.arch.fanouts if region & {d for d, _ in f.dims}), None)
         for b in self.segment.branches:
@@ -147,7 +223,7 @@ class SegmentWalk:
                 lead += 1
             own[lead:lead] = homes
         dead = [n for n in own if isinstance(n, Store) and n.tensor in self.kept and self.levels.index(n.level) <= self.levels.index(self.kept[n.tensor])]
-        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.held, whole=tuple(homes))
+        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.held, whole=tuple(homes), events=self.events)
 
     def run(self) -> SegmentWalk:
         for stage in self.stages.values():
@@ -155,7 +231,7 @@ class SegmentWalk:
                 chain = stage.holders.setdefault(p.tensor, [])
                 if p.tensor in self.kept:
                     chain.append((-1000, self.kept[p.tensor]))
-                began = {n.tensor for i, n in enumerate(self.segment.nodes) if isinstance(n, Store) and n.tensor == p.tensor}
+                began = {n.tensor for i, n in enumerate(self.segment.nodes) if isinstance(n, Store) and n.tensor == self.own[p.tensor]}
                 if began:  # the outermost node stands in the shared part: nodes of its own nest may sink
                     self.resink(stage)
         self.go(0, {name: {rank: (0, n) for rank, n in self.e[name].extents} for name in self.names})
@@ -163,7 +239,8 @@ class SegmentWalk:
 
     def resink(self, stage: Stage) -> None:
         """Nodes of the own nest rest where `rest` says, if a node further out exists."""
-        begun = {n.tensor for n in self.segment.nodes if isinstance(n, Store)}
+        shared = {n.tensor for n in self.segment.nodes if isinstance(n, Store)}
+        begun = {t for t, own in self.own.items() if own in shared}
         stage.resting = [[] for _ in range(len(stage.mapping.nodes) + 1)]
         for i, node in enumerate(stage.mapping.nodes):
             if isinstance(node, Store):
@@ -174,7 +251,7 @@ class SegmentWalk:
     def go(self, at: int, envs: dict) -> None:
         nodes = self.segment.nodes
         for i, p, name in self.resting(at):
-            held = len(self.stages[name].box(p, envs[name], clip=False))
+            held = ceil(self.stages[name].words(p, self.stages[name].box(p, envs[name], clip=False)))
             if all(lane == 0 for _, _, lane in self.stages[name].lanes):
                 self.shared[i] = max(held, self.shared.get(i, 0))
                 self.visits[nodes[i]] += 1
@@ -250,12 +327,13 @@ class SegmentWalk:
         if chain:
             Walk.fill(w, position, node, p, chain[-1], elements, output)
         chain.append((position, node.level))
-        for name in others if at == self.home[node.tensor] else ():
-            self.stages[name].holders[node.tensor].append((position, node.level))
+        reached = [self.stages[name].holders[q.tensor] for name in others for q in self.e[name].tensors() if self.own[q.tensor] == node.tensor]
+        for other in reached if at == self.home[node.tensor] else ():
+            other.append((position, node.level))
         self.go(at + 1, envs)
         chain.pop()
-        for name in others if at == self.home[node.tensor] else ():
-            self.stages[name].holders[node.tensor].pop()
+        for other in reached if at == self.home[node.tensor] else ():
+            other.pop()
         if chain and output:
             parent_at, parent = chain[-1]
             w.add(position, node.level, node.tensor, "read", w.words(p, elements))
@@ -281,7 +359,7 @@ class SegmentWalk:
     def complete(self, name: str, env: dict) -> None:
         """All that the einsum may read of what the segment makes has its whole sum by now."""
         for p in self.e[name].inputs:
-            maker = next((m for m in self.names if self.e[m].output.tensor == p.tensor), None)
+            maker = next((m for m in self.names if self.e[m].output.tensor == self.own[p.tensor]), None)
             if maker is None:
                 continue
             due = points(self.e[maker])
@@ -310,7 +388,7 @@ class SegmentWalk:
                 many = alive[node.tensor] if self.fan and handed else 0
                 twice = not many and self.visits[node] > 1 and not self.pinned(self.users[node.tensor][0], node.level, node.tensor)
                 room = bits(node.level, node.tensor, n * max(many, 1), twice)
-                if not self.kept_whole(self.users[node.tensor][0], node.level, node.tensor):
+                if not self.kept_whole(self.users[node.tensor][0], node.level, node.tensor) or self.hands(node.tensor):
                     shared_most[i] = max(shared_most[i], room)
             for (level, tensor), n in own:
                 at = self.home.get(tensor)
@@ -328,19 +406,42 @@ class SegmentWalk:
                 own = {name: n + sum(pins[other][level] for other in own if other != name) for name, n in own.items()}
             together = sum if self.fan and self.levels.index(level) < self.fan.outside else max
             total[level] = together(own.values()) + sum(n for i, n in shared_most.items() if nodes[i].level == level)
-        at = {b.einsum: i for i, s in enumerate(schedule.segments) for b in s.branches}
+        life = Life(workload, schedule)
         for keep in schedule.keeps:
-            maker = next(e for e in workload.einsums if e.output.tensor == keep.tensor)
-            last = max(at[e.name] for e in workload.einsums if keep.tensor in {p.tensor for p in e.inputs})
-            if at[maker.name] <= number <= last:
-                share = stays(keep, (number,), {b.einsum: (i, j) for i, s in enumerate(schedule.segments) for j, b in enumerate(s.branches)})
-                elems = prod(d.size for d in maker.output.dims)
-                total[keep.level] += -(-elems * share.numerator // share.denominator) * width[keep.tensor]
+            share = life.during(keep, number)
+            elems = max(whole(p) for e in workload.einsums for p in e.tensors() if p.tensor == keep.tensor)
+            n = prod(size for f in self.arch.fanouts if f.outside <= self.levels.index(keep.level) for _, size in f.dims)
+            total[keep.level] += -(-elems * share.numerator // (share.denominator * n)) * width[keep.tensor]
         for i, segment in enumerate(schedule.segments):
             if i != number and schedule.weights == "pinned":
                 for level, n in self.pinned_bits(segment, workload, width).items():
                     total[level] += n
         return {level: n for level, n in total.items() if n}
+
+    def less(self, number: int, schedule: Schedule, life: Life) -> Counter:
+        """Bits that pairs of kept tensors, one read for the last time and one made, need less together than each at its most."""
+        last, first = {}, {}
+        for at, event in enumerate(self.events):
+            for tensor, element, made in event:
+                (first.setdefault if made else last.__setitem__)((self.own[tensor], element), at)
+        found: Counter = Counter()
+        gone = [k for k in schedule.keeps if life.events[k.tensor][-1][0] in self.names and life.events[k.tensor][0][0] not in self.names]
+        new = [k for k in schedule.keeps if life.made[k.tensor] and life.events[k.tensor][0][0] in self.names]
+        bits = {p.tensor: p.bits or self.arch.word_bits for e in self.e.values() for p in e.tensors()}
+        for b in new:
+            best = 0
+            for a in gone:
+                if a.level != b.level:
+                    continue
+                before, after = life.events[a.tensor][-1][1], life.during(b, number)
+                reads = sorted(at for (t, _), at in last.items() if t == a.tensor)
+                makes = sorted(at for (t, _), at in first.items() if t == b.tensor)
+                elems = max(prod(d.size for d in p.dims) for e in self.e.values() for p in e.tensors() if p.tensor == a.tensor)
+                both = max((before * (elems - sum(r <= at for r in reads)) + after * sum(m <= at for m in makes) for at in makes), default=0)
+                n = prod(size for f in self.arch.fanouts if f.outside <= self.levels.index(a.level) for _, size in f.dims)
+                best = max(best, (max(before, life.during(a, number)) * elems + after * len(makes) - max(both, before * elems)) * bits[a.tensor] / n)
+            found[b.level] += best
+        return found
 
     def pinned_bits(self, segment: Segment, workload: Workload, width: dict, own_nests: bool = False) -> Counter:
         """What the weights of another segment hold all the while: their tiles, of each stage of a pipeline in lanes of its own. own_nests: not what stands in
@@ -369,9 +470,15 @@ class SegmentWalk:
         own = [n for n in (*self.segment.nodes, *self.stages[name].mapping.nodes) if isinstance(n, Store) and n.tensor == tensor]
         return tensor in self.workload.weights and self.schedule.weights == "pinned" and own[0].level == level != self.levels[0]
 
+    def hands(self, tensor: str) -> bool:
+        """Whether einsums of the segment hand it on, on the chip: they read it there, kept or not."""
+        made = tensor in {self.e[name].output.tensor for name in self.names}
+        return made and tensor in self.home and len(self.users[tensor]) > 1 and self.segment.nodes[self.home[tensor]].level != self.levels[0]
+
     def kept_whole(self, name: str, level: str, tensor: str) -> bool:
-        at = {b.einsum: (i, j) for i, s in enumerate(self.schedule.segments) for j, b in enumerate(s.branches)}
-        return any(k.tensor == tensor and k.level == level and stays(k, at[name], at) == 1 for k in self.schedule.keeps)
+        life = Life(self.workload, self.schedule)
+        spread = any(f.outside <= self.levels.index(level) for f in self.arch.fanouts)
+        return not spread and any(k.tensor == self.own[tensor] and k.level == level and life.before(k, name) == 1 for k in self.schedule.keeps)
 
     def alive_granules(self, tensor: str) -> int:
         """Granules of a tensor alive at one time: stage j works on granule b in turn b + j."""

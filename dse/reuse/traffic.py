@@ -78,6 +78,17 @@ def reuse(workload: Workload, room: int, word_bits: int | None = None, method: s
                  kept, tuple(edges), one.operations, tuple(phases), tuple(best))
 
 
+def pipelines(one: Graph, room: int, word_bits: int, method: str) -> list[Phase]:
+    """GOGETA's phases."""
+    return pipelined(one, CLASSIFIERS[method](one), room, word_bits)
+
+
+def searched_order(workload: Workload, room: int, word_bits: int) -> tuple[Sequence[Phase], float]:
+    """The phases of `Reuse.optimal` in their order, and its words."""
+    found = reuse(workload, room, word_bits)
+    return found.order, found.optimal.words
+
+
 def _narrower(graph: Graph, edges: Sequence[Edge], room: int, word_bits: int | None) -> list[list[Phase]]:
     """Pipelines whose weights take at most a half, a quarter, ... of the room, and none at all: what they hold cannot be kept for later."""
     return [pipelined(graph, edges, limit, word_bits) for limit in (room // 2, room // 4, room // 8, room // 16, 0)]

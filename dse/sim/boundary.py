@@ -2,6 +2,7 @@
 
 The whole nest of an einsum is the shared loops and storage nodes as it sees them, then its own: counts are those of that nest, but for
 * kept tensors: of every element a share lies inside, where its nodes further out do not exist: (1 - share) of the counts as written plus share of those;
+  in a level inside of lanes all of them hold an even part, which others read and write through the network: there the nest stays, its outermost node is those;
 * remote tensors: made by another stage of a pipeline and read out of the level in its lanes: the row of the parent, under that level's name;
 * held tensors: filled in the first granule only: what moves into them is counted on the nest of one granule.
 """
@@ -15,7 +16,7 @@ from math import prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.sim import network, sharing, transfer
-from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
+from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints, stored
 from dse.sim.network import Owned
 from dse.sim.terms import ALL, FIRST, tile_count
 from hw.arch import Arch
@@ -28,7 +29,8 @@ class Boundary:
 
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
     begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
-    kept: (tensor, level, share); spilled: of the output, what is written outside as well, since less of it stays for a later reader. branched: other einsums
+    kept: (tensor, level, share); beside: (level, tensor, action, share of it) that is moved since more or less of it stays afterwards; hands: kept ones that
+    the segment hands on too, from a node of their own. branched: other einsums
     stand below the shared part; forked: they use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
     pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; owned: lanes that hold a remote tensor, where hops
     are priced. taken: (level, bits) that others hold meanwhile.
@@ -47,15 +49,17 @@ class Boundary:
     given: tuple[Footprint, ...] = ()
     owned: tuple[tuple[str, tuple[Owned, ...]], ...] = ()
     taken: tuple[tuple[str, int], ...] = ()
-    spilled: tuple[tuple[str, str, Fraction], ...] = ()
+    beside: tuple[tuple[str, str, str, Fraction], ...] = ()
+    hands: frozenset[str] = frozenset()
 
     def marks(self) -> str:
         """What changes counts beside the nest, as text."""
-        return f" {self.remote} {self.held} {self.kept} {self.forked} {self.spilled}" if self.remote or self.held or self.kept or self.forked else ""
+        marks = (self.remote, self.held, self.kept, self.forked, self.beside)
+        return f" {' '.join(map(str, marks))}" if any(marks) else ""
 
     def begun(self) -> int | None:
         """Position in the whole nest from which an einsum finds levels empty in every iteration of the loops above; None: its time is not that of a nest."""
-        if self.dims or self.remote or self.held or self.kept:
+        if self.dims or self.remote or self.held or self.kept or self.beside:
             return None
         return len(self.outer) if self.forked else 0
 
@@ -76,11 +80,9 @@ def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, 
     if not b.marks() and not whole.shares:
         return count(whole, e, arch)
     rows = _mixed(b, b.kept, whole, e, arch)
-    for tensor, level, share in b.spilled:
-        n, many = share * e.output.stored_elems(), len(next(iter(rows.values()))[1])
-        for key in ((level, tensor, "read"), (arch.levels[0].name, tensor, "write")):
-            total, own = rows.get(key, (0, [0] * many))
-            rows[key] = total + n, [one + n for one in own]
+    for level, tensor, action, share in b.beside:
+        p = next(p for p in e.tensors() if p.tensor == tensor)
+        _add(rows, (level, tensor, action), share * stored(p), arch)
     return busiest({key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch)
 
 
@@ -89,10 +91,31 @@ def _mixed(b: Boundary, kept: Sequence[tuple[str, str, Fraction]], whole: Mappin
         return _as_written(b, whole, e, arch)
     (tensor, level, share), *rest = kept
     far = _mixed(b, rest, whole, e, arch)
-    near = _mixed(b, rest, inside(whole, tensor, level, arch), e, arch)
+    near = _in_slices(far, tensor, level, arch) if sliced(level, arch) else _mixed(b, rest, inside(whole, tensor, level, arch), e, arch)
     none: Elems = (0, [0] * len(next(iter(far.values()))[1]))
     shares = {key: (far.get(key, none), near.get(key, none)) for key in far | near}
     return {key: ((1 - share) * a[0] + share * z[0], [(1 - share) * x + share * y for x, y in zip(a[1], z[1], strict=True)]) for key, (a, z) in shares.items()}
+
+
+def sliced(level: str, arch: Arch) -> bool:
+    """Whether a level stands inside of lanes, so that what is kept there lies spread over them."""
+    return any(f.outside <= v for v, one in enumerate(arch.levels) if one.name == level for f in arch.fanouts)
+
+
+def _in_slices(far: dict[Key, Elems], tensor: str, level: str, arch: Arch) -> dict[Key, Elems]:
+    """Rows of a nest whose outermost node of a tensor is all instances of a level, an even part in each."""
+    outer, found = arch.levels[0].name, dict(far)
+    for action in ("read", "write"):
+        if row := found.pop((outer, tensor, action), None):
+            _add(found, (level, tensor, action), row[0], arch)
+    return found
+
+
+def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, arch: Arch) -> None:
+    """So many elements more, spread over all instances."""
+    own = n / next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == key[0])
+    total, each_own = rows.get(key, (0, [0] * len(next(iter(rows.values()))[1])))
+    rows[key] = total + n, [one + own for one in each_own]
 
 
 def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
@@ -178,7 +201,7 @@ def _held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint
     stores = [(i, node) for i, node in enumerate(whole.nodes) if isinstance(node, Store)]
     fork = footprints(Mapping(b.outer), e)
     once = footprints(*one_granule(b, whole, e))
-    copies, kept = dict(b.copies), {(level, tensor) for tensor, level, share in b.kept if share == 1}
+    copies, kept = dict(b.copies), {(level, tensor) for tensor, level, share in b.kept if share == 1 and not sliced(level, arch)}
     remote, given = {tensor for tensor, _, _ in b.remote}, {(row.level, row.tensor): row for row in b.given}
     rows = []
     for number, (i, node) in enumerate(stores):
@@ -191,6 +214,6 @@ def _held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint
             row = replace(row, elems=row.elems * copies[node], moving=False)
         if node.tensor in b.pinned and not any(other.tensor == node.tensor for _, other in stores[:number]):
             row = replace(row, moving=False)
-        if (node.level, node.tensor) not in kept and not (node.tensor in remote and i < len(b.outer)):
+        if ((node.level, node.tensor) not in kept or node.tensor in b.hands) and not (node.tensor in remote and i < len(b.outer)):
             rows.append(row)
     return tuple(rows)

@@ -77,8 +77,29 @@ class SegmentCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words + small_words + apart_words + again_words + room_words.
+
+    listed: of its list of accesses, each operand read once, all of the level for what stays. small: results that the list leaves in registers; apart: handed
+    over there, but not by a shared loop; again: operands read more than once by their einsum's nest, if nothing stayed; room: stays there, but not here, where
+    nests work in a part of the level (below 0: what stays is not handed over or read again either). saved: moved less by one more word of the level; 0 where no
+    linear program says so.
+    """
+
+    moved_words: float
+    listed_words: float
+    small_words: float
+    apart_words: float
+    again_words: float
+    room_words: float
+    saved_words: float
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
+
+    memory: where reuse was asked for.
 
     Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
@@ -92,6 +113,7 @@ class Solution:
     certificate: str
     segments: tuple[SegmentCost, ...] = ()
     schedule: Schedule | None = None
+    memory: Memory | None = None
 
 
 def certified(what: str, gap_to_bound: float) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, pairwise
 
 from dse import nest
 from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Schedule, Segment, renamed
+from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import sharing, transfer
-from dse.sim.boundary import ALONE, joined, ways
-from dse.sim.placed import Graph, Placed, graph, homes, named, placed, shared_loops, stage_array
+from dse.sim.boundary import ALONE, joined, sliced, ways
+from dse.sim.placed import Graph, Placed, graph, homes, named, placed, share_at, shared_loops, stage_array
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
 from workloads.graph import Workload, counts, owner
@@ -84,34 +85,62 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
     known = {level.name: v for v, level in enumerate(arch.levels)}
-    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    first, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
     for i, one in enumerate(schedule.keeps):
         line = f"keep {one.level} {one.tensor}"
-        if one.level not in known or not 0 < known[one.level] < first:
-            yield f"{line}: must be a level of the chip outside of all lanes: {', '.join(level.name for level in arch.levels[1:first]) or 'there is none'}"
-        elif one.tensor not in g.made or not g.readers.get(one.tensor):
-            yield f"{line}: no tensor that one einsum makes and another reads; take one of {', '.join([t for t in g.made if g.readers.get(t)][:8]) or 'none'}"
-        elif not 0 < one.share <= 1:
-            yield f"{line}: share = {one.share} must be above 0 and at most 1"
+        if one.level not in known or not 0 < known[one.level] < max(first, 2):
+            near = ", ".join(level.name for level in arch.levels[1:max(first, 2)]) or "there is none"
+            yield f"{line}: must be a level of the chip outside of all lanes, or the first one inside of them: {near}"
+        elif len(users := [*([g.made[one.tensor]] if one.tensor in g.made else []), *g.readers.get(one.tensor, ())]) < 2 or one.tensor not in g.readers:
+            there = [t for t, names in g.readers.items() if len(names) > (t not in g.made)]
+            yield f"{line}: no tensor that is made and read, or read twice; take one of {', '.join(there[:8]) or 'none'}"
+        elif one.tensor not in g.made and schedule.weights == "pinned" and one.tensor in workload.weights:
+            yield f"{line}: weights are pinned, so it is there before the run; leave it out"
+        elif not all(0 <= share <= 1 for share in shares(one)) or not any(shares(one)):
+            yield f"{line}: {one.shares()}: each share must be from 0 to 1, one of them above 0"
         elif strange := [name for name, _ in one.then if name not in g.readers[one.tensor]]:
             yield f"{line}: {strange[0]} does not read {one.tensor}; {', '.join(g.readers[one.tensor])} do"
         elif sorted(one.then, key=lambda each: g.at[each[0]]) != list(one.then) or len({name for name, _ in one.then}) < len(one.then):
             yield f"{line}: what stays after whom is not in the order of the schedule; sort it, each einsum once"
-        elif any(less >= more for (_, less), more in zip(one.then, (one.share, *(share for _, share in one.then)), strict=False)):
-            yield f"{line}: {one.shares()}: less must stay each time; what came in anew is not modelled"
+        elif any(share == before for share, before in pairwise(shares(one))):
+            yield f"{line}: {one.shares()}: a share stays what it was; name it once"
+        elif one.then and one.tensor not in g.made and one.then[0][0] == min(g.readers[one.tensor], key=g.at.__getitem__):
+            yield f"{line}: {one.then[0][0]} brings it in, and {one.share} is what stays then; leave one of both out"
+        elif early := _found_too_soon(one, g):
+            yield f"{line}: {early} reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after {early}"
+        elif sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.lane_pj for f in arch.fanouts)):
+            yield f"{line}: {one.level} stands in lanes: what lies spread over them is not kept beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
-        elif at_home := [i for i, s in enumerate(schedule.segments, 1) if one.tensor in homes(s) and len(_users(one.tensor, s, g)) > 1]:
-            yield f"{line}: einsums of segment {at_home[0]} share a node of it already; keep what segments hand to later ones"
+        elif at_home := [i for i, s in enumerate(schedule.segments, 1) if len(_users(one.tensor, s, g)) > 1 and _elsewhere(one, s, g, outer)]:
+            yield f"{line}: einsums of segment {at_home[0]} hand it on, in lanes of their own or at another level; keep it where it is handed on"
+        elif one.tensor in g.made and {g.at[name][0] for name in g.readers[one.tensor]} == {g.at[g.made[one.tensor]][0]}:
+            yield f"{line}: no later segment reads it; leave it out"
         elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:
             yield f"{line}: {one.tensor} is kept twice; leave one out"
-        elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in (g.made[one.tensor], *g.readers[one.tensor])) > 1:
+        elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
             yield f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run once are kept"
+
+
+def _found_too_soon(one: Keep, g: Graph) -> str:
+    """Who reads what another einsum of the same segment has only begun to bring in."""
+    users = sorted(g.readers[one.tensor], key=g.at.__getitem__)
+    return next((b for a, b in pairwise(users) if g.at[a][0] == g.at[b][0] and share_at(one, g.at[b], g) > share_at(one, g.at[a], g)), "")
+
+
+def _elsewhere(one: Keep, segment: Segment, g: Graph, outer: str) -> bool:
+    """Whether a segment hands a tensor on in a place that has nothing to do with where it is kept."""
+    home = homes(segment).get(one.tensor)
+    return home is not None and (segment.pipelined or home.level not in (outer, one.level))
+
+
+def shares(one: Keep) -> list[Fraction]:
+    return [one.share, *(share for _, share in one.then)]
 
 
 def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
     """Einsums of a segment that have a tensor, in turn."""
-    return [b.einsum for b in segment.branches if tensor in {p.tensor for p in g.einsums[b.einsum].tensors()}]
+    return [b.einsum for b in segment.branches if tensor in {owner(p.tensor, g.made) for p in g.einsums[b.einsum].tensors()}]
 
 
 def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
@@ -171,25 +200,25 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
     f, order = stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
     for tensor, node in home.items():
-        users = [(b, e, p) for b, e in zip(segment.branches, einsums, strict=True) for p in e.tensors() if p.tensor == tensor]
+        users = [(b, e, p) for b, e in zip(segment.branches, einsums, strict=True) for p in e.tensors() if owner(p.tensor, g.made) == tensor]
         made = tensor in {e.output.tensor for e in einsums}
         if not users or node.level not in order:
             yield f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the machine no such level"
         elif f and order[node.level] >= f.outside and not (made and len(users) > 1):
             yield f"store {node.level} {tensor}: {node.level} lies in the lanes of stages; only what one hands to another stands above them, put it into a nest"
-        elif len({_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}) > 1:
+        elif (made or order[node.level]) and len({_view(p, b, loops, e.sizes() if not made else {}) for b, e, p in users}) > 1:
             yield f"unmatched granularity: shared loops cut {tensor} in another way in {users[1][0].einsum} than in {users[0][0].einsum}; cut equal dimensions"
     for e in einsums:
         for later in einsums:
-            access = next((p for p in later.inputs if p.tensor == e.output.tensor), None)
-            if access is None and e.output.tensor in {owner(p.tensor, g.made) for p in later.inputs} and loops:
-                yield f"{later.name} reads {e.output.tensor} of {e.name} by another name, which shared loops do not cut; put it into a segment of its own"
-            if access is None or later is e:
+            names = [p.tensor for p in later.inputs if owner(p.tensor, g.made) == e.output.tensor]
+            if segment.pipelined and names and e.output.tensor not in names:
+                yield f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do not hand on; put it into a segment of its own"
+            if not names or later is e:
                 continue
             if e.output.tensor not in home:
                 yield f"{e.output.tensor} goes from {e.name} to {later.name}, but no storage node above both holds it; add store LEVEL {e.output.tensor} there"
             pairs = zip(segment.branches, einsums, strict=True)
-            for branch, p in [(b, p) for b, one in pairs for p in one.tensors() if p.tensor == e.output.tensor]:
+            for branch, p in [(b, p) for b, one in pairs for p in one.tensors() if owner(p.tensor, g.made) == e.output.tensor]:
                 if partly := [loop.rank for loop in loops if named(loop.rank, branch) not in p.full()]:
                     yield (f"shared loop {partly[0]} cuts {p.tensor} into no whole tiles in {branch.einsum}; what is handed on is cut over ranks that stand "
                            "alone in one of its dimensions")
@@ -211,14 +240,14 @@ def _chip_faults(i: int, segment: Segment, schedule: Schedule, workload: Workloa
         nodes = [node for node in (*segment.nodes, *branch.mapping.nodes) if isinstance(node, Store)]
         for p in e.tensors():
             first = next((node.level for node in nodes if node.tensor == p.tensor), outermost)
-            handed = p.tensor in home and g.made.get(p.tensor) in {b.einsum for b in segment.branches} and sum(
-                p.tensor in {q.tensor for q in g.einsums[b.einsum].tensors()} for b in segment.branches) > 1
+            handed = p.tensor in home and g.made.get(p.tensor) in {b.einsum for b in segment.branches} and len(_users(p.tensor, segment, g)) > 1
             if first == outermost:
                 continue
             if p is e.output:
-                away = [name for name in g.readers.get(p.tensor, ()) if g.at[name][0] != i or p.tensor not in {q.tensor for q in g.einsums[name].inputs}]
-                if not handed or away or not g.readers.get(p.tensor):
-                    who = f"{away[0]} reads it from {outermost}" if away else "it is a result" if not g.readers.get(p.tensor) else "no other einsum gets it"
+                away = [name for name in g.readers.get(p.tensor, ()) if g.at[name][0] != i]
+                kept_out = not g.readers.get(p.tensor) or p.tensor in g.results
+                if not handed or away or kept_out:
+                    who = f"{away[0]} reads it from {outermost}" if away else "it is a result" if kept_out else "no other einsum gets it"
                     yield f"{p.tensor} of {e.name} never leaves {first}, but {who}; add store {outermost} {p.tensor}"
             elif not handed and not (schedule.weights == "pinned" and p.tensor in workload.weights):
                 fix = "or say weights pinned" if p.tensor in workload.weights else "nothing brings it there"

@@ -24,7 +24,7 @@ from dse.sim.parts import bits_of, op_pj
 from dse.sim.placed import Graph, Placed
 from hw.arch import Arch
 from workloads.einsum import canonical_key
-from workloads.graph import Unique, Workload, counts
+from workloads.graph import Unique, Workload, counts, owner
 
 Bits = dict[str, int]  # by level
 
@@ -67,7 +67,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
             einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
         rows.append(_segment(segment, own, mine, arch, g, streams, times, peak))
     energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
-    value, floor = figure(objective, energy, latency), _floor(arch, workload, schedule, g)
+    value, floor = figure(objective, energy, latency), least(arch, workload, schedule.weights == "pinned")
     if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
         raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
     to_bound = above(value, figure(objective, *floor))
@@ -145,13 +145,13 @@ def _with_room(arch: Arch, workload: Workload, schedule: Schedule) -> tuple[list
         return segments, []
     found, peaks = [], []
     for segment, own, beside in zip(schedule.segments, segments, _beside(arch, workload, schedule, segments), strict=True):
-        needs, taken = _needs(segment, own, arch), []
-        for one, need in zip(own, needs, strict=True):
+        each, taken = needs(segment, own, arch), []
+        for one, need in zip(own, each, strict=True):
             alone = _bits(one, _held(one))
             room = {level.name: need.get(level.name, 0) + beside.get(level.name, 0) - alone.get(level.name, 0) for level in arch.levels}
             taken.append(tuple((level, bits) for level, bits in room.items() if bits))
         found.append([replace(one, boundary=replace(one.boundary, taken=bits)) if bits else one for one, bits in zip(own, taken, strict=True)])
-        peaks.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in needs) + beside.get(level.name, 0))})
+        peaks.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in each) + beside.get(level.name, 0))})
     return found, peaks
 
 
@@ -172,7 +172,7 @@ def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
     return bits
 
 
-def _needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
+def needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
     """Per branch, bits of one instance of every level while it runs: shared nodes once, its own, and weights that are pinned for the others; in a pipeline
     those of all stages where levels are shared."""
     f = placed.stage_array(segment, arch)
@@ -211,12 +211,9 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
     g = placed.graph(workload, schedule)
     found: list[Bits] = [{} for _ in segments]
-    for one in schedule.keeps:
-        p = g.einsums[g.made[one.tensor]].output
-        for i in range(g.at[g.made[one.tensor]][0], max(g.at[name][0] for name in g.readers[one.tensor]) + 1):
-            share = placed.share_at(one, (i,), g)
-            room = -(-share.numerator * p.stored_elems() // share.denominator) * (p.bits or arch.word_bits)
-            found[i][one.level] = found[i].get(one.level, 0) + room
+    for i, own_room in enumerate(found):
+        for level, room in placed.kept_bits(i, schedule, g, arch).items():
+            own_room[level] = own_room.get(level, 0) + room
     for i, own in enumerate(segments):
         pinned = [_pinned(one) for one in own]
         for level in {name for bits in pinned for name in bits}:
@@ -227,15 +224,18 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     return found
 
 
-def _floor(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> tuple[float, float]:
-    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level."""
+def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[float, float]:
+    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level. pinned:
+    weights are there before the run."""
+    made = {e.output.tensor for e in workload.einsums}
+    read = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs}
     outer, bits, pj = arch.levels[0], {"read": 0.0, "write": 0.0}, 0.0
     seen: dict[str, float] = {}
     for e in workload.einsums:
         for p in e.inputs:
-            if p.tensor not in g.made and not (schedule.weights == "pinned" and p.tensor in workload.weights):
+            if owner(p.tensor, made) not in made and not (pinned and p.tensor in workload.weights):
                 seen[p.tensor] = max(seen.get(p.tensor, 0.0), bounds.words(p, e) * (p.bits or arch.word_bits))
-        if not g.readers.get(e.output.tensor):
+        if e.output.tensor not in read:
             bits["write"] += bounds.words(e.output, e) * (e.output.bits or arch.word_bits)
     bits["read"] = sum(seen.values())
     macs, vector, lanes = 0.0, 0.0, arch.instances(len(arch.levels))

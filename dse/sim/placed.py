@@ -11,9 +11,9 @@ from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Schedule, Segment
 from dse.sim import boundary, network
 from dse.sim.boundary import ALONE, Boundary, joined
-from dse.sim.counts import Footprint
+from dse.sim.counts import Footprint, stored
 from hw.arch import Arch, Fanout
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, owner
 
 
@@ -29,12 +29,16 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Who makes and who reads a tensor: names of einsums; a further access (T_again) is of the tensor itself. at: (segment, place in it) of an einsum."""
+    """Who makes and who reads a tensor: names of einsums; a further access (T_again) is of the tensor itself. at: (segment, place in it) of an einsum.
+
+    results: tensors that are read and leave the chip all the same, since a loop hands them on.
+    """
 
     einsums: dict[str, Einsum]
     made: dict[str, str]
     readers: dict[str, list[str]]
     at: dict[str, tuple[int, int]]
+    results: frozenset[str] = frozenset()
 
 
 def graph(workload: Workload, schedule: Schedule) -> Graph:
@@ -44,12 +48,101 @@ def graph(workload: Workload, schedule: Schedule) -> Graph:
         for p in e.inputs:
             readers.setdefault(owner(p.tensor, made), []).append(e.name)
     at = {branch.einsum: (i, j) for i, segment in enumerate(schedule.segments) for j, branch in enumerate(segment.branches)}
-    return Graph({e.name: e for e in workload.einsums}, made, readers, at)
+    return Graph({e.name: e for e in workload.einsums}, made, readers, at, frozenset(after for after, _ in workload.carried))
+
+
+def begin(tensor: str, g: Graph) -> tuple[int, int]:
+    """Place of the einsum that makes a tensor; of one from outside, of the first that reads it."""
+    return g.at[g.made[tensor]] if tensor in g.made else min(g.at[name] for name in g.readers[tensor])
 
 
 def share_at(one: Keep, at: tuple[int, ...], g: Graph) -> Fraction:
-    """What is kept of a tensor at (segment, place in it), or when a segment begins (at: its number alone)."""
+    """What is kept of a tensor for the einsum at (segment, place in it), or when a segment begins (at: its number alone)."""
+    first = begin(one.tensor, g)
+    if at < first or (at == first and one.tensor not in g.made):
+        return Fraction(0)
     return next((share for name, share in reversed(one.then) if g.at[name] < at), one.share)
+
+
+def share_after(one: Keep, at: tuple[int, int], g: Graph) -> Fraction:
+    """What is kept of a tensor once the einsum at a place has made or read it."""
+    return next((share for name, share in reversed(one.then) if g.at[name] <= at), one.share)
+
+
+def always(one: Keep, g: Graph) -> Fraction:
+    """What no reader of a tensor looks for further out: of a result nothing."""
+    return Fraction(0) if one.tensor in g.results else min(share_at(one, g.at[name], g) for name in g.readers[one.tensor])
+
+
+def most(one: Keep, segment: int, g: Graph) -> Fraction:
+    """The most that stays of a tensor while a segment runs."""
+    users = [g.at[name] for name in (*([g.made[one.tensor]] if one.tensor in g.made else []), *g.readers[one.tensor])]
+    last = max(users)
+    if not begin(one.tensor, g)[0] <= segment <= last[0]:
+        return Fraction(0)
+    return max([share_at(one, (segment,), g), *(share_after(one, at, g) for at in users if at[0] == segment and at != last)])
+
+
+def kept_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str, int]:
+    """What one instance of each level keeps while a segment runs; a tensor that takes the place of another one shares its room."""
+    rooms = {one.tensor: _kept_bits(one, most(one, i, g), g, arch) for one in schedule.keeps}
+    there = [one for one in schedule.keeps if rooms[one.tensor]]
+    found: dict[str, int] = {}
+    for one in there:
+        found[one.level] = found.get(one.level, 0) + rooms[one.tensor]
+    for new in there:
+        old = next((old for old in there if old.level == new.level and takes_over(old.tensor, new.tensor, schedule.segments[i], g)), None)
+        if old:
+            there = [one for one in there if one is not old]
+            found[new.level] -= min(_kept_bits(old, share_at(old, (i,), g), g, arch), rooms[new.tensor])
+    return found
+
+
+def _kept_bits(one: Keep, share: Fraction, g: Graph, arch: Arch) -> int:
+    """Of one instance of the level."""
+    bits = max(stored(p) * (p.bits or arch.word_bits) for p in accesses(one.tensor, g))
+    n = next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == one.level)
+    word = max(p.bits or arch.word_bits for p in accesses(one.tensor, g))
+    return -(-share.numerator * bits // (share.denominator * word * n)) * word
+
+
+def accesses(tensor: str, g: Graph) -> list[Projection]:
+    """How a tensor is written, or, of one from outside, how it is read."""
+    if tensor in g.made:
+        return [g.einsums[g.made[tensor]].output]
+    return [p for name in dict.fromkeys(g.readers[tensor]) for p in g.einsums[name].inputs if owner(p.tensor, g.made) == tensor]
+
+
+def takes_over(old: str, new: str, segment: Segment, g: Graph) -> bool:
+    """Whether a tensor that a segment makes may stand where one stood that it reads for the last time: each element of the old one has been read by the time
+    that the new one's at the same place is made.
+
+    All readers come before the maker, or the maker is element by element; where loops are shared, all cut both tensors alike, so that a trip reads and makes
+    the same part.
+    """
+    branches = {branch.einsum: branch for branch in segment.branches}
+    if old == new or g.made.get(new) not in branches or g.made.get(old) in branches or max(g.at[name] for name in g.readers[old]) > g.at[g.made[new]]:
+        return False
+    maker = g.einsums[g.made[new]]
+    out, cut = maker.output, _cut(maker.output, branches[maker.name], segment)
+    for name in {name for name in g.readers[old] if name in branches}:
+        for p in g.einsums[name].inputs:
+            if owner(p.tensor, g.made) != old:
+                continue
+            if name == maker.name and (p.dims != out.dims or maker.kind == "mac" or maker.sizes().keys() != out.ranks()):
+                return False
+            if [d.size for d in p.dims] != [d.size for d in out.dims] or (p.bits, p.format) != (out.bits, out.format) or p.format != "dense":
+                return False
+            if cut is None or _cut(p, branches[name], segment) != cut:
+                return False
+    return True
+
+
+def _cut(p: Projection, branch: Branch, segment: Segment) -> tuple[int, ...] | None:
+    """The dimension of a tensor that each shared loop cuts; None if one cuts none, or more than its rank stands in it."""
+    places = {d.terms[0][0]: i for i, d in enumerate(p.dims) if len(d.terms) == 1 and d.terms[0][1] == 1 and not d.offset}
+    found = [places.get(named(loop.rank, branch)) for loop in shared_loops(segment)]
+    return None if None in found else tuple(at for at in found if at is not None)
 
 
 def stage_array(segment: Segment, arch: Arch) -> Fanout | None:
@@ -81,7 +174,8 @@ def placed(arch: Arch, workload: Workload, schedule: Schedule) -> list[list[Plac
         given: dict[Store, Footprint] = {}  # of each shared node, as the first einsum that has its tensor sees it
         for j in range(len(segment.branches)):
             one = _place(j, segment, schedule, workload, g, arch)
-            others = tuple(given[node] for node in one.boundary.outer if isinstance(node, Store) and node in given)
+            shared = [node for node in one.boundary.outer if isinstance(node, Store)]
+            others = tuple(row for node in shared if (row := _seen(node, given, g)))
             one = replace(one, boundary=replace(one.boundary, given=others)) if others else one
             own.append(one)
             if segment.nodes and len(segment.branches) > 1:
@@ -91,18 +185,25 @@ def placed(arch: Arch, workload: Workload, schedule: Schedule) -> list[list[Plac
     return found
 
 
+def _seen(node: Store, given: dict[Store, Footprint], g: Graph) -> Footprint | None:
+    """A shared node as the first einsum that has its tensor fills it; under a further name (T_again) it takes no room again."""
+    row = given.get(replace(node, tensor=owner(node.tensor, g.made)))
+    return row if row is None or row.tensor == node.tensor else replace(row, tensor=node.tensor, elems=0)
+
+
 def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch) -> Placed:
     branch = segment.branches[j]
     e, f, order = g.einsums[branch.einsum], stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
-    users = {tensor: [i for i, b in enumerate(segment.branches) if tensor in {p.tensor for p in g.einsums[b.einsum].tensors()}] for tensor in home}
+    named_by = [{owner(p.tensor, g.made) for p in g.einsums[b.einsum].tensors()} for b in segment.branches]
+    users = {tensor: [i for i, tensors in enumerate(named_by) if tensor in tensors] for tensor in home}
     outer: list[Loop | Store] = []
     own: list[Store] = []
     remote = []
     for node in segment.nodes:
         if isinstance(node, Loop):
             outer.append(replace(node, rank=named(node.rank, branch)))
-        elif node.tensor not in {p.tensor for p in e.tensors()} or (users[node.tensor][0] != j and node is not home[node.tensor]):
+        elif j not in users[node.tensor] or (users[node.tensor][0] != j and node is not home[node.tensor]):
             continue
         elif f and order[node.level] >= f.outside:
             maker = segment.branches[users[node.tensor][0]]
@@ -112,21 +213,32 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
                 outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
                 remote.append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), g.einsums[maker.einsum], f)))
         else:
-            outer.append(node)
+            outer += [replace(node, tensor=p.tensor) for p in e.tensors() if owner(p.tensor, g.made) == node.tensor]
     copies = [(home[t], min(at[-1] - at[0] + 1, granules(segment, g))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
-    kept = [(p.tensor, one.level, share) for one in schedule.keeps for p in e.tensors()
+    handed = {t for t, at in users.items() if len(at) > 1 and order[home[t].level] and g.made.get(t) in {b.einsum for b in segment.branches}}
+    kept = [(p.tensor, one.level, share) for one in schedule.keeps for p in e.tensors() if p is e.output or owner(p.tensor, g.made) not in handed
             if owner(p.tensor, g.made) == one.tensor and (share := share_at(one, g.at[e.name], g))]
-    least = {one.tensor: share_at(one, max(g.at[name] for name in g.readers[one.tensor]), g) for one in schedule.keeps}
-    mine = [one for one in schedule.keeps if one.tensor == e.output.tensor and one.share > least[one.tensor]]
-    spilled = [(one.tensor, one.level, one.share - least[one.tensor]) for one in mine]
+    beside = [row for one in schedule.keeps for row in _moved_beside(one, e, g, arch)]
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
                      len(segment.branches) > 1 and bool(segment.nodes), len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned),
-                     spilled=tuple(spilled))
+                     beside=tuple(beside), hands=frozenset(handed & {tensor for tensor, _, _ in kept}))
     if f and f.hop_pj:
         found = replace(found, owned=tuple((t, _owners(t, segment, g, f)) for t, _, _ in remote))
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
+
+
+def _moved_beside(one: Keep, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str, str, str, Fraction]]:
+    """(level, tensor, action, share of it) that keeping moves and no nest says: what is made and later not found is written out too, what stays from now on
+    is written where it stays."""
+    if one.tensor == e.output.tensor and one.share > always(one, g):
+        spilled = one.share - always(one, g)
+        return [(one.level, one.tensor, "read", spilled), (arch.levels[0].name, one.tensor, "write", spilled)]
+    at, mine = g.at[e.name], [p.tensor for p in e.inputs if owner(p.tensor, g.made) == one.tensor]
+    if mine and at != max(g.at[name] for name in g.readers[one.tensor]) and (more := share_after(one, at, g) - share_at(one, at, g)) > 0:
+        return [(one.level, mine[0], "write", more)]
+    return []
 
 
 def _stage_lanes(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int:
