@@ -51,6 +51,8 @@ AROUND, PLACED, REFUSED, GRAPH = "dse/sim/boundary.py", "dse/sim/placed.py", "ds
 STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name in (
     "test_optimum.py::test_no_schedule_of_single_words_is_cheaper", "test_optimum.py::test_periods_cost_what_the_whole_loop_costs",
     "test_cases.py::test_gogeta_cases_pass"))
+JOIN, CHOICES, BEAMS = "dse/join.py", *(f"tests/test_join.py::{name}" for name in (
+    "test_the_engine_finds_what_an_enumeration_finds", "test_a_beams_floor_is_never_above_the_optimum"))
 MUTANTS = (
     Mutant("what later ranks bring x 1.1", KERNELS, "low[q] = rows[i + 1, q] * later[i + 1, left, q]", "low[q] = 1.1 * rows[i + 1, q] * later[i + 1, left, q]"),
     Mutant("later ranks have fewer lanes than are left", KERNELS, "fitting(total // lanes[i + 1], caps)", "fitting(max(total // lanes[i + 1] // 2, 1), caps)"),
@@ -186,6 +188,21 @@ MUTANTS = (
            "tests/test_accesses.py::test_a_pipeline_holds_the_weights_that_do_not_stream"),
     Mutant("orders: a swizzled edge pipelines", "dse/reuse/order.py", "            and not _swizzled(link, source, target))", "            )",
            "tests/test_order.py::test_all_assignments_of_small_chains"),
+    Mutant("join: dominated whatever room is left", JOIN, "[peaks] * len(self.levels), *[True] * len(part.rooms)]",
+           "[peaks] * len(self.levels), *[False] * len(part.rooms)]", CHOICES),
+    Mutant("join: dominated by other labels", JOIN, "        group = _groups(part.labels)\n        at = np.lexsort((*passive",
+           "        group = _groups(part.labels[:, 1:])\n        at = np.lexsort((*passive", CHOICES),
+    Mutant("join: energy stands for energy x delay", JOIN, '"edp": (True, True)', '"edp": (True, False)', CHOICES),
+    Mutant("join: one column decides", JOIN, "worse = worse and columns[front[j], c] <= columns[i, c]", "worse = columns[front[j], c] <= columns[i, c]", CHOICES),
+    Mutant("join: what is to come costs its most", JOIN, "part.values[:, column].min()", "part.values[:, column].max()", CHOICES),
+    Mutant("join: what is as good as an answer loses", JOIN, "<= self.below * (1 + SAME)", "<= self.below * 0.99", CHOICES),
+    Mutant("join: rooms are closed while others add", JOIN, "            if name in others:\n                continue\n", "", CHOICES),
+    Mutant("join: rooms have no limit", JOIN, "            fits &= values[:, first + i] <= self.limits[name].limit\n", "", CHOICES),
+    Mutant("join: peaks of different times add up", JOIN, "np.maximum(values[:, peaks], part.values[rows_of, peaks])",
+           "values[:, peaks] + part.values[rows_of, peaks]", CHOICES),
+    Mutant("join: beams do not say what fell", JOIN, "float(bound[best[most:]].min())", "float(bound[best[most:]].max())", BEAMS),
+    Mutant("join: pairs that never were are no loss", JOIN, "b = self.beam(b, [*rest, a], max(int(len(b.labels) / scale), 1))",
+           "b = b.rows(np.arange(max(int(len(b.labels) / scale), 1)))", BEAMS),
 )
 
 
