@@ -10,7 +10,7 @@ from dse.join import join
 from tests.joins import KINDS, random_problem, wrong
 
 CASES = int(os.environ.get("DSE_JOINS", "500"))
-BEAMS = (2, 3, 6)
+BEAMS = (2, 3, 6, 24)
 
 
 def main() -> int:
