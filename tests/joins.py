@@ -106,7 +106,7 @@ def wrong(seed: int, most: int | None = None) -> list[str]:
         tables, rooms, kind = wide_problem(rng), {}, "wide"
     found, lines = everything(tables, rooms), []
     for figure, of in FIGURES.items():
-        with patch("dse.join.FIRST", min(most or 3, 3)):  # a first answer that is none of the best, for look-ahead to count
+        with patch("dse.join.FIRST", 3 if kind != "wide" else most):  # a first answer that is none of the best, for look-ahead to count
             got = join(tables, rooms, figure, most or MOST)  # type: ignore[arg-type]
         least = min(map(of, found), default=float("inf"))
         best = min((of((one.energy, one.latency)) for one in got.choices), default=float("inf"))

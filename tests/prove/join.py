@@ -24,6 +24,6 @@ def main() -> int:
         for most in BEAMS:
             found = join(tables, rooms, "edp", most)
             cut["cut"] += any(one.energy * one.latency > found.floor for one in found.choices)
-    kinds = ", ".join(KINDS)
-    print(f"  {CASES} problems ({kinds}; {cut['rooms']} with rooms), energy, latency, EDP, front: {len(lines)} wrong; {cut['cut']} beams with a gap", flush=True)
+    print(f"  {CASES} problems ({', '.join(KINDS)}; {cut['rooms']} with rooms), energy, latency, EDP, front: {len(lines)} wrong; {cut['cut']} beams cut",
+          flush=True)
     return int(bool(lines) or not cut["cut"])
