@@ -381,8 +381,9 @@ def _numbers(arch: Arch, name: str) -> set[int]:
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> list[int]:
     """Sets of levels that may hold a tensor, as masks; never none."""
-    may = [v for v, level in enumerate(arch.levels) if tensor in holdable(e, level)]
-    must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.kept}
+    home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
+    may = [v for v, level in enumerate(arch.levels) if tensor in holdable(e, level) and v >= home]
+    must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.kept or 0 < v == home}
     return [sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)]
 
 

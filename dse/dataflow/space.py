@@ -22,7 +22,8 @@ class Constraints:
     """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not named takes any rank.
 
     inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose innermost node stands above these loops, "": none.
-    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs. name: what certificates call them.
+    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs. homes: (tensor, level) that it is brought to, and taken
+    from, by others: no node of it stands further out. name: what certificates call them.
     """
 
     spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -30,6 +31,7 @@ class Constraints:
     stationary: str = ""
     kept: tuple[tuple[str, str], ...] = ()
     least_lanes: int = 1
+    homes: tuple[tuple[str, str], ...] = ()
     name: str = field(default="constraints", compare=False)
 
 

@@ -1,0 +1,116 @@
+"""What einsums may share a loop, and one trip of an einsum under it (docs/reuse.md, Fused tiles).
+
+    segment                      members: einsums next to each other in the order of the workload
+      store DRAM W;  store G W   held: brought in once for all trips, whole
+      for m in tiles of 8        one loop in time, over a rank of every member's output
+        store G T                handed: made and read in the segment, tile by tile
+        einsum a ...             what else a member has comes from the outermost level in every trip
+        einsum b ...
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from workloads.einsum import Dim, Einsum, Projection
+from workloads.graph import Workload, counts, owner
+
+MOST_MEMBERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Einsums first to last of a workload. handed: tensors that one makes and others read; leaving: those of them that others read too; axes: ranks, one per
+    member, that a shared loop may run over."""
+
+    first: int
+    last: int
+    handed: tuple[str, ...]
+    leaving: frozenset[str]
+    axes: tuple[tuple[str, ...], ...]
+
+
+def segments(workload: Workload) -> list[Members]:
+    """All runs of einsums that hand tensors on, and that a loop can be shared by."""
+    made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
+    readers: dict[str, set[int]] = {}
+    for i, e in enumerate(workload.einsums):
+        for p in e.inputs:
+            readers.setdefault(owner(p.tensor, made), set()).add(i)
+    once = [n == 1 for n in counts(workload)]
+    found = []
+    for first in range(len(workload.einsums)):
+        for last in range(first + 1, min(first + MOST_MEMBERS, len(workload.einsums))):
+            own = workload.einsums[first:last + 1]
+            if not all(once[first:last + 1]):
+                break
+            handed = tuple(e.output.tensor for e in own if any(first <= i <= last for i in readers.get(e.output.tensor, ())))
+            leaving = frozenset(t for t in handed if any(not first <= i <= last for i in readers[t]))
+            if axes := tuple(_axes(own, handed, made)):
+                found.append(Members(first, last, handed, leaving, axes))
+    return found
+
+
+def _axes(own: Sequence[Einsum], handed: Sequence[str], made: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """Ranks of the members that cut every tensor that is handed on alike, into tiles that are complete when they are read."""
+    if not handed:
+        return
+    users = {t: [(i, p) for i, e in enumerate(own) for p in e.tensors() if owner(p.tensor, made) == t] for t in handed}
+    if any(p.tensor != t or not _alike(p, users[t][0][1]) for t in handed for _, p in users[t]):
+        return
+    for start in range(len(users[handed[0]][0][1].dims)):
+        ranks: dict[int, str] = {}
+        at, open_ = {handed[0]: start}, [handed[0]]
+        fits = True
+        while open_ and fits:
+            t = open_.pop()
+            for i, p in users[t]:
+                if (rank := alone(p.dims[at[t]], own[i])) is None or ranks.setdefault(i, rank) != rank:
+                    fits = False
+                    break
+            for other in handed if fits else ():
+                if other not in at and (seen := next(((i, p) for i, p in users[other] if i in ranks), None)):
+                    places = [d for d, dim in enumerate(seen[1].dims) if dim.ranks() == (ranks[seen[0]],)]
+                    fits = fits and bool(places)
+                    at[other] = places[0] if places else 0
+                    open_.append(other)
+        if fits and len(ranks) == len(own) and all(ranks[i] in e.output.full() for i, e in enumerate(own)) and own[0].sizes()[ranks[0]] > 1:
+            yield tuple(ranks[i] for i in range(len(own)))
+
+
+def _alike(p: Projection, q: Projection) -> bool:
+    return p.bits == q.bits and p.format == q.format == "dense" and [d.size for d in p.dims] == [d.size for d in q.dims]
+
+
+def alone(dim: Dim, e: Einsum) -> str | None:
+    """The rank that runs over a whole dimension, if one does."""
+    if len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and e.sizes()[dim.terms[0][0]] == dim.size:
+        return dim.terms[0][0]
+    return None
+
+
+def trips(e: Einsum, rank: str, tile: int) -> list[tuple[Einsum, int]]:
+    """Different trips of a loop over a rank, the most frequent first, and how often each is: they differ where padding cuts windows."""
+    n = e.sizes()[rank]
+    if tile == n:
+        return [(e, 1)]
+    found = Counter(_trip(e, rank, tile, at) for at in range(0, n, tile))
+    return found.most_common()
+
+
+def _trip(e: Einsum, rank: str, tile: int, at: int) -> Einsum:
+    extents = {r: tile if r == rank else n for r, n in e.extents}
+
+    def cut(p: Projection) -> Projection:
+        return replace(p, dims=tuple(_cut(d, rank, at, extents) if rank in d.ranks() else d for d in p.dims))
+
+    return replace(e, output=cut(e.output), inputs=tuple(cut(p) for p in e.inputs), extents=tuple(extents.items()))
+
+
+def _cut(dim: Dim, rank: str, at: int, extents: Mapping[str, int]) -> Dim:
+    """What a trip sees of a dimension: its hull, clipped as the dimension is."""
+    low = dim.offset + dict(dim.terms)[rank] * at
+    size = 1 + sum(c * (extents[r] - 1) for r, c in dim.terms)
+    return replace(dim, offset=0, size=size) if low >= 0 and low + size <= dim.size else replace(dim, offset=low)
