@@ -182,7 +182,8 @@ def factors(g: Graph) -> Factors | Infeasible:
                 rows.append(((*[0] * len(near), *own), *single))
         if not rows and not near:
             return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
-        borders = [b for b in product(*(range(len(across[j])) for j in near)) if any(b) and _agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})]
+        borders = [b for b in product(*(range(len(across[j])) for j in near))
+                   if any(b) and _agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})]
         rows += [((*b, *own), None, None) for b in borders for own in product(range(len(g.levels) + 1), repeat=len(kept))]
         found.add(i, [*(f"border {j}" for j in near), *(KEEP + one.tensor for one in kept)], rows)
     for i, labels in across.items():

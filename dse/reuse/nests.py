@@ -1,8 +1,8 @@
 """Nests of einsums in a schedule: the mapper's answer where tensors stand at a level already, in the room that is left, under a shared loop.
 
-A mapping below a shared loop is one of the einsum of a single trip; a tensor that others bring in, or take away, has no node further out than its home. What
-the mapper is not asked for: the room of homes is the schedule's, and tiles that are refilled in every trip may have to be doubled. So it is asked for more
-room than there is; an answer that fits is the optimum, else one for less room is taken, and the first one is the bound.
+A mapping below a shared loop is one of the einsum of a single trip; a tensor that others bring in, or take away, has no node further out than its home, and
+takes no room there: that is the schedule's. What the mapper does not know: tiles that are refilled in every trip may have to be doubled. An answer that fits
+all the same is the optimum; else one for less room is taken, and the first one is the bound.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from math import inf, sqrt
 
 from dse.dataflow.optimal import optimal
 from dse.dataflow.space import Constraints, Tiles
-from dse.nest import Loop, Mapping, Store
+from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.reuse.trips import trips
 from dse.schedule import renamed
 from dse.sim import bounds
 from dse.sim.boundary import ALONE, Boundary
 from dse.sim.cost import room_bits
-from dse.sim.counts import footprints, held_elems
+from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.sim.parts import bits_of, per_elem
 from hw.arch import Arch
@@ -89,23 +89,23 @@ class Nests:
         v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
         (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else [(e, 1)]
         arch = replace(self.arch, overlap="free") if place.kept else self.arch
-        whole, floor, asked = sum(homes_bits(trip, arch, place).values()), 0.0, room
+        floor, asked = 0.0, room
         for attempt in range(TRIES):
-            found = self._asked(trip, place, arch, v, asked + (whole if not attempt else 0))
-            if found is None:
-                return Nest(None, 0, floor if attempt else inf)
+            found = self._asked(trip, place, arch, v, asked)
+            if not isinstance(found, EinsumCost):
+                return Nest(None, 0, floor if attempt or found.unit == "nodes" else inf)  # nodes: the search did not come to an end
             if not attempt:
-                floor = many * self._unit(found) + sum(n * self._other(one, place, arch, v, asked + whole) for one, n in others) + self.once(e, place)
+                floor = many * self._unit(found) + sum(n * self._other(one, place, arch, v, room) for one, n in others) + self.once(e, place)
             own = replace(found.mapping, nodes=tuple(n for n in found.mapping.nodes if not (isinstance(n, Store) and n.tensor in place.homes()
                                                                                           and n.level == place.level)))
             rooms = own_bits(e, self.arch, place, own)
             if rooms.get(place.level, 0) <= room and all(level.capacity_bits is None or rooms.get(level.name, 0) <= level.capacity_bits
                                                          for level in self.arch.levels if level.name != place.level):
                 return Nest(own, rooms.get(place.level, 0), floor)
-            asked = min(room, asked) * min(room / max(rooms.get(place.level, 0), 1), 1 if not attempt else 0.9)
+            asked *= min(room / max(rooms.get(place.level, 0), 1), 0.9)
         return Nest(None, 0, floor)
 
-    def _asked(self, e: Einsum, place: Place, arch: Arch, v: int, room: float) -> EinsumCost | None:
+    def _asked(self, e: Einsum, place: Place, arch: Arch, v: int, room: float) -> EinsumCost | Infeasible:
         self.searches += 1
         if place.level and room < inf:
             arch = replace(arch, levels=tuple(replace(level, capacity_bits=int(room)) if i == v else level for i, level in enumerate(arch.levels)))
@@ -114,7 +114,7 @@ class Nests:
             homes = tuple(sorted((t, place.level) for t in place.homes()))
             constraints = replace(constraints, homes=homes, name=constraints.name)
         found = optimal(Problem(arch, e, self.objective, BELOW if place.homes() or place.rank else ALONE), self.tiles, constraints, near=self.near)
-        return found[0] if isinstance(found, list) else None
+        return found if isinstance(found, Infeasible) else found[0]
 
     def _unit(self, found: EinsumCost) -> float:
         value = figure(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space)
@@ -126,7 +126,7 @@ class Nests:
             return 0.0
         still = replace(arch, levels=tuple(replace(level, leak_mw=0.0) for level in arch.levels), compute=replace(arch.compute, leak_mw=0.0))
         found = self._asked(trip, place, still, v, room)
-        return self._unit(found) if found else 0.0
+        return self._unit(found) if isinstance(found, EinsumCost) else 0.0
 
     def once(self, e: Einsum, place: Place) -> float:
         """Energy of what moves once for all trips: held tensors in, leaving ones out."""
@@ -154,12 +154,6 @@ class Nests:
                 energy -= bounds.words(p, trip) * per_elem(outer, p.bits or self.arch.word_bits) * (0 if outer.bypass else pj)
         value = figure(self.objective, energy, cycles)
         return many * (sqrt(value) if self.objective == "edp" else value) + self.once(e, place)
-
-
-def homes_bits(e: Einsum, arch: Arch, place: Place) -> dict[str, int]:
-    """What a mapper that brings nothing further out counts as the room of homes."""
-    bits = bits_of(e, arch)
-    return {p.tensor: held_elems(p, e.sizes()) * bits[p.tensor] for p in e.tensors() if p.tensor in place.homes()}
 
 
 def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:

@@ -71,7 +71,7 @@ MUTANTS = (
            "            elif not roomy(d, w.node[d], False, e, p, m, w):\n                told(d, BOUND,"),
     Mutant("nodes that double buffering keeps sink all the same", KERNELS, "x != rules.still and not stays(d, n, r, e, w):", "x != rules.still:"),
     Mutant("nodes stay for dense windows only", KERNELS, "(e.part[y, r] or e.csr[y] > 0)", "e.part[y, r]"),
-    Mutant("tiles that stand still need room twice", KERNELS, "* m.bits[x] <= m.room[v] < np.inf", "* m.bits[x] * 2 <= m.room[v] < np.inf"),
+    Mutant("tiles that stand still need room twice", KERNELS, "* m.bits[x, v] <= m.room[v] < np.inf", "* m.bits[x, v] * 2 <= m.room[v] < np.inf"),
     Mutant("rows of compressed tiles sink", SEARCH, 'if p.format == "csr":', 'if p.format == "no":'),
     Mutant("nodes rise above loops of their own", KERNELS, "if not e.seen[inner, r] and not (", "if not ("),
     Mutant("nodes rise above loops that the one outside sinks through", KERNELS, "if not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):",
