@@ -23,7 +23,7 @@ import numpy as np
 from dse.dataflow.space import Constraints, Tiles
 from dse.join import Choice, Table, join
 from dse.nest import Infeasible, Loop, Mapping, Store, role
-from dse.reuse.nests import Nests, Place, alone, kept_nest
+from dse.reuse.nests import Nest, Nests, Place, alone, kept_nest
 from dse.reuse.trips import Members, segments
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import placed
@@ -299,15 +299,21 @@ def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept:
     """Plans by their bounds, best first, until no other is better than the best one, or than the einsums alone (bar). Where one figure ranks them, the best;
     else those of some that no other of them dominates."""
     ranked = g.objective != "edp"
-    left = [(sum(g.nests.least(e, place) for e, place in zip(own, _places(m, own, plan, kept), strict=True)), number, plan, bits)
+    bounds: dict[tuple[int, Place], float] = {}
+
+    def bound(j: int, place: Place) -> float:
+        if (j, place) not in bounds:
+            bounds[j, place] = g.nests.least(own[j], place)
+        return bounds[j, place]
+
+    left = [(sum(bound(j, place) for j, place in enumerate(_places(m, own, plan, kept))), number, plan, bits)
             for number, (plan, bits) in enumerate(_plans(g, m, own, level, kept, room))]
     heapq.heapify(left)
     found: list[Option] = []
     floor, best = inf, bar
     while left and left[0][0] < best and (ranked or len(found) < EVALUATED):
         _, _, plan, bits = heapq.heappop(left)
-        nests = [g.nests.best(e, place, room - bits) for e, place in zip(own, _places(m, own, plan, kept), strict=True)]
-        least = sum(nest.floor for nest in nests)
+        nests, least = _nests(g, own, _places(m, own, plan, kept), room - bits, best, bound)
         if least >= best:
             continue
         floor = min(floor, least)
@@ -320,6 +326,19 @@ def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept:
         found = sorted(found, key=lambda one: (figure(g.objective, one.energy, one.latency), one.energy, one.latency))[:1]
     return [replace(one, floor=min(floor, _unit(g, one))) for one in found if not any(
         (b.energy, b.latency) != (one.energy, one.latency) and b.energy <= one.energy and b.latency <= one.latency for b in found)]
+
+
+def _nests(g: Graph, own: Sequence[Einsum], places: Sequence[Place], room: float, best: float,
+           bound: Callable[[int, Place], float]) -> tuple[list[Nest], float]:
+    """Nests of a plan, and the sum of their floors; no more of them once the plan cannot be better than the best one."""
+    found: list[Nest] = []
+    floors = [bound(j, place) for j, place in enumerate(places)]
+    for j, (e, place) in enumerate(zip(own, places, strict=True)):
+        if sum(floors) >= best:
+            break
+        found.append(g.nests.best(e, place, room))
+        floors[j] = max(floors[j], found[-1].floor)
+    return found, sum(floors)
 
 
 def _unit(g: Graph, one: Option) -> float:

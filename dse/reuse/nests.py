@@ -24,7 +24,7 @@ from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.sim.parts import bits_of, per_elem
 from hw.arch import Arch
-from workloads.einsum import Einsum, canonical_key, compulsory_elems
+from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
 BELOW = Boundary(branched=True)  # others bring in what it reads: no bound of an einsum that stands alone holds
 TRIES = 3
@@ -87,7 +87,7 @@ class Nests:
 
     def _solved(self, e: Einsum, place: Place, room: float) -> Nest:
         v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
-        (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else [(e, 1)]
+        (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else ((e, 1),)
         arch = replace(self.arch, overlap="free") if place.kept else self.arch
         floor, asked = 0.0, room
         for attempt in range(TRIES):
@@ -143,7 +143,12 @@ class Nests:
         return total
 
     def least(self, e: Einsum, place: Place) -> float:
-        """A bound that asks no mapper, in the same unit: compulsory words at the outermost level, operations."""
+        """A bound that asks for no nest there: compulsory words at the outermost level and operations; and what the einsum costs without a shared loop, less
+        what it then moves of tensors that are handed on.
+
+        For with nodes of these at the outermost level, any nest below a shared loop is one of the einsum alone, in no more room. Their words keep ports busy,
+        at most for the time of both, which counts twice where fills and work wait for each other.
+        """
         (trip, many), *_ = trips(e, place.rank, place.tile)
         outer = self.arch.levels[0]
         still = replace(self.arch, levels=(replace(outer, bandwidth=inf), *self.arch.levels[1:]))
@@ -152,8 +157,24 @@ class Nests:
             if p.tensor in place.homes():
                 pj = outer.write_pj if p is trip.output else outer.read_pj
                 energy -= bounds.words(p, trip) * per_elem(outer, p.bits or self.arch.word_bits) * (0 if outer.bypass else pj)
-        value = figure(self.objective, energy, cycles)
-        return many * (sqrt(value) if self.objective == "edp" else value) + self.once(e, place)
+        if self.objective == "edp":
+            return many * sqrt(energy * cycles)
+        own = many * figure(self.objective, energy, cycles) + self.once(e, place)
+        return max(own, self._alone(e, place) - sum(self._passed(e, p, place.level) for p in e.tensors()
+                                                    if p.tensor in place.handed and not (p is e.output and p.tensor in place.leaving)))
+
+    def _alone(self, e: Einsum, place: Place) -> float:
+        level = next(level for level in self.arch.levels if level.name == place.level)
+        return self.best(e, Place(place.level, kept=place.kept) if place.kept else Place(), level.capacity_bits or inf if place.kept else inf).floor
+
+    def _passed(self, e: Einsum, p: Projection, name: str) -> float:
+        """What it costs at most to move a tensor between the outermost level and another one."""
+        outer, level = self.arch.levels[0], next(level for level in self.arch.levels if level.name == name)
+        words, bits = p.stored_elems(), p.bits or self.arch.word_bits
+        far, near = words * per_elem(outer, bits), words * per_elem(level, bits)
+        cycles = (far / outer.bandwidth + near / level.bandwidth) * (1 if self.arch.overlap == "free" else 2)
+        pj = far * outer.write_pj + near * level.read_pj if p is e.output else far * outer.read_pj + near * level.write_pj
+        return cycles if self.objective == "latency" else pj + cycles * self.arch.leak_mw() / self.arch.clock_ghz
 
 
 def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, counts, owner
@@ -81,7 +82,7 @@ def _axes(own: Sequence[Einsum], handed: Sequence[str], made: Mapping[str, int])
 
 
 def _alike(p: Projection, q: Projection) -> bool:
-    return p.bits == q.bits and p.format == q.format == "dense" and [d.size for d in p.dims] == [d.size for d in q.dims]
+    return p.bits == q.bits and p.format == q.format == "dense" and [(d.size, d.offset) for d in p.dims] == [(d.size, d.offset) for d in q.dims]
 
 
 def alone(dim: Dim, e: Einsum) -> str | None:
@@ -91,13 +92,13 @@ def alone(dim: Dim, e: Einsum) -> str | None:
     return None
 
 
-def trips(e: Einsum, rank: str, tile: int) -> list[tuple[Einsum, int]]:
+@lru_cache(maxsize=1 << 14)
+def trips(e: Einsum, rank: str, tile: int) -> tuple[tuple[Einsum, int], ...]:
     """Different trips of a loop over a rank, the most frequent first, and how often each is: they differ where padding cuts windows."""
     n = e.sizes()[rank]
-    if tile == n:
-        return [(e, 1)]
-    found = Counter(_trip(e, rank, tile, at) for at in range(0, n, tile))
-    return found.most_common()
+    if all(d.offset >= 0 and d.offset + sum(c * (e.sizes()[r] - 1) for r, c in d.terms) < d.size for p in e.tensors() for d in p.dims if rank in d.ranks()):
+        return ((_trip(e, rank, tile, 0), n // tile),)
+    return tuple(Counter(_trip(e, rank, tile, at) for at in range(0, n, tile)).most_common())
 
 
 def _trip(e: Einsum, rank: str, tile: int, at: int) -> Einsum:
