@@ -225,7 +225,7 @@ def _room(g: Graph, labels: dict[str, int], alive: Sequence[Alive], first: int, 
         return -1, inf
     v = taken[0][0]
     left = (g.levels[v].capacity_bits or inf) - sum(bits for _, bits in taken)
-    return (v, left) if left > 0 and all(u == v for u, _ in taken) else None
+    return (v, left) if left >= 0 and all(u == v for u, _ in taken) else None
 
 
 def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> tuple[Option, Make] | None:

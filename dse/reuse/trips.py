@@ -34,7 +34,7 @@ class Members:
 
 
 def segments(workload: Workload) -> list[Members]:
-    """All runs of einsums that hand tensors on, and that a loop can be shared by."""
+    """All runs of einsums that hand tensors on, and that a loop can be shared by. The first makes one of them, the last reads one: others gain nothing."""
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     readers: dict[str, set[int]] = {}
     for i, e in enumerate(workload.einsums):
@@ -49,36 +49,29 @@ def segments(workload: Workload) -> list[Members]:
                 break
             handed = tuple(e.output.tensor for e in own if any(first <= i <= last for i in readers.get(e.output.tensor, ())))
             leaving = frozenset(t for t in handed if any(not first <= i <= last for i in readers[t]))
-            if axes := tuple(_axes(own, handed, made)):
+            ends = own[0].output.tensor in handed and any(owner(p.tensor, made) in handed for p in own[-1].inputs)
+            if ends and (axes := tuple(_axes(own, handed, made))):
                 found.append(Members(first, last, handed, leaving, axes))
     return found
 
 
 def _axes(own: Sequence[Einsum], handed: Sequence[str], made: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
     """Ranks of the members that cut every tensor that is handed on alike, into tiles that are complete when they are read."""
-    if not handed:
+    users = {t: [p for e in own for p in e.tensors() if owner(p.tensor, made) == t] for t in handed}
+    if all(p.tensor == t and _alike(p, users[t][0]) for t in handed for p in users[t]):
+        yield from _extended(own, frozenset(handed), (), {})
+
+
+def _extended(own: Sequence[Einsum], handed: frozenset[str], ranks: tuple[str, ...], at: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """ranks: of the first members; at: the dimension in which they cut each tensor. A member between others that has none of the tensors takes any rank."""
+    if len(ranks) == len(own):
+        yield ranks
         return
-    users = {t: [(i, p) for i, e in enumerate(own) for p in e.tensors() if owner(p.tensor, made) == t] for t in handed}
-    if any(p.tensor != t or not _alike(p, users[t][0][1]) for t in handed for _, p in users[t]):
-        return
-    for start in range(len(users[handed[0]][0][1].dims)):
-        ranks: dict[int, str] = {}
-        at, open_ = {handed[0]: start}, [handed[0]]
-        fits = True
-        while open_ and fits:
-            t = open_.pop()
-            for i, p in users[t]:
-                if (rank := alone(p.dims[at[t]], own[i])) is None or ranks.setdefault(i, rank) != rank:
-                    fits = False
-                    break
-            for other in handed if fits else ():
-                if other not in at and (seen := next(((i, p) for i, p in users[other] if i in ranks), None)):
-                    places = [d for d, dim in enumerate(seen[1].dims) if dim.ranks() == (ranks[seen[0]],)]
-                    fits = fits and bool(places)
-                    at[other] = places[0] if places else 0
-                    open_.append(other)
-        if fits and len(ranks) == len(own) and all(ranks[i] in e.output.full() for i, e in enumerate(own)) and own[0].sizes()[ranks[0]] > 1:
-            yield tuple(ranks[i] for i in range(len(own)))
+    e = own[len(ranks)]
+    for rank in (rank for rank, n in e.extents if rank in e.output.full() and n == own[0].sizes().get(ranks[0] if ranks else rank) and n > 1):
+        mine = {p.tensor: next((i for i, dim in enumerate(p.dims) if alone(dim, e) == rank), -1) for p in e.tensors() if p.tensor in handed}
+        if all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):
+            yield from _extended(own, handed, (*ranks, rank), {**at, **mine})
 
 
 def _alike(p: Projection, q: Projection) -> bool:
