@@ -29,7 +29,7 @@ from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.network import WAYS
-from dse.stack import scheduled
+from dse.stack import reused, scheduled
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.study import Study
@@ -228,8 +228,8 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     head |= _bounds(job, arch)
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
-    for ref, groups in zip(study.workloads, job.uniques, strict=True):
-        found = scheduled(arch, groups, study.solver)
+    for ref, workload, groups in zip(study.workloads, job.workloads, job.uniques, strict=True):
+        found = scheduled(arch, groups, study.solver) if study.solver.reuse == "none" else reused(arch, workload, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)

@@ -72,7 +72,8 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
             *(("solver.tiling", name, _does(tiler) if tiler else "tiles as the mapper of solver.mapper finds them") for name, tiler in stack.TILING.items()),
             *(("solver.mapper", name, _does(mapper)) for name, mapper in stack.DATAFLOW.items()),
             *(("solver.tiles", name, does) for name, does in stack.TILES.items()),
-            *(("solver.dataflow", name, does) for name, does in stack.DATAFLOWS.items())]
+            *(("solver.dataflow", name, does) for name, does in stack.DATAFLOWS.items()),
+            *(("solver.reuse", name, does) for name, does in stack.REUSE.items())]
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]
 

@@ -120,6 +120,7 @@ TABLES: dict[str, Columns] = {
         "pipelined": Column("int32", "", "segments whose einsums are stages, side by side"),
         "on_chip": Column("string", "", "tensors that never leave the chip, with the level that holds them; NULL: none"),
         "kept": Column("string", "", "tensors of which a share stays on the chip between segments; NULL: none"),
+        "saved": Column("float64", "share", "of the objective, over the best einsums in turn; NULL: not compared"),
         "nest": Column("string", "", "the schedule as one nest with branches; NULL: einsums in turn, whose nests are in mappings"),
     },
     "segments": {

@@ -19,6 +19,7 @@ from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.dataflow.space import Dataflow, dataflow
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
+from dse.reuse.fused import fused, told
 from dse.sim import transfer
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
 from dse.sim.graph import evaluate
@@ -39,6 +40,8 @@ DATAFLOWS = {"free": "optimal: every mapping",
              "output_stationary": "optimal: the output does",
              "input_stationary": "optimal: the first input does",
              "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
+REUSE = {"none": "einsums in turn, every tensor through the outermost level",
+         "tiles": "optimal: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best"}
 PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
@@ -54,7 +57,7 @@ class Picks:
 
     Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less. dataflow: which tensor stands still inside the
     arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
-    fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
+    reuse: what stays on chip between einsums (`reused`). fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
 
     objective: Literal["energy", "latency", "edp"] = "energy"
@@ -63,6 +66,7 @@ class Picks:
     tiles: Literal["perfect", "ragged_lanes"] = "ragged_lanes"
     dataflow: Dataflow = "free"
     near: Cost = 0.01
+    reuse: Literal["none", "tiles"] = "none"
     fuse_elementwise: bool = True
     seed: int = 0
 
@@ -75,8 +79,16 @@ def effort(e: Einsum) -> float:
 
 
 def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once."""
-    return scheduled(arch, unique(workload), picks)
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or as `reused` has them."""
+    return scheduled(arch, unique(workload), picks) if picks.reuse == "none" else reused(arch, workload, picks)
+
+
+def reused(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+    """The best schedule with tensors kept on the chip and tiles handed on. Raises ValueError on a machine that feels layouts or hops."""
+    if arch.felt():
+        raise ValueError(f"solver.reuse = {picks.reuse}: {arch.name} prices lines, rows, banks or hops, which is not searched; take solver.reuse=none")
+    found = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near)
+    return found if isinstance(found, Infeasible) else [found]
 
 
 def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
@@ -141,6 +153,8 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if TILING[picks.tiling]:
         return scheduled(arch, unique(workload), picks, tell)
+    if picks.reuse != "none":
+        return _kept_reuse(arch, workload, picks)
     if arch.felt():
         found = kept(arch.ideal(), workload, picks, tell)
         return found if isinstance(found, Infeasible) else in_layouts(arch, workload, picks, found[0], ())
@@ -153,6 +167,26 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     if isinstance(found, list):
         cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
     return found
+
+
+def _kept_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+    """The same of a schedule that keeps tensors on the chip."""
+    path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), picks), ".json")
+    if (data := cache.read(path)) is not None:
+        try:
+            known = json.loads(data)
+            found = evaluate(arch, workload, schedule.parse_schedule(known["schedule"]), picks.objective)
+            if isinstance(found, Solution) and f"{known['space']}".isprintable() and known["gap"] >= 0 and known["saved"] < 1:
+                return [told(replace(found, saved=float(known["saved"])), float(known["gap"]), known["space"])]
+            raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200])
+    solved = reused(arch, workload, picks)
+    if isinstance(solved, list):
+        text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
+        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved,
+                                     "space": space_of(solved[0].certificate)}).encode())
+    return solved
 
 
 def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedule, tell: Tell = silent) -> Solution | Infeasible:

@@ -80,7 +80,8 @@ class SegmentCost:
 class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
-    Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
+    Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's. saved: share of the objective that
+    the schedule saves over the best einsums in turn, None where these were not asked for.
     """
 
     einsums: tuple[EinsumCost, ...]
@@ -92,6 +93,7 @@ class Solution:
     certificate: str
     segments: tuple[SegmentCost, ...] = ()
     schedule: Schedule | None = None
+    saved: float | None = None
 
 
 def certified(what: str, gap_to_bound: float) -> str:
@@ -108,10 +110,12 @@ def percent(share: float) -> str:
 
 
 def space_of(certificate: str) -> str:
-    """The space that a certificate says an einsum is optimal in, or near the optimum of, "" if it does not."""
-    what, _, _ = certificate.partition("; ")
-    _, optimal, space = what.partition("optimal in ") if what.startswith("optimal in ") else what.partition(" above the optimum in ")
-    return space if optimal else ""
+    """The space that a certificate says an answer is optimal in, or near the optimum of, "" if it does not."""
+    for what in certificate.split("; "):
+        _, optimal, space = what.partition("optimal in ") if what.startswith("optimal in ") else what.partition(" above the optimum in ")
+        if optimal:
+            return space
+    return ""
 
 
 def above(value: float, floor: float) -> float:

@@ -118,6 +118,8 @@ def solver(raw: object, faults: Faults) -> Picks:
     for key in ("tiles", "dataflow") if picks.mapper != "optimal" or picks.tiling != "mapper" else ():
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(picks, key):
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
+    if picks.reuse != "none" and (picks.mapper != "optimal" or picks.tiling != "mapper"):
+        faults.add(f"solver.reuse = {picks.reuse} asks the mapper optimal for nests; leave solver.mapper and solver.tiling out")
     return picks
 
 
