@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 4
+MODEL_VERSION = 5
 SOLVER_VERSION = 6
 
 STATUS = ("ok", "infeasible", "pruned", "error")

@@ -88,14 +88,13 @@ class Nests:
     def _solved(self, e: Einsum, place: Place, room: float) -> Nest:
         v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
         (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else ((e, 1),)
-        arch = replace(self.arch, overlap="free") if place.kept else self.arch
         floor, asked = 0.0, room
         for attempt in range(TRIES):
-            found = self._asked(trip, place, arch, v, asked)
+            found = self._asked(trip, place, self.arch, v, asked)
             if not isinstance(found, EinsumCost):
                 return Nest(None, 0, floor if attempt or found.unit == "nodes" else inf)  # nodes: the search did not come to an end
             if not attempt:
-                floor = many * self._unit(found) + sum(n * self._other(one, place, arch, v, room) for one, n in others) + self.once(e, place)
+                floor = many * self._unit(found) + sum(n * self._other(one, place, v, room) for one, n in others) + self.once(e, place)
             own = replace(found.mapping, nodes=tuple(n for n in found.mapping.nodes if not (isinstance(n, Store) and n.tensor in place.homes()
                                                                                           and n.level == place.level)))
             rooms = own_bits(e, self.arch, place, own)
@@ -120,11 +119,11 @@ class Nests:
         value = figure(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space)
         return sqrt(value) if self.objective == "edp" else value
 
-    def _other(self, trip: Einsum, place: Place, arch: Arch, v: int, room: float) -> float:
+    def _other(self, trip: Einsum, place: Place, v: int, room: float) -> float:
         """What a trip that padding cuts adds to the floor: energy without leakage. Their cycles may hide behind those of other trips."""
         if self.objective != "energy":
             return 0.0
-        still = replace(arch, levels=tuple(replace(level, leak_mw=0.0) for level in arch.levels), compute=replace(arch.compute, leak_mw=0.0))
+        still = replace(self.arch, levels=tuple(replace(level, leak_mw=0.0) for level in self.arch.levels), compute=replace(self.arch.compute, leak_mw=0.0))
         found = self._asked(trip, place, still, v, room)
         return self._unit(found) if isinstance(found, EinsumCost) else 0.0
 

@@ -53,14 +53,22 @@ class Boundary:
         """What changes counts beside the nest, as text."""
         return f" {self.remote} {self.held} {self.kept} {self.forked} {self.spilled}" if self.remote or self.held or self.kept or self.forked else ""
 
-    def begun(self) -> int | None:
-        """Position in the whole nest from which an einsum finds levels empty in every iteration of the loops above; None: its time is not that of a nest."""
-        if self.dims or self.remote or self.held or self.kept:
-            return None
-        return len(self.outer) if self.forked else 0
+    def timed(self) -> bool:
+        """Whether its time is that of one nest: not of stages, and not where a part of a tensor is kept and a part is not."""
+        return not (self.dims or self.remote or self.held or self.spilled or any(share != 1 for _, _, share in self.kept))
 
 
 ALONE = Boundary()
+
+
+def nest_in_time(b: Boundary, whole: Mapping, arch: Arch) -> tuple[Mapping, int]:
+    """The nest whose cycles are an einsum's (without nodes: there is none), and the position from which it finds levels empty in every iteration of the loops
+    above."""
+    if not b.timed():
+        return replace(whole, nodes=()), 0
+    for tensor, level, _ in b.kept:
+        whole = inside(whole, tensor, level, arch)
+    return whole, whole.fork if b.forked else 0
 
 
 def joined(b: Boundary, own: Mapping) -> Mapping:

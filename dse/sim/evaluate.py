@@ -166,8 +166,8 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     e, arch = problem.einsum, problem.arch
     counted = {(row.level, row.tensor, row.action) for row in rows}
     moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
-    begun = problem.boundary.begun()
-    p = cost.price(replace(mapping, nodes=()) if begun is None else mapping, rows, e, transfer.slowed(arch, rows, e, moved), begun or 0)
+    nest, begun = boundary.nest_in_time(problem.boundary, mapping, arch)
+    p = cost.price(nest, rows, e, transfer.slowed(arch, rows, e, moved), begun)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
     extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in boundary.ways(problem.boundary, mapping, e, arch)]
     if extra:
