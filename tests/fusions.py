@@ -12,8 +12,9 @@ from itertools import chain, combinations, product
 from math import inf
 from random import Random
 
-from dse.dataflow.space import least
+from dse.dataflow.space import FREE, least
 from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.reuse.fused import Objective, fused
 from dse.schedule import Branch, Schedule, Segment
 from dse.sim import placed
 from dse.sim.evaluate import Problem, einsum_cost, figure
@@ -24,6 +25,7 @@ from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
 MOST = 700  # mappings of an einsum
+CLOSE = 1e-9
 
 
 def subsets(items: list[str]) -> Iterator[tuple[str, ...]]:
@@ -65,7 +67,7 @@ def small_workload(rng: Random, many: int) -> Workload:
     return Workload("random", tuple(found), frozenset(weights))
 
 
-def small_machine(rng: Random, overlap: str = "free") -> Arch:
+def small_machine(rng: Random, overlap: str) -> Arch:
     """Room for some of the tensors. Lanes below the buffer, or none."""
     leak = rng.choice([0.0, 0.0, 2.0])
     levels = (Level("DRAM", None, 8, rng.choice([20.0, 200.0]), 200.0, rng.choice([1.0, 4.0]), bypass=False, leak_mw=leak),
@@ -94,7 +96,7 @@ class Everything:
 
     arch: Arch
     workload: Workload
-    objective: str
+    objective: Objective
     nests: dict[object, list[tuple[float, int]]] = field(default_factory=dict)
     shared: dict[object, int] = field(default_factory=dict)
     legal: dict[object, bool] = field(default_factory=dict)
@@ -214,3 +216,20 @@ class Everything:
                 continue
             bits = sum(8 * elems for level, tensor, elems in cost.footprint if level == "GLB" and tensor not in near)
             yield figure(self.objective, cost.energy_pj, cost.latency_cycles), bits
+
+
+def wrong(seed: int, overlap: str = "free") -> list[str]:
+    """What the engine says otherwise of one random case: its figure, its gap."""
+    arch, workload = random_case(seed, overlap)
+    lines = []
+    objectives: tuple[Objective, ...] = ("energy", "latency")
+    for objective in objectives:
+        found = fused(arch, workload, objective, "perfect", lambda _: FREE)
+        best = Everything(arch, workload, objective).best()
+        if isinstance(found, Infeasible):
+            lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
+            continue
+        value = figure(objective, found.energy_pj, found.latency_cycles)
+        if value < best * (1 - CLOSE) or value > (1 + found.gap_in_space) * best * (1 + CLOSE):
+            lines.append(f"seed {seed} {objective}: {value}, {found.certificate.partition(' schedules ')[0]}, enumerated {best}")
+    return lines

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.nest import Loop, Mapping, Store
+from dse.schedule import Schedule
 from dse.sim.boundary import Boundary, joined
 from dse.sim.cost import price
 from dse.sim.counts import count
 from dse.sim.evaluate import Problem, Solution
 from dse.sim.graph import evaluate, filled_cycles
+from hw.arch import Arch
 from tests.fused_in_time import timed
 from tests.nests import random_case
 from tests.oracle import Tally, port_bits
@@ -23,11 +25,17 @@ from tests.schedules import random_schedule
 from tests.test_counts import busiest_bits
 from tests.walked import walk_schedule
 from workloads.einsum import Einsum
+from workloads.graph import Workload
 
 
 def differences(seed: int) -> list[str]:
     """What the evaluator and the walk say differently of one random schedule."""
     arch, workload, schedule = random_schedule(Random(seed))
+    return [f"seed {seed}: {line}" for line in unlike(arch, workload, schedule)]
+
+
+def unlike(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
+    """The same of any schedule."""
     found = evaluate(arch, workload, schedule)
     assert isinstance(found, Solution), found
     walked = walk_schedule(arch, workload, schedule)
@@ -43,7 +51,7 @@ def differences(seed: int) -> list[str]:
     for i, (row, peak) in enumerate(zip(found.segments, walked.peaks, strict=False)):
         if dict(row.peak_bits) != peak:
             lines.append(f"segment {i + 1} holds {dict(row.peak_bits)}, walked {peak}")
-    return [f"seed {seed}: {line}" for line in lines]
+    return lines
 
 
 @settings(max_examples=150, deadline=None)
