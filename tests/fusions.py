@@ -16,7 +16,8 @@ from dse.dataflow.space import FREE, least
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.reuse.fused import Objective, fused
 from dse.schedule import Branch, Schedule, Segment
-from dse.sim import placed
+from dse.sim import boundary, placed
+from dse.sim.cost import room_bits
 from dse.sim.evaluate import Problem, einsum_cost, figure
 from dse.sim.faults import faults
 from hw.arch import Arch, Compute, Fanout, Level
@@ -88,6 +89,10 @@ def random_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
 
 def handed_on(own: tuple[Einsum, ...]) -> frozenset[str]:
     return frozenset(e.output.tensor for e in own if any(e.output.tensor in {p.tensor for p in o.inputs} for o in own))
+
+
+def _tensors(e: Einsum) -> list[str]:
+    return [p.tensor for p in e.tensors()]
 
 
 @dataclass
@@ -184,7 +189,8 @@ class Everything:
                 elems = 1
                 for d in p.dims:
                     elems *= 1 + sum(c * (extents[r] - 1) for r, c in d.terms)
-                total += 8 * elems * (p.tensor in held or (p is e.output and p.tensor in handed_on(own)))
+                twice = 2 if self.arch.levels[1].double_buffer else 1  # a tile that is made anew in every trip
+                total += 8 * elems * (1 if p.tensor in held else twice if p is e.output and p.tensor in handed_on(own) else 0)
         return total
 
     def branch(self, own: tuple[Einsum, ...], j: int, loop: tuple[tuple[str, ...], int] | None, held: tuple[str, ...], kept: frozenset[str],
@@ -214,7 +220,8 @@ class Everything:
             cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
             if isinstance(cost, Infeasible):  # too many lanes
                 continue
-            bits = sum(8 * elems for level, tensor, elems in cost.footprint if level == "GLB" and tensor not in near)
+            found = boundary.held(around, boundary.joined(around, one.nest), e, wide)
+            bits = sum(room_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8)) for row in found if row.level == "GLB" and row.tensor not in near)
             yield figure(self.objective, cost.energy_pj, cost.latency_cycles), bits
 
 

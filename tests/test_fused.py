@@ -113,3 +113,16 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.mapper": "random"})
     with pytest.raises(ValueError, match="cpu_like prices lines, rows, banks or hops"):
         dse.map("gemm:m=4,n=4,k=4", "cpu_like", **{"solver.reuse": "tiles"})
+
+
+def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text('extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n'
+                                       '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
+                                       '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
+    (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: a2s\nspace: {array.x: [4, 8]}\n"
+                                         "objectives: [energy_pj]\nsolver: {reuse: tiles}\n")
+    run = dse.sweep(tmp_path / "study.yaml", out=tmp_path / "run", workers=0)
+    rows = run.sql("SELECT machine, fused, on_chip, kept, saved, nest FROM schedules ORDER BY machine").table.to_pylist()
+    assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved"] < 1 and row["nest"] and (row["fused"] or row["kept"]) for row in rows)
+    assert "kept whole at GLB" in f"{run.sql('SELECT certificate FROM workload_costs').table.to_pylist()}"
+    assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored

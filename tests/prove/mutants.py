@@ -53,6 +53,8 @@ STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name 
     "test_cases.py::test_gogeta_cases_pass"))
 JOIN, CHOICES, BEAMS = "dse/join.py", *(f"tests/test_join.py::{name}" for name in (
     "test_the_engine_finds_what_an_enumeration_finds", "test_a_beams_floor_is_never_above_the_optimum"))
+NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"tests/test_fused.py::{name}" for name in (
+    "test_no_schedule_of_the_space_is_cheaper", "test_gaps_hold_where_fills_wait"))
 MUTANTS = (
     Mutant("what later ranks bring x 1.1", KERNELS, "low[q] = rows[i + 1, q] * later[i + 1, left, q]", "low[q] = 1.1 * rows[i + 1, q] * later[i + 1, left, q]"),
     Mutant("later ranks have fewer lanes than are left", KERNELS, "fitting(total // lanes[i + 1], caps)", "fitting(max(total // lanes[i + 1] // 2, 1), caps)"),
@@ -205,6 +207,18 @@ MUTANTS = (
     Mutant("join: beams do not say what fell", JOIN, "float(bound[best[most:]].min())", "float(bound[best[most:]].max())", BEAMS),
     Mutant("join: pairs that never were are no loss", JOIN, "b = self.beam(b, [*rest, a], max(int(len(b.labels) / scale), 1))",
            "b = b.rows(np.arange(max(int(len(b.labels) / scale), 1)))", BEAMS),
+    Mutant("fused: homes take room of the search", SEARCH, "0.0 if (t, level.name) in homes else bits[t]", "bits[t]", CHEAPER),
+    Mutant("fused: what fills a level to the last bit does not fit", TILED, "if left >= 0 and all(", "if left > 0 and all(", CHEAPER),
+    Mutant("fused: what is handed on saves nothing", NESTS, "return cycles if self.objective == \"latency\" else pj + cycles",
+           "return 0 * (pj + cycles)", CHEAPER),
+    Mutant("fused: nests for less room are best for more", NESTS, "if room == asked or (nest.bits <= room <= asked if",
+           "if room == asked or (nest.bits <= room if", CHEAPER),
+    Mutant("fused: only neighbours share loops", "dse/reuse/trips.py", "        if all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):",
+           "        if mine and all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):", CHEAPER),
+    Mutant("fused: held tensors are brought in in every trip", NESTS, "total += words * (per_elem(outer, bits) * outer.read_pj",
+           "total += 9 * words * (per_elem(outer, bits) * outer.read_pj", CHEAPER),
+    Mutant("schedules: kept tensors take no time of nests", AROUND, "        whole = inside(whole, tensor, level, arch)\n    return whole, whole.fork",
+           "        pass\n    return whole, whole.fork", "tests/test_schedule_walks.py::test_fused_schedules_take_what_a_walk_in_time_of_all_trips_takes"),
 )
 
 
