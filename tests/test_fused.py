@@ -38,9 +38,9 @@ def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[S
     return found, g
 
 
-@pytest.mark.parametrize("seed", [2, 29, 33, 122])
+@pytest.mark.parametrize("seed", [29, 49, 52, 122])
 def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
-    """Chains, residual edges, branches, shared inputs, windows; 122: an einsum between two that share a loop; 29: kept tensors fill the buffer."""
+    """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum between two that share a loop."""
     assert wrong(seed) == []
 
 
