@@ -96,8 +96,10 @@ def _mixed(b: Boundary, kept: Sequence[tuple[str, str, Fraction]], whole: Mappin
     if not kept:
         return _as_written(b, whole, e, arch)
     (tensor, level, share), *rest = kept
-    far = _mixed(b, rest, whole, e, arch)
     near = _mixed(b, rest, inside(whole, tensor, level, arch), e, arch)
+    if share == 1:
+        return near
+    far = _mixed(b, rest, whole, e, arch)
     none: Elems = (0, [0] * len(next(iter(far.values()))[1]))
     shares = {key: (far.get(key, none), near.get(key, none)) for key in far | near}
     return {key: ((1 - share) * a[0] + share * z[0], [(1 - share) * x + share * y for x, y in zip(a[1], z[1], strict=True)]) for key, (a, z) in shares.items()}

@@ -114,10 +114,11 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
         else:
             outer.append(node)
     copies = [(home[t], min(at[-1] - at[0] + 1, granules(segment, g))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
-    kept = [(p.tensor, one.level, share) for one in schedule.keeps for p in e.tensors()
-            if owner(p.tensor, g.made) == one.tensor and (share := share_at(one, g.at[e.name], g))]
-    least = {one.tensor: share_at(one, max(g.at[name] for name in g.readers[one.tensor]), g) for one in schedule.keeps}
-    mine = [one for one in schedule.keeps if one.tensor == e.output.tensor and one.share > least[one.tensor]]
+    owners = {p.tensor: owner(p.tensor, g.made) for p in e.tensors()}
+    own_keeps = [one for one in schedule.keeps if one.tensor in owners.values()]
+    kept = [(t, one.level, share) for one in own_keeps for t, first in owners.items() if first == one.tensor and (share := share_at(one, g.at[e.name], g))]
+    least = {one.tensor: share_at(one, max(g.at[name] for name in g.readers[one.tensor]), g) for one in own_keeps}
+    mine = [one for one in own_keeps if one.tensor == e.output.tensor and one.share > least[one.tensor]]
     spilled = [(one.tensor, one.level, one.share - least[one.tensor]) for one in mine]
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
