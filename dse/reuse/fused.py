@@ -56,8 +56,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What some einsums may cost. floor: no plan of them has less, in the unit that adds up (`Nest`); need: bits at the level, of shared nodes and the largest
-    branch."""
+    """What some einsums may cost, inf: no plan was found. floor: no plan of them has less, in the unit that adds up (`Nest`); need: bits at the level, of
+    shared nodes and the largest branch."""
 
     energy: float
     latency: float
@@ -106,12 +106,16 @@ class Factors:
     rows: list[tuple[int, list[Make | None]]] = field(default_factory=list)
 
     def add(self, first: int, scope: Sequence[str], found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]]) -> None:
-        labels = np.array([at for at, _, _ in found], np.int64).reshape(len(found), len(scope))
-        costs = np.array([(o.energy, o.latency) if o else (0.0, 0.0) for _, o, _ in found]).reshape(len(found), 2)
-        least = np.array([(o.floor if o else 0.0, 0.0) for _, o, _ in found]).reshape(len(found), 2)
-        self.tables.append(Table(tuple(scope), labels, costs))
-        self.floors.append(Table(tuple(scope), labels, least))
-        self.rows.append((first, [make for _, _, make in found]))
+        """What may exist but was not found has a floor only."""
+        real = [row for row in found if row[1] is None or row[1].energy < inf]
+        self.tables.append(_table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in real]))
+        self.floors.append(_table(scope, [(at, (o.floor if o else 0.0, 0.0)) for at, o, _ in found]))
+        self.rows.append((first, [make for _, _, make in real]))
+
+
+def _table(scope: Sequence[str], rows: Sequence[tuple[tuple[int, ...], tuple[float, float]]]) -> Table:
+    return Table(tuple(scope), np.array([at for at, _ in rows], np.int64).reshape(len(rows), len(scope)),
+                 np.array([costs for _, costs in rows], np.float64).reshape(len(rows), 2))
 
 
 def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, constraints: Callable[[Einsum], Constraints],
@@ -269,7 +273,7 @@ def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) ->
         return None
     nest = g.nests.best(e, place, left)
     if nest.mapping is None:
-        return None
+        return None if nest.floor == inf else (Option(inf, inf, counts(g.workload)[i] * nest.floor, Plan("", 0, 0, (), (e,))), lambda: Segment(()))
     key = (canonical_key(e), place.level, tuple(p.tensor in place.kept for p in e.tensors()), str(renamed(nest.mapping, e)))
     if key not in g.singles:
         g.singles[key] = alone(g.arch, e, g.objective, place, nest.mapping)
@@ -351,7 +355,9 @@ def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept:
         if len(whole.nests) == len(own) and (option := _priced(g, m, own, whole, kept, bits + max(nest.bits for nest in nests))):
             found.append(option)
             best = min(best, figure(g.objective, option.energy, option.latency)) if ranked else best
-    floor = min([floor, *(one[0] for one in left[:1])]) if found else inf
+    floor = min([floor, *(one[0] for one in left[:1] if not ranked or one[0] < best)])
+    if not found and floor < inf:
+        return [Option(inf, inf, floor, Plan(level.name, 0, 0, (), tuple(own)))]
     if ranked:
         found = sorted(found, key=lambda one: (figure(g.objective, one.energy, one.latency), one.energy, one.latency))[:1]
     return [replace(one, floor=min(floor, _unit(g, one))) for one in found if not any(

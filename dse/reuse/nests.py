@@ -34,7 +34,8 @@ TRIES = 3
 class Place:
     """Where an einsum stands. rank, tile: of the shared loop, "" where there is none. level: where tensors have their homes.
 
-    handed: tiles that einsums of the segment hand on; held: whole, brought in once; kept: whole, from the einsum that makes it to the last that reads it.
+    handed: tiles that einsums of the segment hand on; held: whole, brought in once; kept: whole, from the einsum that makes it to the last that reads it;
+    leaving: handed on, and written out too.
     """
 
     level: str = ""
@@ -75,7 +76,7 @@ class Nests:
         """The nest of an einsum at a place, in `room` bits of its own at the level. An answer for more room that takes no more than there is holds for less."""
         order = [p.tensor for p in (e.output, *e.inputs)]
         ranks = list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank, _ in d.terms))
-        names = [tuple(order.index(t) for t in order if t in own) for own in (place.handed, place.held, place.kept)]
+        names = [tuple(order.index(t) for t in order if t in own) for own in (place.handed, place.held, place.kept, place.leaving)]
         key = (canonical_key(e), place.level, ranks.index(place.rank) if place.rank else -1, place.tile, *names)
         known = self.known.setdefault(key, [])
         for asked, first, nest in known:
@@ -123,7 +124,8 @@ class Nests:
         """What a trip that padding cuts adds to the floor: energy without leakage. Their cycles may hide behind those of other trips."""
         if self.objective != "energy":
             return 0.0
-        still = replace(self.arch, levels=tuple(replace(level, leak_mw=0.0) for level in self.arch.levels), compute=replace(self.arch.compute, leak_mw=0.0))
+        still = replace(self.arch, levels=tuple(replace(level, leak_mw=0.0) for level in self.arch.levels),
+                        compute=replace(self.arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
         found = self._asked(trip, place, still, v, room)
         return self._unit(found) if isinstance(found, EinsumCost) else 0.0
 
