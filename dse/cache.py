@@ -20,9 +20,9 @@ from dse.record import MODEL_VERSION, SOLVER_VERSION
 DIGEST = hashlib.sha256().digest_size
 LARGEST = 1 << 30
 ROOT = Path(__file__).resolve().parent.parent
-ANSWERS = (  # what an answer depends on: all that dse/dataflow and dse/sim import
-    "dse/record.py", "dse/folder.py", "dse/nest.py", "dse/schedule.py", "dse/stack.py", "dse/layout", "dse/sim", "dse/dataflow", "hw/arch.py", "hw/tiling.py",
-    "workloads/document.py", "workloads/einsum.py", "workloads/graph.py")
+ANSWERS = (  # what an answer depends on: all that dse/dataflow, dse/reuse and dse/sim import
+    "dse/record.py", "dse/folder.py", "dse/nest.py", "dse/schedule.py", "dse/stack.py", "dse/join.py", "dse/reuse", "dse/layout", "dse/sim", "dse/dataflow",
+    "hw/arch.py", "hw/tiling.py", "workloads/document.py", "workloads/einsum.py", "workloads/graph.py")
 
 
 @cache

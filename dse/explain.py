@@ -46,7 +46,7 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
     return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
             "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(), "status": "ok", "gap_in_space": _known(solution.gap_in_space),
             "gap_to_bound": _known(solution.gap_to_bound), "certificate": solution.certificate,
-            "space": "the schedule as given" if solution.schedule else SPACE}
+            "space": "the schedule as given" if solution.schedule and solution.saved is None else SPACE}
 
 
 def _known(gap: float) -> float | None:
@@ -117,6 +117,8 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):
         found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
+    if solution.saved is not None:
+        found["saved over einsums in turn"] = f"{100 * solution.saved:.3g} %"
     if hint := helps(arch, workload, solution):
         found["what may help"] = hint
     if workload.folded:
@@ -172,8 +174,8 @@ def schedule_row(solution: Solution) -> dict[str, Any]:
     own = solution.schedule.segments
     return {"weights": solution.schedule.weights, "segments": len(own), "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
             "pipelined": sum(one.pipelined for one in own), "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
-            "kept": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "nest": str(solution.schedule),
-            **(asdict(solution.memory) if solution.memory else {})}
+            "kept": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "saved": solution.saved,
+            "nest": str(solution.schedule), **(asdict(solution.memory) if solution.memory else {})}
 
 
 def _places(tensors: Sequence[tuple[str, str]]) -> str | None:

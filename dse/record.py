@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 4
+MODEL_VERSION = 5
 SOLVER_VERSION = 7
 
 STATUS = ("ok", "infeasible", "pruned", "error")
@@ -120,6 +120,7 @@ TABLES: dict[str, Columns] = {
         "pipelined": Column("int32", "", "segments whose einsums are stages, side by side"),
         "on_chip": Column("string", "", "tensors that never leave the chip, with the level that holds them; NULL: none"),
         "kept": Column("string", "", "tensors of which a share stays on the chip between segments; NULL: none"),
+        "saved": Column("float64", "share", "of the objective, over the best einsums in turn; NULL: not compared"),
         "nest": Column("string", "", "the schedule as one nest with branches; NULL: einsums in turn, whose nests are in mappings"),
         "moved_words": Column("float64", "", "machine words from and to main memory, the sum of the next five; these NULL: no reuse was asked for"),
         "listed_words": Column("float64", "", "of the list of accesses: each operand read once, all of the first on-chip level for what stays"),

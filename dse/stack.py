@@ -21,6 +21,7 @@ from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, holdable, parse
 from dse.nest import Mapping as Nest
 from dse.reuse.classify import dominance
+from dse.reuse.fused import fused, told
 from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.sim import transfer
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
@@ -42,9 +43,12 @@ DATAFLOWS = {"free": "optimal: every mapping",
              "output_stationary": "optimal: the output does",
              "input_stationary": "optimal: the first input does",
              "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
+REUSE = {"none": "einsums in turn, every tensor through the outermost level",
+         "tiles": "optimal: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best"}
 PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
-REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own", **CONFIGURATIONS}
+REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
+         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best", **CONFIGURATIONS}
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
 
@@ -68,7 +72,7 @@ class Picks:
     tiles: Literal["perfect", "ragged_lanes"] = "ragged_lanes"
     dataflow: Dataflow = "free"
     near: Cost = 0.01
-    reuse: Literal["none", "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
+    reuse: Literal["none", "tiles", "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
     fuse_elementwise: bool = True
     seed: int = 0
 
@@ -86,7 +90,13 @@ def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infe
 
 
 def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine; equal ones once."""
+    """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine, equal ones once; or the best one with tensors kept
+    whole and tiles handed on. Raises ValueError on a machine that feels layouts or hops."""
+    if picks.reuse == "tiles" and arch.felt():
+        raise ValueError(f"solver.reuse = {picks.reuse}: {arch.name} prices lines, rows, banks or hops, which is not searched; take solver.reuse=none")
+    if picks.reuse == "tiles":
+        best = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near)
+        return best if isinstance(best, Infeasible) else [best]
     known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
     def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
@@ -178,7 +188,7 @@ def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution,
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if picks.reuse != "none":
-        return with_reuse(arch, workload, picks)
+        return _kept_tiles(arch, workload, picks) if picks.reuse == "tiles" else with_reuse(arch, workload, picks)
     if TILING[picks.tiling]:
         return scheduled(arch, unique(workload), picks, tell)
     if arch.felt():
@@ -193,6 +203,26 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     if isinstance(found, list):
         cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
     return found
+
+
+def _kept_tiles(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+    """The same of a schedule that keeps tensors on the chip."""
+    path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), picks), ".json")
+    if (data := cache.read(path)) is not None:
+        try:
+            known = json.loads(data)
+            found = evaluate(arch, workload, schedule.parse_schedule(known["schedule"]), picks.objective)
+            if isinstance(found, Solution) and f"{known['space']}".isprintable() and known["gap"] >= 0 and known["saved"] < 1:
+                return [told(replace(found, saved=float(known["saved"])), float(known["gap"]), known["space"])]
+            raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200])
+    solved = with_reuse(arch, workload, picks)
+    if isinstance(solved, list):
+        text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
+        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved,
+                                     "space": space_of(solved[0].certificate)}).encode())
+    return solved
 
 
 def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedule, tell: Tell = silent) -> Solution | Infeasible:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from random import Random
 
 from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Schedule, Segment
+from dse.schedule import Branch, Keep, Schedule, Segment
 from dse.sim.evaluate import Solution
 from dse.sim.faults import faults
 from dse.sim.graph import evaluate
@@ -20,6 +20,7 @@ from tests.schedules import own_nest, random_workload
 from tests.test_timed import random_machine
 from tests.timed import alike, walk
 from tests.unrolled import FORK, Program, Work, program
+from workloads.einsum import Einsum
 from workloads.graph import Workload
 
 POINTS = 250  # iterations of an einsum at most
@@ -49,7 +50,17 @@ def programs(arch: Arch, workload: Workload, schedule: Schedule) -> Iterator[tup
                         node = replace(node, tile=min(node.tile, left[node.rank]))
                         left[node.rank] = node.tile
                     nodes.append(node)
-                yield b.einsum, program(Mapping((*seen, *fork, *nodes)), e, arch)
+                yield b.einsum, program(Mapping(kept(schedule, e, arch, [*seen, *fork, *nodes])), e, arch)
+
+
+def kept(schedule: Schedule, e: Einsum, arch: Arch, nodes: list[Loop | Store]) -> tuple[Loop | Store, ...]:
+    """What is kept whole is there, or stays: no node further out than its level, where it stands above all."""
+    order = [level.name for level in arch.levels]
+    for one in schedule.keeps:
+        if one.tensor in {p.tensor for p in e.tensors()}:
+            far = order[: order.index(one.level) + 1]
+            nodes = [Store(one.level, one.tensor), *(n for n in nodes if not (isinstance(n, Store) and n.tensor == one.tensor and n.level in far))]
+    return tuple(nodes)
 
 
 def trips(loops: list[Loop], sizes: dict[str, int]) -> Iterator[dict[str, int]]:
@@ -77,7 +88,7 @@ def random_fused(rng: Random) -> tuple[Arch, Workload, Schedule]:
 def drawn(rng: Random, arch: Arch, workload: Workload) -> Schedule | None:
     """All einsums in one segment, or the first alone."""
     part = list(workload.einsums)
-    alone = [part.pop(0)] if len(part) > 2 and rng.random() < 0.3 else []
+    alone = [part.pop(0)] if len(part) > 2 and rng.random() < 0.5 else []
     names = [p.tensor for e in part for p in e.tensors()]
     made = {e.output.tensor for e in part}
     away = {p.tensor for e in alone for p in e.tensors()}
@@ -110,7 +121,9 @@ def drawn(rng: Random, arch: Arch, workload: Workload) -> Schedule | None:
         own = own_nest(rng, arch, e, e.sizes(), {}, 0, (), (), None, False, workload, [])
         head = tuple(Store(arch.levels[0].name, p.tensor) for p in e.tensors() if Store(arch.levels[0].name, p.tensor) not in own.mapping.nodes)
         segments.insert(0, Segment((Branch(e.name, Mapping((*head, *own.mapping.nodes))),)))
-    return Schedule(tuple(segments))
+    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    stays = [t for e in alone for t in [e.output.tensor] if t in read and first > 1 and rng.random() < 0.7]
+    return Schedule(tuple(segments), tuple(Keep(f"L{rng.randint(1, first - 1)}", t, Fraction(1)) for t in stays))
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def test_every_trip_of_shared_loops_starts_with_empty_levels(seed: int) -> None:
     problem, nest, trips, each = shared_trips(seed)
     whole = joined(problem.boundary, nest)
     rows = count(whole, problem.einsum, problem.arch)
-    found = price(whole, rows, problem.einsum, problem.arch, problem.boundary.begun() or 0)
+    found = price(whole, rows, problem.einsum, problem.arch, len(problem.boundary.outer))
     alone = Mapping(tuple(node for i, node in enumerate(whole.nodes) if i != len(problem.boundary.outer) - 1))
     cycles = [price(alone, count(alone, e, problem.arch), e, problem.arch) for e in each]
     straight = price(whole, rows, problem.einsum, problem.arch)

@@ -31,13 +31,13 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
         found = replace(found, floor=0.0)
     if found.floor == inf:
         return _nothing(problem, constraints)
-    if found.mapping and found.floor > 0 and found.visited <= budget and _fits(problem, found.mapping):
+    if found.mapping and found.floor > 0 and found.visited <= budget and _fits(problem, found.mapping, constraints):
         return [_certified(problem, found, tiles, constraints, near)]
     starts = [found.mapping] if found.mapping else []
     if constraints == FREE:
         other = cost_descending(problem, Random(0))
         starts += [other[0].mapping] if isinstance(other, list) else [] if starts else [least(e, arch)]
-    fits = [start for start in starts if _fits(problem, start)]
+    fits = [start for start in starts if _fits(problem, start, constraints)]
     if not fits:
         return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else _nothing(problem, constraints)
     best = min((_priced(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: _rank(problem, one))
@@ -52,7 +52,7 @@ def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constr
         value, energy, cycles, _ = _rank(problem, best)
         closer = search(problem, tiles, constraints, CLOSER, ends=True, than=(value / (1 + near), energy, cycles))
         floor, visited = max(floor, closer.floor), visited + closer.visited
-        others = [_priced(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping) else []
+        others = [_priced(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
         best = min([best, *others], key=lambda one: _rank(problem, one))
     return _told(problem, best, floor, visited, named(tiles, problem.arch, constraints))
 
@@ -77,8 +77,9 @@ def _nothing(problem: Problem, constraints: Constraints) -> Infeasible:
     return cost.overflow(smallest, e, arch) or Infeasible("the space" if constraints == FREE else "constraints", 1, 0, e.name, "mappings")
 
 
-def _fits(problem: Problem, mapping: Mapping) -> bool:
-    return not cost.overflow(footprints(mapping, problem.einsum), problem.einsum, problem.arch)
+def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
+    held = [row for row in footprints(mapping, problem.einsum) if (row.tensor, row.level) not in constraints.homes]
+    return not cost.overflow(held, problem.einsum, problem.arch)
 
 
 def _priced(problem: Problem, mapping: Mapping) -> EinsumCost:

@@ -68,7 +68,7 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     e, arch = problem.einsum, problem.arch
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
     parts = _parts(arch, ends)
-    machine, best = _machine(problem, tensors, parts), np.array(than)
+    machine, best = _machine(problem, tensors, parts, constraints.homes), np.array(than)
     terms = _terms(problem, tensors, parts, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
     found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
     if tiles == "perfect" or found.floor < best[0]:
@@ -210,7 +210,8 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
-def _machine(problem: Problem, tensors: Sequence[str], parts: Parts) -> kernels.Machine:
+def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]]) -> kernels.Machine:
+    """homes: (tensor, level) whose room is not the einsum's."""
     e, arch = problem.einsum, problem.arch
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
@@ -222,7 +223,8 @@ def _machine(problem: Problem, tensors: Sequence[str], parts: Parts) -> kernels.
             ramps.append((outside.index(f.outside) + 1, sum(1 << g for g in range(len(groups)) if g not in mine), fill_cycles(f, e, arch)))
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
-        np.array([bits[t] for t in tensors], np.float64), np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
+        np.array([[0.0 if (t, level.name) in homes else bits[t] for level in arch.levels] for t in tensors], np.float64),
+        np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
         np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
@@ -389,8 +391,9 @@ def _numbers(arch: Arch, name: str) -> set[int]:
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> list[int]:
     """Sets of levels that may hold a tensor, as masks; never none."""
-    may = [v for v, level in enumerate(arch.levels) if tensor in holdable(e, level)]
-    must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.kept}
+    home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
+    may = [v for v, level in enumerate(arch.levels) if tensor in holdable(e, level) and v >= home]
+    must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.kept or 0 < v == home}
     return [sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)]
 
 

@@ -83,7 +83,7 @@ class Machine(NamedTuple):
     """What the search reads of a machine. Levels V, child V is compute; parts P of a cost: 0 energy, then cycles: of compute, of ramps, of every port, of what
     the inside of a level waits for at each port, of what enters and leaves it there.
 
-    room [V] bits; bits [X]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
+    room [V] bits; bits [X, V]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
     that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. serves [V, 2] from, to in those of what passes it,
     or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
     of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
@@ -644,7 +644,7 @@ def roomy(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Work) 
     for other in range(w.tally[0]):
         if other != n and w.nodes[other, 1] == level and not w.done[d] >> other & 1:
             x = w.nodes[other, 0]
-            need += hull(x, w.at[d], w.at[d], -1, e, p) * m.bits[x]
+            need += hull(x, w.at[d], w.at[d], -1, e, p) * m.bits[x, level]
     return bool(need <= m.room[level])
 
 
@@ -653,7 +653,7 @@ def own_bits(d: int, n: int, whole: bool, e: Einsum, p: Pool, m: Machine, w: Wor
     """Where moving tiles count twice: those that a loop in time above fills again, or one that they sink into; not known before all loops are."""
     x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
     words = held(x, w.at[d], w.tile[d], e, p) if parent >= 0 else hull(x, w.at[d], w.at[d], -1, e, p)
-    bits: float = m.bits[x] * words
+    bits: float = m.bits[x, level] * words
     if whole and m.twice[level]:
         again = parent >= 0 and words < hull(x, w.at[d], w.tile[d], -1, e, p)
         for r in range(w.tile.shape[1]):
@@ -1561,7 +1561,7 @@ def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """Whether a level has room for what its lanes need of a tensor in all."""
     for r in range(w.largest.shape[0]):
         w.largest[r] = p.span[w.option[r], m.position[v], 1] - 1
-    return bool(hull(x, w.largest, w.largest, -1, e, p) * m.bits[x] <= m.room[v] < np.inf)
+    return bool(hull(x, w.largest, w.largest, -1, e, p) * m.bits[x, v] <= m.room[v] < np.inf)
 
 
 @lean

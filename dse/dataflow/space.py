@@ -22,7 +22,8 @@ class Constraints:
     """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not named takes any rank.
 
     inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose innermost node stands above these loops, "": none.
-    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs. name: what certificates call them.
+    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs. homes: (tensor, level) that others bring it to, and
+    take it from: no node of it stands further out, and its room there is not counted. name: what certificates call them.
     """
 
     spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -30,6 +31,7 @@ class Constraints:
     stationary: str = ""
     kept: tuple[tuple[str, str], ...] = ()
     least_lanes: int = 1
+    homes: tuple[tuple[str, str], ...] = ()
     name: str = field(default="constraints", compare=False)
 
 
@@ -40,7 +42,9 @@ Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stat
 def broken(c: Constraints, mapping: Mapping) -> list[str]:
     """Where a well-formed mapping leaves its constraints, one line each."""
     return [*_misplaced(c, mapping), *_moving(c, mapping),
-            *(f"{tensor} is not stored at {level}; the dataflow keeps it there" for level, tensor in c.kept if Store(level, tensor) not in mapping.nodes)]
+            *(f"{tensor} is not stored at {level}; the dataflow keeps it there" for level, tensor in c.kept if Store(level, tensor) not in mapping.nodes),
+            *(f"{tensor} does not begin at {level}, its home" for tensor, level in c.homes
+              if next((node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == tensor), "") != level)]
 
 
 def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:

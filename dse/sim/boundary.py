@@ -57,14 +57,23 @@ class Boundary:
         marks = (self.remote, self.held, self.kept, self.forked, self.beside)
         return f" {' '.join(map(str, marks))}" if any(marks) else ""
 
-    def begun(self) -> int | None:
-        """Position in the whole nest from which an einsum finds levels empty in every iteration of the loops above; None: its time is not that of a nest."""
-        if self.dims or self.remote or self.held or self.kept or self.beside:
-            return None
-        return len(self.outer) if self.forked else 0
+    def timed(self, arch: Arch) -> bool:
+        """Whether its time is that of one nest: not of stages, not where a part of a tensor is kept and a part is not, or lies in slices in the lanes."""
+        partly = self.beside or self.hands or any(share != 1 or sliced(level, arch) for _, level, share in self.kept)
+        return not (self.dims or self.remote or self.held or partly)
 
 
 ALONE = Boundary()
+
+
+def nest_in_time(b: Boundary, whole: Mapping, arch: Arch) -> tuple[Mapping, int]:
+    """The nest whose cycles are an einsum's (without nodes: there is none), and the position from which it finds levels empty in every iteration of the loops
+    above."""
+    if not b.timed(arch):
+        return replace(whole, nodes=()), 0
+    for tensor, level, _ in b.kept:
+        whole = inside(whole, tensor, level, arch)
+    return whole, whole.fork if b.forked else 0
 
 
 def joined(b: Boundary, own: Mapping) -> Mapping:
@@ -90,8 +99,11 @@ def _mixed(b: Boundary, kept: Sequence[tuple[str, str, Fraction]], whole: Mappin
     if not kept:
         return _as_written(b, whole, e, arch)
     (tensor, level, share), *rest = kept
-    far = _mixed(b, rest, whole, e, arch)
-    near = _in_slices(far, tensor, level, arch) if sliced(level, arch) else _mixed(b, rest, inside(whole, tensor, level, arch), e, arch)
+    slices = sliced(level, arch)
+    far = _mixed(b, rest, whole, e, arch) if slices or share != 1 else {}
+    near = _in_slices(far, tensor, level, arch) if slices else _mixed(b, rest, inside(whole, tensor, level, arch), e, arch)
+    if share == 1:
+        return near
     none: Elems = (0, [0] * len(next(iter(far.values()))[1]))
     shares = {key: (far.get(key, none), near.get(key, none)) for key in far | near}
     return {key: ((1 - share) * a[0] + share * z[0], [(1 - share) * x + share * y for x, y in zip(a[1], z[1], strict=True)]) for key, (a, z) in shares.items()}

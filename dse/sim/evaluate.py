@@ -99,7 +99,7 @@ class Memory:
 class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
-    memory: where reuse was asked for.
+    memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
 
     Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
@@ -114,6 +114,7 @@ class Solution:
     segments: tuple[SegmentCost, ...] = ()
     schedule: Schedule | None = None
     memory: Memory | None = None
+    saved: float | None = None
 
 
 def certified(what: str, gap_to_bound: float) -> str:
@@ -130,10 +131,12 @@ def percent(share: float) -> str:
 
 
 def space_of(certificate: str) -> str:
-    """The space that a certificate says an einsum is optimal in, or near the optimum of, "" if it does not."""
-    what, _, _ = certificate.partition("; ")
-    _, optimal, space = what.partition("optimal in ") if what.startswith("optimal in ") else what.partition(" above the optimum in ")
-    return space if optimal else ""
+    """The space that a certificate says an answer is optimal in, or near the optimum of, "" if it does not."""
+    for what in certificate.split("; "):
+        _, optimal, space = what.partition("optimal in ") if what.startswith("optimal in ") else what.partition(" above the optimum in ")
+        if optimal:
+            return space
+    return ""
 
 
 def above(value: float, floor: float) -> float:
@@ -184,8 +187,8 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     e, arch = problem.einsum, problem.arch
     counted = {(row.level, row.tensor, row.action) for row in rows}
     moved = {key: one for key, one in transfer.transfers(mapping, e, arch).items() if key in counted}
-    begun = problem.boundary.begun()
-    p = cost.price(replace(mapping, nodes=()) if begun is None else mapping, rows, e, transfer.slowed(arch, rows, e, moved), begun or 0)
+    nest, begun = boundary.nest_in_time(problem.boundary, mapping, arch)
+    p = cost.price(nest, rows, e, transfer.slowed(arch, rows, e, moved), begun)
     extra = [cost.Part(*one) for one in transfer.parts(moved, arch)]
     extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in boundary.ways(problem.boundary, mapping, e, arch)]
     if extra:

@@ -72,8 +72,8 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
         raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
     to_bound = above(value, figure(objective, *floor))
     said = "weights pinned: there before the run, never loaded; " if schedule.weights == "pinned" else ""
-    if arch.overlap == "buffered" and any(one.boundary.begun() is None for own in segments for one in own):
-        said += "cycles of stages, and of einsums with kept tensors, are busy times: fills that they wait for are not counted; "
+    if arch.overlap == "buffered" and any(not one.boundary.timed(one.arch) for own in segments for one in own):
+        said += "cycles of stages, and of einsums with tensors kept in part, are busy times: fills that they wait for are not counted; "
     said += f"first fills ahead: {sum(early.values()):.4g} cycles of them while the einsum before runs; " if early else ""
     said += "leakage over steady cycles: batches back to back; " if streams else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}

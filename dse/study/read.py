@@ -118,8 +118,9 @@ def solver(raw: object, faults: Faults) -> Picks:
     for key in ("tiles", "dataflow") if picks.mapper != "optimal" or picks.tiling != "mapper" else ():
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(picks, key):
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
-    if picks.reuse != "none" and picks.tiling != "mapper":
-        faults.add(f"solver.reuse = {show(picks.reuse)} needs the nests of a mapper; leave out solver.tiling")
+    if picks.reuse != "none" and (picks.tiling != "mapper" or (picks.reuse == "tiles" and picks.mapper != "optimal")):
+        needed = "the mapper optimal; leave out solver.mapper and solver.tiling" if picks.reuse == "tiles" else "the nests of a mapper; leave out solver.tiling"
+        faults.add(f"solver.reuse = {show(picks.reuse)} needs {needed}")
     return picks
 
 

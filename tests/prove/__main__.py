@@ -6,7 +6,7 @@ import importlib
 import sys
 import time
 
-PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "ragged", "time", "layouts", "reuse", "schedules", "network", "mutants",
+PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "ragged", "time", "layouts", "reuse", "schedules", "join", "fused", "network", "mutants",
          "corruption", "crashes", "hostile", "models", "kills")
 
 

@@ -51,6 +51,10 @@ AROUND, PLACED, REFUSED, GRAPH = "dse/sim/boundary.py", "dse/sim/placed.py", "ds
 STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name in (
     "test_optimum.py::test_no_schedule_of_single_words_is_cheaper", "test_optimum.py::test_periods_cost_what_the_whole_loop_costs",
     "test_cases.py::test_gogeta_cases_pass"))
+JOIN, CHOICES, BEAMS = "dse/join.py", *(f"tests/test_join.py::{name}" for name in (
+    "test_the_engine_finds_what_an_enumeration_finds", "test_a_beams_floor_is_never_above_the_optimum"))
+NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"tests/test_fused.py::{name}" for name in (
+    "test_no_schedule_of_the_space_is_cheaper", "test_gaps_hold_where_fills_wait"))
 MUTANTS = (
     Mutant("what later ranks bring x 1.1", KERNELS, "low[q] = rows[i + 1, q] * later[i + 1, left, q]", "low[q] = 1.1 * rows[i + 1, q] * later[i + 1, left, q]"),
     Mutant("later ranks have fewer lanes than are left", KERNELS, "fitting(total // lanes[i + 1], caps)", "fitting(max(total // lanes[i + 1] // 2, 1), caps)"),
@@ -76,7 +80,7 @@ MUTANTS = (
            "            elif not roomy(d, w.node[d], False, e, p, m, w):\n                told(d, BOUND,"),
     Mutant("nodes that double buffering keeps sink all the same", KERNELS, "x != rules.still and not stays(d, n, r, e, w):", "x != rules.still:"),
     Mutant("nodes stay for dense windows only", KERNELS, "(e.part[y, r] or e.csr[y] > 0)", "e.part[y, r]"),
-    Mutant("tiles that stand still need room twice", KERNELS, "* m.bits[x] <= m.room[v] < np.inf", "* m.bits[x] * 2 <= m.room[v] < np.inf"),
+    Mutant("tiles that stand still need room twice", KERNELS, "* m.bits[x, v] <= m.room[v] < np.inf", "* m.bits[x, v] * 2 <= m.room[v] < np.inf"),
     Mutant("rows of compressed tiles sink", SEARCH, 'if p.format == "csr":', 'if p.format == "no":'),
     Mutant("nodes rise above loops of their own", KERNELS, "if not e.seen[inner, r] and not (", "if not ("),
     Mutant("nodes rise above loops that the one outside sinks through", KERNELS, "if not e.seen[inner, r] and not (parent >= 0 and e.seen[x, r]):",
@@ -193,6 +197,35 @@ MUTANTS = (
            "tests/test_accesses.py::test_a_pipeline_holds_the_weights_that_do_not_stream"),
     Mutant("orders: a swizzled edge pipelines", "dse/reuse/order.py", "            and not _swizzled(link, source, target))", "            )",
            "tests/test_order.py::test_all_assignments_of_small_chains"),
+    Mutant("join: dominated whatever room is left", JOIN, "[peaks] * len(self.levels), *[True] * len(part.rooms)]",
+           "[peaks] * len(self.levels), *[False] * len(part.rooms)]", CHOICES),
+    Mutant("join: dominated by other labels", JOIN, "        group = _groups(part.labels)\n        at = np.lexsort((*passive",
+           "        group = _groups(part.labels[:, 1:])\n        at = np.lexsort((*passive", CHOICES),
+    Mutant("join: energy stands for energy x delay", JOIN, '"edp": (True, True)', '"edp": (True, False)', CHOICES),
+    Mutant("join: one column decides", JOIN, "worse = worse and columns[front[j], c] <= columns[i, c]", "worse = columns[front[j], c] <= columns[i, c]",
+           CHOICES),
+    Mutant("join: what is to come costs its most", JOIN, "part.values[:, column].min()", "part.values[:, column].max()", CHOICES),
+    Mutant("join: what may beat an answer loses", JOIN, "<= self.below * (1 + SAME)", "<= self.below * 0.7", CHOICES),
+    Mutant("join: rooms are closed while others add", JOIN, "others = {name for p in rest for name in p.rooms}",
+           "others = {name for p in rest[1:] for name in p.rooms}", CHOICES),
+    Mutant("join: rooms have no limit", JOIN, "            fits &= values[:, first + i] <= self.limits[name].limit\n", "", CHOICES),
+    Mutant("join: peaks of different times add up", JOIN, "np.maximum(values[:, peaks], part.values[rows_of, peaks])",
+           "values[:, peaks] + part.values[rows_of, peaks]", CHOICES),
+    Mutant("join: beams do not say what fell", JOIN, "float(bound[best[most:]].min())", "float(bound[best[most:]].max())", BEAMS),
+    Mutant("join: pairs that never were are no loss", JOIN, "b = self.beam(b, [*rest, a], max(int(len(b.labels) / scale), 1))",
+           "b = b.rows(np.arange(max(int(len(b.labels) / scale), 1)))", BEAMS),
+    Mutant("fused: homes take room of the search", SEARCH, "0.0 if (t, level.name) in homes else bits[t]", "bits[t]", CHEAPER),
+    Mutant("fused: what fills a level to the last bit does not fit", TILED, "if left >= 0 and all(", "if left > 0 and all(", CHEAPER),
+    Mutant("fused: what is handed on saves nothing", NESTS, "return cycles if self.objective == \"latency\" else pj + cycles",
+           "return 0 * (pj + cycles)", CHEAPER),
+    Mutant("fused: nests for less room are best for more", NESTS, "if room == asked or (nest.bits <= room <= asked if",
+           "if room == asked or (nest.bits <= room if", CHEAPER),
+    Mutant("fused: only neighbours share loops", "dse/reuse/trips.py", "        if all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):",
+           "        if mine and all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):", CHEAPER),
+    Mutant("fused: held tensors are brought in in every trip", NESTS, "total += words * (per_elem(outer, bits) * outer.read_pj",
+           "total += 9 * words * (per_elem(outer, bits) * outer.read_pj", CHEAPER),
+    Mutant("schedules: kept tensors take no time of nests", AROUND, "        whole = inside(whole, tensor, level, arch)\n    return whole, whole.fork",
+           "        pass\n    return whole, whole.fork", "tests/test_schedule_walks.py::test_fused_schedules_take_what_a_walk_in_time_of_all_trips_takes"),
 )
 
 

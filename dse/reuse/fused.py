@@ -1,0 +1,437 @@
+"""What stays on chip between einsums: tensors kept whole, and tiles handed on under a shared loop; as labels and factors (docs/reuse.md, Fused tiles).
+
+    labels    of every border between two einsums: none, or the segment that runs across it; of every tensor that fits: to the outermost level, or kept at one
+    factors   an einsum alone: its nest's cost by what is kept of its own tensors and by the room that others leave; a segment: its best plan's
+
+Which segments, which loop, which held tensors, which kept ones are chosen together; `dse/join.py` is exact, so what is left of a gap is that of the nests.
+The idea is FFM's (arXiv 2602.15166), whose pmappings are such labels.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from itertools import combinations, product
+from math import inf, prod, sqrt
+from typing import Literal
+
+import numpy as np
+
+from dse.dataflow.space import Constraints, Tiles
+from dse.join import Choice, Table, join
+from dse.nest import Infeasible, Loop, Mapping, Store, role
+from dse.reuse.nests import Nest, Nests, Place, alone, kept_nest
+from dse.reuse.trips import Members, segments
+from dse.schedule import Branch, Keep, Schedule, Segment, renamed
+from dse.sim import placed
+from dse.sim.counts import held_elems
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Solution, above, certified, einsum_cost, figure, percent
+from dse.sim.graph import evaluate
+from dse.sim.parts import bits_of
+from hw.arch import Arch, Level
+from workloads.einsum import Einsum, canonical_key
+from workloads.graph import Workload, counts, owner
+
+MOST_ALIVE = 6  # tensors that may be kept at one time
+MOST_HELD = 6  # tensors of a segment that may be held
+EVALUATED = 8  # plans of a segment that are priced where no one figure ranks them
+KEEP = "keep "  # how nodes of tensors are named
+Objective = Literal["energy", "latency", "edp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a segment runs. axis: which of its axes is the shared loop's; held: tensors; nests: of the einsums `like` its own."""
+
+    level: str
+    axis: int
+    tile: int
+    held: tuple[str, ...]
+    like: tuple[Einsum, ...]
+    nests: tuple[Mapping, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What some einsums may cost, inf: no plan was found. floor: no plan of them has less, in the unit that adds up (`Nest`); need: bits at the level, of
+    shared nodes and the largest branch."""
+
+    energy: float
+    latency: float
+    floor: float
+    plan: Plan
+    need: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A tensor that may be kept: who makes it, who reads it last."""
+
+    tensor: str
+    first: int
+    last: int
+    bits: int
+
+
+@dataclass(slots=True)
+class Graph:
+    """The labels of a workload on a machine. levels: that tensors are kept at, or handed on at; left_out: tensors that fit, but live beside too many others."""
+
+    arch: Arch
+    workload: Workload
+    objective: Objective
+    nests: Nests
+    levels: tuple[Level, ...]
+    made: dict[str, int]
+    members: list[Members]
+    alive: list[Alive]
+    left_out: int
+    options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
+    singles: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)
+    plans: int = 0
+
+
+Make = Callable[[], Segment]
+
+
+@dataclass(slots=True)
+class Factors:
+    """Tables, the same with floors for costs, and per row of each how its segment is made (None: it stands for no segment)."""
+
+    tables: list[Table] = field(default_factory=list)
+    floors: list[Table] = field(default_factory=list)
+    rows: list[tuple[int, list[Make | None]]] = field(default_factory=list)
+
+    def add(self, first: int, scope: Sequence[str], found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]]) -> None:
+        """What may exist but was not found has a floor only."""
+        real = [row for row in found if row[1] is None or row[1].energy < inf]
+        self.tables.append(_table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in real]))
+        self.floors.append(_table(scope, [(at, (o.floor if o else 0.0, 0.0)) for at, o, _ in found]))
+        self.rows.append((first, [make for _, _, make in real]))
+
+
+def _table(scope: Sequence[str], rows: Sequence[tuple[tuple[int, ...], tuple[float, float]]]) -> Table:
+    return Table(tuple(scope), np.array([at for at, _ in rows], np.int64).reshape(len(rows), len(scope)),
+                 np.array([costs for _, costs in rows], np.float64).reshape(len(rows), 2))
+
+
+def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, constraints: Callable[[Einsum], Constraints],
+          near: float = 0.0) -> Solution | Infeasible:
+    """The best schedule with tiles handed on and tensors kept; its gap is to the best one of that space.
+
+    Of energy x delay: the best of what each objective finds; no schedule has less than the least energy times the least latency.
+    """
+    g = graph(arch, workload, objective, Nests(arch, objective, tiles, constraints, near))
+    found = _best(g)
+    if isinstance(found, Infeasible):
+        return found
+    schedules, floor = [found[0]], found[1]
+    if objective == "edp":
+        own: tuple[Objective, ...] = ("energy", "latency")
+        ends = [end for each in own if isinstance(end := _best(graph(arch, workload, each, Nests(arch, each, tiles, constraints, near))), tuple)]
+        schedules += [end[0] for end in ends]
+        floor = max(floor * floor, prod(least for _, least in ends) if len(ends) == 2 else 0.0)
+    priced = [one for each in schedules if isinstance(one := evaluate(arch, workload, each, objective), Solution)]
+    if not priced:
+        return Infeasible("the schedule", 1, 0, workload.name, "schedules")
+    best = min(priced, key=lambda one: (figure(objective, one.energy_pj, one.latency_cycles), one.energy_pj))
+    value = figure(objective, best.energy_pj, best.latency_cycles)
+    gap = above(value, floor)
+    return told(replace(best, saved=1 - value / _in_turn(g)), gap if gap > PRECISE else 0.0, space(g))
+
+
+def _best(g: Graph) -> tuple[Schedule, float] | Infeasible:
+    """The schedule that the factors say, and their floor in the unit that adds up."""
+    found = factors(g)
+    if isinstance(found, Infeasible):
+        return found
+    joined = join(found.tables, figure=g.objective)
+    if not joined.choices:
+        return Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
+    return schedule(g, found, joined.choices[0]), join(found.floors).floor
+
+
+def told(found: Solution, gap: float, where: str) -> Solution:
+    """With its certificate: where is the space that the gap is of."""
+    gap = min(gap, found.gap_to_bound)
+    text = f"optimal in {where}" if gap == 0 else f"at most {percent(gap)} above the optimum in {where}"
+    said = found.certificate.partition("not proven")[0] if found.schedule else ""
+    return replace(found, gap_in_space=gap, certificate=said + certified(text, found.gap_to_bound))
+
+
+def _in_turn(g: Graph) -> float:
+    """The figure of the best einsums in turn."""
+    own = [_single(g, i, dict.fromkeys((one.tensor for one in g.alive), 0), g.alive) for i in range(len(g.workload.einsums))]
+    energy, latency = (sum(one[0].energy if first else one[0].latency for one in own if one) for first in (True, False))
+    return figure(g.objective, energy, latency) if all(own) else inf
+
+
+def space(g: Graph) -> str:
+    """In words."""
+    if not g.levels:
+        return "schedules of einsums in turn (no level outside of all lanes holds what is made and read)"
+    longest = max((m.last - m.first + 1 for m in g.members), default=1)
+    kept = f"{len(g.alive)} of {len(g.alive) + g.left_out}" if g.left_out else f"{len(g.alive)}"
+    return (f"schedules in the order of the workload: segments of up to {longest} einsums under one shared loop (tiles divide, a rank of every result, "
+            f"{len(g.members)} segments), {kept} tensors kept whole at {' or '.join(level.name for level in g.levels)}")
+
+
+def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests) -> Graph:
+    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    levels = tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.holds)) if not arch.felt() else ()
+    made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
+    times = counts(workload)
+    readers: dict[str, list[int]] = {}
+    for i, e in enumerate(workload.einsums):
+        for t in {owner(p.tensor, made) for p in e.inputs} & set(made):
+            readers.setdefault(t, []).append(i)
+    alive = [one for t, own in readers.items() for one in [_alive(t, [made[t], *own], arch, workload, made)]
+             if any(one.bits <= (level.capacity_bits or inf) for level in levels) and all(times[i] == 1 for i in (made[t], *own))]
+    many = len(alive)
+    for i in range(len(workload.einsums)):
+        while len(here := [one for one in alive if one.first <= i <= one.last]) > MOST_ALIVE:
+            alive.remove(max(here, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
+    return Graph(arch, workload, objective, nests, levels, made, segments(workload) if levels else [], alive, many - len(alive))
+
+
+def _alive(t: str, users: Sequence[int], arch: Arch, workload: Workload, made: dict[str, int]) -> Alive:
+    p = workload.einsums[made[t]].output
+    dense = all(q.format == "dense" for i in users for q in workload.einsums[i].tensors() if owner(q.tensor, made) == t)
+    return Alive(t, users[0], max(users), p.stored_elems() * (p.bits or arch.word_bits) if dense else 1 << 62)
+
+
+def factors(g: Graph) -> Factors | Infeasible:
+    n, found = len(g.workload.einsums), Factors()
+    across = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
+    across = {i: labels for i, labels in across.items() if len(labels) > 1}
+    for i in range(n):
+        near = [j for j in (i - 1, i) if j in across]
+        kept = [one for one in g.alive if one.first <= i <= one.last]
+        rows: list[tuple[tuple[int, ...], Option | None, Make | None]] = []
+        for own in product(range(len(g.levels) + 1), repeat=len(kept)):
+            if single := _single(g, i, dict(zip((one.tensor for one in kept), own, strict=True)), kept):
+                rows.append(((*[0] * len(near), *own), *single))
+        if not rows and not near:
+            return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
+        borders = [b for b in product(*(range(len(across[j])) for j in near))
+                   if any(b) and _agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})]
+        rows += [((*b, *own), None, None) for b in borders for own in product(range(len(g.levels) + 1), repeat=len(kept))]
+        found.add(i, [*(f"border {j}" for j in near), *(KEEP + one.tensor for one in kept)], rows)
+    for i, labels in across.items():
+        if any(m and m.first == i for m in labels):
+            _starting(g, i, labels, found)
+    return found
+
+
+def _agree(i: int, at: dict[int, Members | None]) -> bool:
+    """Whether the borders of an einsum are those of one segment: on both sides, or where it begins or ends."""
+    left, right = at.get(i - 1), at.get(i)
+    if left and right:
+        return left is right
+    return (left is not None and left.last == i) or (right is not None and right.first == i)
+
+
+def _starting(g: Graph, i: int, labels: Sequence[Members | None], found: Factors) -> None:
+    """The factor of the segments that begin with an einsum."""
+    starting = [(label, m) for label, m in enumerate(labels) if m and m.first == i]
+    others = [label for label, m in enumerate(labels) if m is None or m.first < i]
+    kept = [one for one in g.alive if any(one.first <= m.last and one.last >= i for _, m in starting)]
+    rows: list[tuple[tuple[int, ...], Option | None, Make | None]] = []
+    for own in product(range(len(g.levels) + 1), repeat=len(kept)):
+        rows += [((label, *own), None, None) for label in others]
+        for label, m in starting:
+            rows += [((label, *own), *option) for option in _fused(g, m, dict(zip((one.tensor for one in kept), own, strict=True)), kept)]
+    found.add(i, [f"border {i}", *(KEEP + one.tensor for one in kept)], rows)
+
+
+def _kept(g: Graph, e: Einsum, labels: dict[str, int], v: int) -> frozenset[str]:
+    """Names by which an einsum has tensors that are kept at a level."""
+    return frozenset(p.tensor for p in e.tensors() if labels.get(owner(p.tensor, g.made)) == v + 1)
+
+
+def _room(g: Graph, labels: dict[str, int], alive: Sequence[Alive], first: int, last: int) -> tuple[int, float] | None:
+    """The one level at which tensors are kept meanwhile (-1: none), and what they leave of it; None: they do not fit, or lie at two."""
+    taken = [(labels[one.tensor] - 1, one.bits) for one in alive if labels[one.tensor] and one.first <= last and one.last >= first]
+    if not taken:
+        return -1, inf
+    v = taken[0][0]
+    left = (g.levels[v].capacity_bits or inf) - sum(bits for _, bits in taken)
+    return (v, left) if left >= 0 and all(u == v for u, _ in taken) else None
+
+
+def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> tuple[Option, Make] | None:
+    """An einsum alone in its segment."""
+    e, room = g.workload.einsums[i], _room(g, labels, alive, i, i)
+    if room is None:
+        return None
+    v, left = room
+    place = Place(g.levels[v].name, kept=_kept(g, e, labels, v)) if v >= 0 else Place()
+    if any(role(e, t) not in g.levels[v].holds for t in place.kept):
+        return None
+    nest = g.nests.best(e, place, left)
+    if nest.mapping is None:
+        return None if nest.floor == inf else (Option(inf, inf, counts(g.workload)[i] * nest.floor, Plan("", 0, 0, (), (e,))), lambda: Segment(()))
+    key = (canonical_key(e), place.level, tuple(p.tensor in place.kept for p in e.tensors()), str(renamed(nest.mapping, e)))
+    if key not in g.singles:
+        g.singles[key] = alone(g.arch, e, g.objective, place, nest.mapping)
+    cost, times = g.singles[key], counts(g.workload)[i]
+    plan = Plan(place.level, 0, 0, (), (e,), (nest.mapping,))
+    return (Option(times * cost.energy_pj, times * cost.latency_cycles, times * nest.floor, plan),
+            lambda: Segment((Branch(e.name, kept_nest(nest.mapping, g.arch, place)),)))
+
+
+def _fused(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive]) -> Iterator[tuple[Option, Make]]:
+    """The best plans of a segment beside what is kept."""
+    room = _room(g, labels, alive, m.first, m.last)
+    if room is None or any(labels.get(t) for t in m.handed):
+        return
+    own = g.workload.einsums[m.first:m.last + 1]
+    for v, level in enumerate(g.levels):
+        if room[0] not in (-1, v) or any(role(e, t) not in level.holds for e in own for t in m.handed if t in _names(e)):
+            continue
+        kept = [_kept(g, e, labels, v) for e in own]
+        if any(role(e, t) not in level.holds for e, has in zip(own, kept, strict=True) for t in has):
+            continue
+        for option in _planned(g, m, level, kept, min(room[1], level.capacity_bits or inf), _bar(g, m, labels, alive)):
+            yield option, partial(_segment, g.arch, m, own, option.plan, kept)
+
+
+def _bar(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive]) -> float:
+    """What the members cost alone beside the same kept tensors: a segment that costs more is never taken, where one figure ranks them."""
+    singles = [_single(g, i, labels | {one.tensor: labels.get(one.tensor, 0) for one in alive}, [one for one in alive if one.first <= i <= one.last])
+               for i in range(m.first, m.last + 1)] if g.objective != "edp" else [None]
+    return sum(figure(g.objective, one[0].energy, one[0].latency) if one else inf for one in singles)
+
+
+def _names(e: Einsum) -> set[str]:
+    return {p.tensor for p in e.tensors()}
+
+
+def _in_order(own: Sequence[Einsum]) -> list[str]:
+    return list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
+
+
+def _planned(g: Graph, m: Members, level: Level, kept: Sequence[frozenset[str]], room: float, bar: float) -> list[Option]:
+    """Of equal segments once: plans that were found in more room, and take no more than there is."""
+    own = g.workload.einsums[m.first:m.last + 1]
+    names = _in_order(own)
+    members = tuple((canonical_key(e), tuple(names.index(p.tensor) for p in e.tensors()), tuple(p.tensor in has for p in e.tensors()))
+                    for e, has in zip(own, kept, strict=True))
+    known = g.options.setdefault((members, tuple(t in m.leaving for t in m.handed), level.name), [])
+    for asked, limit, found in known:
+        if max((option.need for option in found), default=0) <= room <= asked and bar <= limit:
+            return found
+    found = _best_plans(g, m, own, level, kept, room, bar)
+    known.append((room, bar, found))
+    return found
+
+
+def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept: Sequence[frozenset[str]], room: float, bar: float) -> list[Option]:
+    """Plans by their bounds, best first, until no other is better than the best one, or than the einsums alone (bar). Where one figure ranks them, the best;
+    else those of some that no other of them dominates."""
+    ranked = g.objective != "edp"
+    bounds: dict[tuple[int, Place], float] = {}
+
+    def bound(j: int, place: Place) -> float:
+        if (j, place) not in bounds:
+            bounds[j, place] = g.nests.least(own[j], place)
+        return bounds[j, place]
+
+    left = [(sum(bound(j, place) for j, place in enumerate(_places(m, own, plan, kept))), number, plan, bits)
+            for number, (plan, bits) in enumerate(_plans(g, m, own, level, kept, room))]
+    heapq.heapify(left)
+    found: list[Option] = []
+    floor, best = inf, bar
+    while left and left[0][0] < best and (ranked or len(found) < EVALUATED):
+        _, _, plan, bits = heapq.heappop(left)
+        nests, least = _nests(g, own, _places(m, own, plan, kept), room - bits, best, bound)
+        if least >= best:
+            continue
+        floor = min(floor, least)
+        whole = replace(plan, nests=tuple(nest.mapping for nest in nests if nest.mapping))
+        if len(whole.nests) == len(own) and (option := _priced(g, m, own, whole, kept, bits + max(nest.bits for nest in nests))):
+            found.append(option)
+            best = min(best, figure(g.objective, option.energy, option.latency)) if ranked else best
+    floor = min([floor, *(one[0] for one in left[:1] if not ranked or one[0] < best)])
+    if not found and floor < inf:
+        return [Option(inf, inf, floor, Plan(level.name, 0, 0, (), tuple(own)))]
+    if ranked:
+        found = sorted(found, key=lambda one: (figure(g.objective, one.energy, one.latency), one.energy, one.latency))[:1]
+    return [replace(one, floor=min(floor, _unit(g, one))) for one in found if not any(
+        (b.energy, b.latency) != (one.energy, one.latency) and b.energy <= one.energy and b.latency <= one.latency for b in found)]
+
+
+def _nests(g: Graph, own: Sequence[Einsum], places: Sequence[Place], room: float, best: float,
+           bound: Callable[[int, Place], float]) -> tuple[list[Nest], float]:
+    """Nests of a plan, and the sum of their floors; no more of them once the plan cannot be better than the best one."""
+    found: list[Nest] = []
+    floors = [bound(j, place) for j, place in enumerate(places)]
+    for j, (e, place) in enumerate(zip(own, places, strict=True)):
+        if sum(floors) >= best:
+            break
+        found.append(g.nests.best(e, place, room))
+        floors[j] = max(floors[j], found[-1].floor)
+    return found, sum(floors)
+
+
+def _unit(g: Graph, one: Option) -> float:
+    value = figure(g.objective, one.energy, one.latency)
+    return sqrt(value) if g.objective == "edp" else value
+
+
+def _plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept: Sequence[frozenset[str]], room: float) -> Iterator[tuple[Plan, int]]:
+    """Loops, and which of the tensors that they do not cut are held, with the bits of what is shared, as far as these fit."""
+    names = [t for e in own for t in sorted(_names(e))]
+    for number, axis in enumerate(m.axes):
+        may = sorted((-held_elems(p, e.sizes()) * bits_of(e, g.arch)[p.tensor], p.tensor) for e, rank, has in zip(own, axis, kept, strict=True)
+                     for p in e.tensors() if p.tensor not in m.handed and p.tensor not in has and rank not in p.ranks()
+                     and names.count(p.tensor) == 1 and role(e, p.tensor) in level.holds)[:MOST_HELD]
+        n = own[0].sizes()[axis[0]]
+        for tile in (t for t in range(1, n) if n % t == 0):
+            tiles = sum(held_elems(e.output, e.sizes() | {rank: tile}) * bits_of(e, g.arch)[e.output.tensor] for e, rank in zip(own, axis, strict=True)
+                        if e.output.tensor in m.handed) * (2 if level.double_buffer else 1)
+            for held in (held for many in range(len(may) + 1) for held in combinations(may, many)):
+                if (bits := tiles - sum(size for size, _ in held)) <= room:
+                    yield Plan(level.name, number, tile, tuple(t for _, t in held), tuple(own)), bits
+
+
+def _places(m: Members, own: Sequence[Einsum], plan: Plan, kept: Sequence[frozenset[str]]) -> list[Place]:
+    held = frozenset(dict(zip(_in_order(plan.like), _in_order(own), strict=True))[t] for t in plan.held)
+    return [Place(plan.level, rank, plan.tile, frozenset(m.handed) & _names(e), held & _names(e), has, m.leaving & {e.output.tensor})
+            for e, rank, has in zip(own, m.axes[plan.axis], kept, strict=True)]
+
+
+def _segment(arch: Arch, m: Members, own: Sequence[Einsum], plan: Plan, kept: Sequence[frozenset[str]]) -> Segment:
+    """The text of a plan, for einsums of the same form that may have other names."""
+    outer, ranks, places = arch.levels[0].name, m.axes[plan.axis], _places(m, own, plan, kept)
+    held = [t for place in places for t in sorted(place.held)]
+    nodes: tuple[Loop | Store, ...] = (*(Store(outer, t) for t in (*(t for t in m.handed if t in m.leaving), *held)), *(Store(plan.level, t) for t in held),
+             Loop(ranks[0], plan.tile), *(Store(plan.level, t) for t in m.handed))
+    branches = [Branch(e.name, kept_nest(renamed(nest, like, e), arch, place), ((ranks[0], rank),) if rank != ranks[0] else ())
+                for e, place, nest, like, rank in zip(own, places, plan.nests, plan.like, ranks, strict=True)]
+    return Segment(tuple(branches), nodes)
+
+
+def _priced(g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, kept: Sequence[frozenset[str]], need: int) -> Option | None:
+    """The evaluator's price of a segment, None where it does not fit."""
+    g.plans += 1
+    (members,) = placed.placed(g.arch, Workload("", tuple(own)), Schedule((_segment(g.arch, m, own, plan, kept),)))
+    energy = latency = 0.0
+    for one, has in zip(members, kept, strict=True):
+        stays = tuple((p.tensor, plan.level, Fraction(1)) for p in one.einsum.tensors() if p.tensor in has)
+        cost = einsum_cost(Problem(g.arch, one.einsum, g.objective, replace(one.boundary, kept=stays)), one.nest)
+        if not isinstance(cost, EinsumCost):
+            return None
+        energy, latency = energy + cost.energy_pj, latency + cost.latency_cycles
+    return Option(energy, latency, inf, plan, need)
+
+
+def schedule(g: Graph, found: Factors, best: Choice) -> Schedule:
+    """Of the rows that were chosen."""
+    made = {first: make() for (first, rows), pick in zip(found.rows, best.rows, strict=True) if (make := rows[pick])}
+    labels = {node.removeprefix(KEEP): label for node, label in best.labels.items() if node.startswith(KEEP) and label}
+    keeps = sorted((g.levels[label - 1].name, t) for t, label in labels.items())
+    return Schedule(tuple(made[first] for first in sorted(made)), tuple(Keep(level, t, Fraction(1)) for level, t in keeps))

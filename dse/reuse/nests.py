@@ -1,0 +1,214 @@
+"""Nests of einsums in a schedule: the mapper's answer where tensors stand at a level already, in the room that is left, under a shared loop.
+
+A mapping below a shared loop is one of the einsum of a single trip; a tensor that others bring in, or take away, has no node further out than its home, and
+takes no room there: that is the schedule's. What the mapper does not know: tiles that are refilled in every trip may have to be doubled. An answer that fits
+all the same is the optimum; else one for less room is taken, and the first one is the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import inf, sqrt
+
+from dse.dataflow.optimal import optimal
+from dse.dataflow.space import Constraints, Tiles
+from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.reuse.trips import trips
+from dse.schedule import renamed
+from dse.sim import bounds
+from dse.sim.boundary import ALONE, Boundary
+from dse.sim.cost import room_bits
+from dse.sim.counts import footprints
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.sim.parts import bits_of, per_elem
+from hw.arch import Arch
+from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
+
+BELOW = Boundary(branched=True)  # others bring in what it reads: no bound of an einsum that stands alone holds
+TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an einsum stands. rank, tile: of the shared loop, "" where there is none. level: where tensors have their homes.
+
+    handed: tiles that einsums of the segment hand on; held: whole, brought in once; kept: whole, from the einsum that makes it to the last that reads it;
+    leaving: handed on, and written out too.
+    """
+
+    level: str = ""
+    rank: str = ""
+    tile: int = 0
+    handed: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
+
+    def homes(self) -> frozenset[str]:
+        return self.handed | self.held | self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """An einsum's own nest at a place, None: none was found. bits: room of its own at the level. floor: no nest there costs less, in the unit that adds up over
+    einsums (energy, cycles, root of energy x cycles)."""
+
+    mapping: Mapping | None
+    bits: int
+    floor: float
+
+
+@dataclass(slots=True)
+class Nests:
+    """Answers of the mapper, by einsum, place and room; equal einsums are solved once."""
+
+    arch: Arch
+    objective: str
+    tiles: Tiles
+    constraints: Callable[[Einsum], Constraints]
+    near: float
+    known: dict[tuple[object, ...], list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
+    searches: int = 0
+
+    def best(self, e: Einsum, place: Place, room: float) -> Nest:
+        """The nest of an einsum at a place, in `room` bits of its own at the level. An answer for more room that takes no more than there is holds for less."""
+        order = [p.tensor for p in (e.output, *e.inputs)]
+        ranks = list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank, _ in d.terms))
+        names = [tuple(order.index(t) for t in order if t in own) for own in (place.handed, place.held, place.kept, place.leaving)]
+        key = (canonical_key(e), place.level, ranks.index(place.rank) if place.rank else -1, place.tile, *names)
+        known = self.known.setdefault(key, [])
+        for asked, first, nest in known:
+            if room == asked or (nest.bits <= room <= asked if nest.mapping else room <= asked and nest.floor == inf):
+                return nest if first is e or not nest.mapping else replace(nest, mapping=renamed(nest.mapping, first, e))
+        nest = self._solved(e, place, room)
+        known.append((room, e, nest))
+        return nest
+
+    def _solved(self, e: Einsum, place: Place, room: float) -> Nest:
+        v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
+        (trip, many), *others = trips(e, place.rank, place.tile) if place.rank else ((e, 1),)
+        floor, asked = 0.0, room
+        for attempt in range(TRIES):
+            found = self._asked(trip, place, self.arch, v, asked)
+            if not isinstance(found, EinsumCost):
+                return Nest(None, 0, floor if attempt or found.unit == "nodes" else inf)  # nodes: the search did not come to an end
+            if not attempt:
+                floor = many * self._unit(found) + sum(n * self._other(one, place, v, room) for one, n in others) + self.once(e, place)
+            own = replace(found.mapping, nodes=tuple(n for n in found.mapping.nodes if not (isinstance(n, Store) and n.tensor in place.homes()
+                                                                                          and n.level == place.level)))
+            rooms = own_bits(e, self.arch, place, own)
+            if rooms.get(place.level, 0) <= room and all(level.capacity_bits is None or rooms.get(level.name, 0) <= level.capacity_bits
+                                                         for level in self.arch.levels if level.name != place.level):
+                return Nest(own, rooms.get(place.level, 0), floor)
+            asked *= min(room / max(rooms.get(place.level, 0), 1), 0.9)
+        return Nest(None, 0, floor)
+
+    def _asked(self, e: Einsum, place: Place, arch: Arch, v: int, room: float) -> EinsumCost | Infeasible:
+        self.searches += 1
+        if place.level and room < inf:
+            arch = replace(arch, levels=tuple(replace(level, capacity_bits=int(room)) if i == v else level for i, level in enumerate(arch.levels)))
+        constraints = self.constraints(e)
+        if place.homes():
+            homes = tuple(sorted((t, place.level) for t in place.homes()))
+            constraints = replace(constraints, homes=homes, name=constraints.name)
+        found = optimal(Problem(arch, e, self.objective, BELOW if place.homes() or place.rank else ALONE), self.tiles, constraints, near=self.near)
+        return found if isinstance(found, Infeasible) else found[0]
+
+    def _unit(self, found: EinsumCost) -> float:
+        value = figure(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space)
+        return sqrt(value) if self.objective == "edp" else value
+
+    def _other(self, trip: Einsum, place: Place, v: int, room: float) -> float:
+        """What a trip that padding cuts adds to the floor: energy without leakage. Their cycles may hide behind those of other trips."""
+        if self.objective != "energy":
+            return 0.0
+        still = replace(self.arch, levels=tuple(replace(level, leak_mw=0.0) for level in self.arch.levels),
+                        compute=replace(self.arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
+        found = self._asked(trip, place, still, v, room)
+        return self._unit(found) if isinstance(found, EinsumCost) else 0.0
+
+    def once(self, e: Einsum, place: Place) -> float:
+        """Energy of what moves once for all trips: held tensors in, leaving ones out."""
+        if self.objective != "energy":
+            return 0.0
+        outer, level = self.arch.levels[0], next((one for one in self.arch.levels if one.name == place.level), self.arch.levels[0])
+        total = 0.0
+        for p in e.tensors():
+            words, bits = compulsory_elems(p, e.sizes()), p.bits or self.arch.word_bits
+            if p.tensor in place.held:
+                total += words * (per_elem(outer, bits) * outer.read_pj + per_elem(level, bits) * level.write_pj)
+            elif p is e.output and p.tensor in place.leaving:
+                total += words * (per_elem(outer, bits) * outer.write_pj + per_elem(level, bits) * level.read_pj)
+        return total
+
+    def least(self, e: Einsum, place: Place) -> float:
+        """A bound that asks for no nest there: compulsory words at the outermost level and operations; and what the einsum costs without a shared loop, less
+        what it then moves of tensors that are handed on.
+
+        For with nodes of these at the outermost level, any nest below a shared loop is one of the einsum alone, in no more room. Their words keep ports busy,
+        at most for the time of both, which counts twice where fills and work wait for each other.
+        """
+        (trip, many), *_ = trips(e, place.rank, place.tile)
+        outer = self.arch.levels[0]
+        still = replace(self.arch, levels=(replace(outer, bandwidth=inf), *self.arch.levels[1:]))
+        energy, cycles = bounds.floor(bounds.needs(trip), bounds.rates(still))
+        for p in trip.tensors():
+            if p.tensor in place.homes():
+                pj = outer.write_pj if p is trip.output else outer.read_pj
+                energy -= bounds.words(p, trip) * per_elem(outer, p.bits or self.arch.word_bits) * (0 if outer.bypass else pj)
+        if self.objective == "edp":
+            return many * sqrt(energy * cycles)
+        own = many * figure(self.objective, energy, cycles) + self.once(e, place)
+        return max(own, self._alone(e, place) - sum(self._passed(e, p, place.level) for p in e.tensors()
+                                                    if p.tensor in place.handed and not (p is e.output and p.tensor in place.leaving)))
+
+    def _alone(self, e: Einsum, place: Place) -> float:
+        level = next(level for level in self.arch.levels if level.name == place.level)
+        return self.best(e, Place(place.level, kept=place.kept) if place.kept else Place(), level.capacity_bits or inf if place.kept else inf).floor
+
+    def _passed(self, e: Einsum, p: Projection, name: str) -> float:
+        """What it costs at most to move a tensor between the outermost level and another one."""
+        outer, level = self.arch.levels[0], next(level for level in self.arch.levels if level.name == name)
+        words, bits = p.stored_elems(), p.bits or self.arch.word_bits
+        far, near = words * per_elem(outer, bits), words * per_elem(level, bits)
+        cycles = (far / outer.bandwidth + near / level.bandwidth) * (1 if self.arch.overlap == "free" else 2)
+        pj = far * outer.write_pj + near * level.read_pj if p is e.output else far * outer.read_pj + near * level.write_pj
+        return cycles if self.objective == "latency" else pj + cycles * self.arch.leak_mw() / self.arch.clock_ghz
+
+
+def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:
+    """The shared part of a segment as a member sees it, without what only others have."""
+    order = [p.tensor for p in e.tensors()]
+    return (*(Store(place.level, t) for t in order if t in place.held), *([Loop(place.rank, place.tile)] if place.rank else []),
+            *(Store(place.level, t) for t in order if t in place.handed))
+
+
+def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int]:
+    """Room per level that an einsum's own nodes take at a place."""
+    outer = outer_nodes(e, place)
+    whole = Mapping((*outer, *own.nodes), fork=len(outer) if place.rank else 0)
+    rows = footprints(whole, e)[sum(isinstance(n, Store) for n in outer):]
+    levels, bits = {level.name: level for level in arch.levels}, bits_of(e, arch)
+    found: dict[str, int] = {}
+    for row in rows:
+        if row.tensor not in place.kept or row.level != place.level:
+            found[row.level] = found.get(row.level, 0) + room_bits(row, levels[row.level], bits)
+    return found
+
+
+def kept_nest(own: Mapping, arch: Arch, place: Place) -> Mapping:
+    """With the nodes that the share of a kept tensor that stays does without."""
+    nodes = [Store(level, t) for t in sorted(place.kept) for level in (arch.levels[0].name, place.level)]
+    return replace(own, nodes=(*nodes, *own.nodes))
+
+
+def alone(arch: Arch, e: Einsum, objective: str, place: Place, nest: Mapping) -> EinsumCost:
+    """The evaluator's price of an einsum in a segment of its own, some of its tensors kept. Raises ValueError where what is kept does not fit."""
+    around = Boundary(kept=tuple((p.tensor, place.level, Fraction(1)) for p in e.tensors() if p.tensor in place.kept)) if place.kept else ALONE
+    found = einsum_cost(Problem(arch, e, objective, around), kept_nest(nest, arch, place))
+    if not isinstance(found, EinsumCost):
+        raise ValueError(str(found))
+    return found
+

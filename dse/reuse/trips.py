@@ -1,0 +1,110 @@
+"""What einsums may share a loop, and one trip of an einsum under it (docs/reuse.md, Fused tiles).
+
+    segment                      members: einsums next to each other in the order of the workload
+      store DRAM W;  store G W   held: brought in once for all trips, whole
+      for m in tiles of 8        one loop in time, over a rank of every member's output
+        store G T                handed: made and read in the segment, tile by tile
+        einsum a ...             what else a member has comes from the outermost level in every trip
+        einsum b ...
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from workloads.einsum import Dim, Einsum, Projection
+from workloads.graph import Workload, counts, owner
+
+MOST_MEMBERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Einsums first to last of a workload. handed: tensors that one makes and others read; leaving: those of them that others read too; axes: ranks, one per
+    member, that a shared loop may run over."""
+
+    first: int
+    last: int
+    handed: tuple[str, ...]
+    leaving: frozenset[str]
+    axes: tuple[tuple[str, ...], ...]
+
+
+def segments(workload: Workload) -> list[Members]:
+    """All runs of einsums that hand tensors on, and that a loop can be shared by. The first makes one of them, the last reads one: others gain nothing."""
+    made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
+    readers: dict[str, set[int]] = {}
+    for i, e in enumerate(workload.einsums):
+        for p in e.inputs:
+            readers.setdefault(owner(p.tensor, made), set()).add(i)
+    once = [n == 1 for n in counts(workload)]
+    found = []
+    for first in range(len(workload.einsums)):
+        for last in range(first + 1, min(first + MOST_MEMBERS, len(workload.einsums))):
+            own = workload.einsums[first:last + 1]
+            if not all(once[first:last + 1]):
+                break
+            handed = tuple(e.output.tensor for e in own if any(first <= i <= last for i in readers.get(e.output.tensor, ())))
+            leaving = frozenset(t for t in handed if any(not first <= i <= last for i in readers[t]))
+            ends = own[0].output.tensor in handed and any(owner(p.tensor, made) in handed for p in own[-1].inputs)
+            if ends and (axes := tuple(_axes(own, handed, made))):
+                found.append(Members(first, last, handed, leaving, axes))
+    return found
+
+
+def _axes(own: Sequence[Einsum], handed: Sequence[str], made: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """Ranks of the members that cut every tensor that is handed on alike, into tiles that are complete when they are read."""
+    users = {t: [p for e in own for p in e.tensors() if owner(p.tensor, made) == t] for t in handed}
+    if all(p.tensor == t and _alike(p, users[t][0]) for t in handed for p in users[t]):
+        yield from _extended(own, frozenset(handed), (), {})
+
+
+def _extended(own: Sequence[Einsum], handed: frozenset[str], ranks: tuple[str, ...], at: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """ranks: of the first members; at: the dimension in which they cut each tensor. A member between others that has none of the tensors takes any rank."""
+    if len(ranks) == len(own):
+        yield ranks
+        return
+    e = own[len(ranks)]
+    for rank in (rank for rank, n in e.extents if rank in e.output.full() and n == own[0].sizes().get(ranks[0] if ranks else rank) and n > 1):
+        mine = {p.tensor: next((i for i, dim in enumerate(p.dims) if alone(dim, e) == rank), -1) for p in e.tensors() if p.tensor in handed}
+        if all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):
+            yield from _extended(own, handed, (*ranks, rank), {**at, **mine})
+
+
+def _alike(p: Projection, q: Projection) -> bool:
+    return p.bits == q.bits and p.format == q.format == "dense" and [(d.size, d.offset) for d in p.dims] == [(d.size, d.offset) for d in q.dims]
+
+
+def alone(dim: Dim, e: Einsum) -> str | None:
+    """The rank that runs over a whole dimension, if one does."""
+    if len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and e.sizes()[dim.terms[0][0]] == dim.size:
+        return dim.terms[0][0]
+    return None
+
+
+@lru_cache(maxsize=1 << 14)
+def trips(e: Einsum, rank: str, tile: int) -> tuple[tuple[Einsum, int], ...]:
+    """Different trips of a loop over a rank, the most frequent first, and how often each is: they differ where padding cuts windows."""
+    n = e.sizes()[rank]
+    if all(d.offset >= 0 and d.offset + sum(c * (e.sizes()[r] - 1) for r, c in d.terms) < d.size for p in e.tensors() for d in p.dims if rank in d.ranks()):
+        return ((_trip(e, rank, tile, 0), n // tile),)
+    return tuple(Counter(_trip(e, rank, tile, at) for at in range(0, n, tile)).most_common())
+
+
+def _trip(e: Einsum, rank: str, tile: int, at: int) -> Einsum:
+    extents = {r: tile if r == rank else n for r, n in e.extents}
+
+    def cut(p: Projection) -> Projection:
+        return replace(p, dims=tuple(_cut(d, rank, at, extents) if rank in d.ranks() else d for d in p.dims))
+
+    return replace(e, output=cut(e.output), inputs=tuple(cut(p) for p in e.inputs), extents=tuple(extents.items()))
+
+
+def _cut(dim: Dim, rank: str, at: int, extents: Mapping[str, int]) -> Dim:
+    """What a trip sees of a dimension: its hull, clipped as the dimension is."""
+    low = dim.offset + dict(dim.terms)[rank] * at
+    size = 1 + sum(c * (extents[r] - 1) for r, c in dim.terms)
+    return replace(dim, offset=0, size=size) if low >= 0 and low + size <= dim.size else replace(dim, offset=low)

@@ -1,0 +1,242 @@
+"""Every schedule of a small workload with one shared loop per segment and tensors kept whole, by evaluating each nest: what fused tiles are proven against.
+
+Shares the evaluator with dse/reuse, and the list of all mappings with the proofs of the mapper; which loops may be shared is what `faults` lets pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import chain, combinations, product
+from math import inf
+from random import Random
+
+from dse.dataflow.space import FREE, least
+from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.reuse.fused import Objective, fused
+from dse.schedule import Branch, Schedule, Segment
+from dse.sim import boundary, placed
+from dse.sim.cost import room_bits
+from dse.sim.evaluate import Problem, einsum_cost, figure
+from dse.sim.faults import faults
+from hw.arch import Arch, Compute, Fanout, Level
+from tests.enumeration import mappings, size
+from workloads.einsum import Einsum, einsum
+from workloads.graph import Workload
+
+MOST = 700  # mappings of an einsum
+CLOSE = 1e-9
+
+
+def subsets(items: list[str]) -> Iterator[tuple[str, ...]]:
+    return chain.from_iterable(combinations(items, n) for n in range(len(items) + 1))
+
+
+def small_workload(rng: Random, many: int) -> Workload:
+    """Chains, residual edges, branches, shared inputs; products, sums, windows, functions."""
+    shapes, weights, found = {"X": (rng.choice([2, 3, 4]), rng.choice([2, 4]))}, set(), []
+    for i in range(many):
+        a = f"T{i - 1}" if i and rng.random() < 0.7 else rng.choice([t for t in shapes if t not in weights])
+        rows, columns = shapes[a]
+        m, n, k = (f"{rank}{i}" if rng.random() < 0.5 else rank for rank in "mnk")
+        alike = [t for t in shapes if shapes[t] == (rows, columns) and t != a]
+        kind = rng.choice(["gemm", "gemm", "add", "map", "window", "left"])
+        if kind == "add" and alike:
+            found.append(einsum(f"T{i}[{m},{n}] = {a}[{m},{n}] + {rng.choice(alike)}[{m},{n}]", {m: rows, n: columns}, f"e{i}"))
+            shapes[f"T{i}"] = (rows, columns)
+        elif kind == "window" and columns > 2:
+            pad = rng.randint(0, 1)
+            wide = columns + 2 * pad - 1
+            found.append(einsum(f"T{i}[{m},{n}] += {a}[{m},{n}+{k}{f'-{pad}' if pad else ''}] * W{i}[{k}]", {m: rows, n: wide, k: 2}, f"e{i}",
+                                sizes={a: (rows, columns)}))
+            shapes[f"T{i}"] = (rows, wide)
+            weights.add(f"W{i}")
+        elif kind == "left":
+            wide = rng.choice([2, 3])
+            found.append(einsum(f"T{i}[{n},{m}] += W{i}[{n},{k}] * {a}[{k},{m}]", {n: wide, m: columns, k: rows}, f"e{i}"))
+            shapes[f"T{i}"] = (wide, columns)
+            weights.add(f"W{i}")
+        elif kind == "gemm":
+            wide = rng.choice([2, 3])
+            found.append(einsum(f"T{i}[{m},{n}] += {a}[{m},{k}] * W{i}[{k},{n}]", {m: rows, n: wide, k: columns}, f"e{i}"))
+            shapes[f"T{i}"] = (rows, wide)
+            weights.add(f"W{i}")
+        else:
+            found.append(einsum(f"T{i}[{m},{n}] = relu({a}[{m},{n}])", {m: rows, n: columns}, f"e{i}"))
+            shapes[f"T{i}"] = (rows, columns)
+    return Workload("random", tuple(found), frozenset(weights))
+
+
+def small_machine(rng: Random, overlap: str) -> Arch:
+    """Room for some of the tensors. Lanes below the buffer, or none."""
+    leak = rng.choice([0.0, 0.0, 2.0])
+    levels = (Level("DRAM", None, 8, rng.choice([20.0, 200.0]), 200.0, rng.choice([1.0, 4.0]), bypass=False, leak_mw=leak),
+              Level("GLB", 8 * rng.choice([4, 8, 12, 16, 24, 40]), 8, 2.0, 3.0, rng.choice([1.0, 8.0]), bypass=rng.random() < 0.8,
+                    double_buffer=overlap == "buffered" and rng.random() < 0.5))
+    flags = (rng.random() < 0.7, rng.random() < 0.7)
+    fanouts = (Fanout("array", 2, (("X", 2),), flags[:1], flags[1:]),) if rng.random() < 0.5 else ()
+    return Arch("small", levels, fanouts, Compute(1.0, 0.5), 1.0, 8, overlap=overlap)  # type: ignore[arg-type]
+
+
+def random_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
+    rng = Random(seed)
+    while True:
+        arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 4))
+        if all(size(e, arch, "perfect", limit=MOST) <= MOST for e in workload.einsums):
+            return arch, workload
+
+
+def handed_on(own: tuple[Einsum, ...]) -> frozenset[str]:
+    return frozenset(e.output.tensor for e in own if any(e.output.tensor in {p.tensor for p in o.inputs} for o in own))
+
+
+def _tensors(e: Einsum) -> list[str]:
+    return [p.tensor for p in e.tensors()]
+
+
+@dataclass
+class Everything:
+    """The least figure of all schedules. nests: (cost, own bits at GLB) of an einsum's nests where it stands."""
+
+    arch: Arch
+    workload: Workload
+    objective: Objective
+    nests: dict[object, list[tuple[float, int]]] = field(default_factory=dict)
+    shared: dict[object, int] = field(default_factory=dict)
+    legal: dict[object, bool] = field(default_factory=dict)
+
+    def best(self) -> float:
+        readers = {e.output.tensor: [o.name for o in self.workload.einsums if e.output.tensor in {p.tensor for p in o.inputs}] for e in self.workload.einsums}
+        return min((self.rest(0, frozenset(kept)) for kept in subsets([t for t in readers if readers[t]])), default=inf)
+
+    def rest(self, first: int, kept: frozenset[str]) -> float:
+        if first == len(self.workload.einsums):
+            return 0.0
+        return min(self.segment(first, last, kept) + self.rest(last, kept) for last in range(first + 1, len(self.workload.einsums) + 1))
+
+    def segment(self, first: int, last: int, kept: frozenset[str]) -> float:
+        own = self.workload.einsums[first:last]
+        places = [(i, p.tensor) for i, e in enumerate(self.workload.einsums) for p in e.tensors()]
+        spans = {t: [i for i, tensor in places if tensor == t] for t in kept}
+        elems = {e.output.tensor: e.output.stored_elems() for e in self.workload.einsums}
+        room = self.arch.levels[1].capacity_bits - 8 * sum(elems[t] for t, at in spans.items() if at[0] < last and at[-1] >= first)
+        if room < 0:
+            return inf
+        if len(own) == 1:
+            return self.branch(own, 0, None, (), kept, room)
+        handed = handed_on(own)
+        if not handed or kept & handed:
+            return inf
+        found = inf
+        for ranks in product(*(sorted(e.output.full()) for e in own)):
+            n = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
+            tensors = [p.tensor for e in own for p in e.tensors()]
+            free = sorted({p.tensor for e, rank in zip(own, ranks, strict=True) for p in e.tensors()
+                           if rank not in p.ranks() and tensors.count(p.tensor) == 1} - handed - kept)
+            for tile in (t for t in range(1, min(n)) if min(n) % t == 0) if len(n) == 1 else ():
+                for held in subsets(free):
+                    key = (first, last, ranks, tile)
+                    if key not in self.legal:
+                        self.legal[key] = self.allowed(first, last, ranks, tile)
+                    if self.legal[key]:
+                        loop = (ranks, tile)
+                        left = room - self.outer(own, loop, held)
+                        found = min(found, sum(self.branch(own, j, loop, held, kept, left) for j in range(len(own)))) if left >= 0 else found
+        return found
+
+    def text(self, own: tuple[Einsum, ...], loop: tuple[tuple[str, ...], int], held: tuple[str, ...], nests: list[Mapping]) -> Segment:
+        ranks, tile = loop
+        makes = [e.output.tensor for e in own if e.output.tensor in handed_on(own)]
+        outside = {p.tensor for o in self.workload.einsums if o not in own for p in o.inputs}
+        nodes = (*(Store("DRAM", t) for t in makes if t in outside), *(Store(level, t) for t in held for level in ("DRAM", "GLB")), Loop(ranks[0], tile),
+                 *(Store("GLB", t) for t in makes))
+        return Segment(tuple(Branch(e.name, nest, ((ranks[0], rank),) if rank != ranks[0] else ())
+                             for e, nest, rank in zip(own, nests, ranks, strict=True)), nodes)
+
+    def allowed(self, first: int, last: int, ranks: tuple[str, ...], tile: int) -> bool:
+        own = self.workload.einsums[first:last]
+        nests = [next(self.all(e, rank, tile, handed_on(own)), None) for e, rank in zip(own, ranks, strict=True)]
+        if any(nest is None for nest in nests):
+            return True
+        alone = [Segment((Branch(e.name, least(e, self.arch)),)) for e in self.workload.einsums]
+        whole = Schedule((*alone[:first], self.text(own, (ranks, tile), (), nests), *alone[last:]))  # type: ignore[arg-type]
+        return not faults(self.arch, self.workload, whole)
+
+    def all(self, e: Einsum, rank: str, tile: int, near: frozenset[str]) -> Iterator[Mapping]:
+        """Nests below a fork; of tensors that are near, without their node at GLB."""
+        trip = replace(e, extents=tuple((r, tile if r == rank else n) for r, n in e.extents))
+        levels = (replace(self.arch.levels[0], bypass=True), *self.arch.levels[1:])
+        seen = set()
+        for found in mappings(Problem(replace(self.arch, levels=levels), trip, self.objective), "perfect", "tensors"):
+            first: dict[str, str] = {}
+            for node in found.nodes:
+                if isinstance(node, Store):
+                    first.setdefault(node.tensor, node.level)
+            if all(level == ("GLB" if t in near else "DRAM") for t, level in first.items()):
+                nest = replace(found, nodes=tuple(n for n in found.nodes if not (isinstance(n, Store) and n.level == "GLB" and n.tensor in near)))
+                if str(nest) not in seen:
+                    seen.add(str(nest))
+                    yield nest
+
+    def outer(self, own: tuple[Einsum, ...], loop: tuple[tuple[str, ...], int], held: tuple[str, ...]) -> int:
+        """Bits of shared nodes: of tiles of the loop, and of what is held whole."""
+        total = 0
+        for e, rank in zip(own, loop[0], strict=True):
+            sizes = e.sizes()
+            for p in e.tensors():
+                extents = sizes | ({rank: loop[1]} if p.tensor not in held else {})
+                elems = 1
+                for d in p.dims:
+                    elems *= 1 + sum(c * (extents[r] - 1) for r, c in d.terms)
+                twice = 2 if self.arch.levels[1].double_buffer else 1  # a tile that is made anew in every trip
+                total += 8 * elems * (1 if p.tensor in held else twice if p is e.output and p.tensor in handed_on(own) else 0)
+        return total
+
+    def branch(self, own: tuple[Einsum, ...], j: int, loop: tuple[tuple[str, ...], int] | None, held: tuple[str, ...], kept: frozenset[str],
+               room: int) -> float:
+        e = own[j]
+        mine = tuple(t for t in held if t in {p.tensor for p in e.tensors()})
+        stays = tuple(p.tensor for p in e.tensors() if p.tensor in kept)
+        key = (tuple(o.name for o in own) if loop else (), e.name, loop, mine, stays)
+        if key not in self.nests:
+            self.nests[key] = list(self.prices(own, j, loop, mine, stays))
+        return min((cost for cost, bits in self.nests[key] if bits <= room), default=inf)
+
+    def prices(self, own: tuple[Einsum, ...], j: int, loop: tuple[tuple[str, ...], int] | None, held: tuple[str, ...],
+               kept: tuple[str, ...]) -> Iterator[tuple[float, int]]:
+        e = own[j]
+        handed = handed_on(own) if loop else frozenset()
+        near = frozenset({*handed, *held, *kept} & {p.tensor for p in e.tensors()})
+        wide = replace(self.arch, levels=(self.arch.levels[0], replace(self.arch.levels[1], capacity_bits=None)))
+        rank, tile = (loop[0][j], loop[1]) if loop else (next(iter(e.sizes())), e.sizes()[next(iter(e.sizes()))])
+        fill = [least(o, self.arch) for o in own]
+        for nest in self.all(e, rank, tile, near):
+            nest = replace(nest, nodes=(*(Store(level, t) for t in kept for level in ("DRAM", "GLB")), *nest.nodes))
+            segment = self.text(own, loop, held, [*fill[:j], nest, *fill[j + 1:]]) if loop else Segment((Branch(e.name, nest),))
+            mini = Workload("", own if loop else (e,))
+            one = placed.placed(wide, mini, Schedule((segment,)))[0][j if loop else 0]
+            around = replace(one.boundary, kept=tuple((t, "GLB", Fraction(1)) for t in kept)) if kept else one.boundary
+            cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
+            if isinstance(cost, Infeasible):  # too many lanes
+                continue
+            found = boundary.held(around, boundary.joined(around, one.nest), e, wide)
+            bits = sum(room_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8)) for row in found if row.level == "GLB" and row.tensor not in near)
+            yield figure(self.objective, cost.energy_pj, cost.latency_cycles), bits
+
+
+def wrong(seed: int, overlap: str = "free") -> list[str]:
+    """What the engine says otherwise of one random case: its figure, its gap."""
+    arch, workload = random_case(seed, overlap)
+    lines = []
+    objectives: tuple[Objective, ...] = ("energy", "latency")
+    for objective in objectives:
+        found = fused(arch, workload, objective, "perfect", lambda _: FREE)
+        best = Everything(arch, workload, objective).best()
+        if isinstance(found, Infeasible):
+            lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
+            continue
+        value = figure(objective, found.energy_pj, found.latency_cycles)
+        if value < best * (1 - CLOSE) or value > (1 + found.gap_in_space) * best * (1 + CLOSE):
+            lines.append(f"seed {seed} {objective}: {value}, {found.certificate.partition(' schedules ')[0]}, enumerated {best}")
+    return lines

@@ -1,0 +1,128 @@
+"""Fused tiles and kept tensors: against every schedule of small workloads, walked element by element, and through the product."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import dse
+from dse.dataflow.space import FREE
+from dse.nest import Infeasible
+from dse.reuse import fused
+from dse.reuse.nests import Nests
+from dse.reuse.trips import segments, trips
+from dse.sim.evaluate import Solution, figure
+from dse.sim.faults import faults
+from hw import machine
+from tests.fusions import random_case, wrong
+from tests.test_schedule_walks import compared
+from workloads.einsum import einsum
+from workloads.graph import Workload
+
+A2S = machine.arch(machine.load("a2s"))
+
+
+def chain(many: int, m: int = 128, n: int = 64) -> Workload:
+    """Products of a matrix with weights, one after the other."""
+    return Workload(f"chain{many}", tuple(einsum(f"T{i + 1}[m,n{i + 1}] += T{i}[m,n{i}] * W{i}[n{i},n{i + 1}]", {"m": m, f"n{i}": n, f"n{i + 1}": n}, f"MM{i}")
+                                          for i in range(many)), frozenset(f"W{i}" for i in range(many)))
+
+
+def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[Solution, fused.Graph]:
+    nests = Nests(A2S, objective, "ragged_lanes", lambda _: FREE, 0.0)
+    g = fused.graph(A2S, workload, objective, nests)
+    found = fused.fused(A2S, workload, objective, "ragged_lanes", lambda _: FREE)
+    assert isinstance(found, Solution)
+    return found, g
+
+
+@pytest.mark.parametrize("seed", [29, 49, 52, 122])
+def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
+    """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum between two that share a loop."""
+    assert wrong(seed) == []
+
+
+@pytest.mark.parametrize("seed", [5])
+def test_gaps_hold_where_fills_wait(seed: int) -> None:
+    assert wrong(seed, "buffered") == []
+
+
+@pytest.mark.parametrize("seed", range(30, 50))
+@pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
+def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
+    arch, workload = random_case(seed, Random(seed).choice(["free", "buffered"]))
+    g = fused.graph(arch, workload, objective, Nests(arch, objective, "ragged_lanes", lambda _: FREE, 0.0))
+    tables = fused.factors(g)
+    if isinstance(tables, Infeasible):
+        return
+    joined = fused.join(tables.tables, figure=objective)
+    for best in joined.choices:
+        schedule = fused.schedule(g, tables, best)
+        assert faults(arch, workload, schedule) == []
+        found = fused.evaluate(arch, workload, schedule, objective)
+        assert isinstance(found, Solution), found
+        assert (found.energy_pj, found.latency_cycles) == (pytest.approx(best.energy), pytest.approx(best.latency))
+        assert schedule.plain() or compared(arch, workload, schedule) == []
+
+
+def test_a_chain_of_two_is_the_published_optimum() -> None:
+    """FFM's answer: rows in tiles, both weights held, the tensor between never leaves the buffer."""
+    found, _ = solved(chain(2))
+    assert (found.energy_pj, found.gap_in_space, found.schedule is not None) == (12304384.0, 0.0, True)
+    assert found.certificate.startswith("optimal in schedules") and found.saved == pytest.approx(1 - 12304384 / 15679488)
+
+
+def test_objectives_rank_and_edp_has_a_floor() -> None:
+    own = {objective: solved(chain(3, 16, 8), objective)[0] for objective in ("energy", "latency", "edp")}
+    for objective, found in own.items():
+        value = figure(objective, found.energy_pj, found.latency_cycles)
+        assert all(value <= figure(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9) * (1 + found.gap_in_space) for other in own.values())
+
+
+def test_equal_blocks_are_solved_once() -> None:
+    """A longer chain of equal products has no other segments, and asks the mapper for no more nests."""
+    asked = []
+    for many in (9, 12):
+        workload = chain(many, 16, 8)
+        g = fused.graph(A2S, workload, "energy", Nests(A2S, "energy", "ragged_lanes", lambda _: FREE, 0.0))
+        fused.factors(g)
+        asked.append((g.nests.searches, len(g.options)))
+    assert asked[0] == asked[1]
+
+
+def test_loops_are_shared_where_tiles_are_complete() -> None:
+    rows, columns = (einsum(f"S[m] += T[{index}]", {"m": 4, "n": 4}, "s") for index in ("m,n", "n,m"))
+    first = einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 2}, "t")
+    assert [m.axes for m in segments(Workload("w", (first, rows)))] == [(("m", "m"),)]  # n is summed up
+    assert [m.axes for m in segments(Workload("w", (first, columns)))] == [(("n", "m"),)]
+    window = einsum("O[p] += I[p+r-1] * W[r]", {"p": 8, "r": 3}, "o", sizes={"I": (8,)})
+    assert [n for _, n in trips(window, "p", 2)] == [2, 1, 1]
+
+
+def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    (tmp_path / "net.yaml").write_text('extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n'
+                                       '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
+                                       '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
+    alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", **{"solver.reuse": reuse}) for reuse in ("none", "tiles", "tiles"))
+    assert first.totals == again.totals and len(list(tmp_path.glob("reuse_*"))) == 1
+    assert first.totals["energy_pj"] < alone.totals["energy_pj"] and "kept whole at GLB" in first.totals["certificate"]
+    with pytest.raises(ValueError, match="solver.reuse = tiles asks the mapper optimal"):
+        dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.mapper": "random"})
+    with pytest.raises(ValueError, match="cpu_like prices lines, rows, banks or hops"):
+        dse.map("gemm:m=4,n=4,k=4", "cpu_like", **{"solver.reuse": "tiles"})
+
+
+def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text('extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n'
+                                       '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
+                                       '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
+    (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: a2s\nspace: {array.x: [4, 8]}\n"
+                                         "objectives: [energy_pj]\nsolver: {reuse: tiles}\n")
+    run = dse.sweep(tmp_path / "study.yaml", out=tmp_path / "run", workers=0)
+    rows = run.sql("SELECT machine, fused, on_chip, kept, saved, nest FROM schedules ORDER BY machine").table.to_pylist()
+    assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved"] < 1 and row["nest"] and (row["fused"] or row["kept"]) for row in rows)
+    assert "kept whole at GLB" in f"{run.sql('SELECT certificate FROM workload_costs').table.to_pylist()}"
+    assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
