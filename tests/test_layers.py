@@ -31,13 +31,14 @@ dse/reuse/operations dse/reuse/classify dse/reuse/order dse/reuse/accesses dse/r
 dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments
-cluster/store cluster/worker cluster/pool cluster/driver
-analysis/db dse/door dse/cli"""
+cluster/store cluster/worker cluster/pool cluster/driver dse/figures
+analysis/db analysis/plots dse/pictures dse/door dse/cli"""
 ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
-JOIN = ("dse/door", "dse/cli")  # what joins the packages
+JOIN = ("dse/pictures", "dse/door", "dse/cli")  # what joins the packages
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 KNOWS = {"workloads": set(), "hw": {"workloads"}, "dse": {"workloads", "hw"}, "cluster": {"dse", "hw", "workloads"}, "analysis": {"dse"}}
-READS = {"analysis": ("dse", "dse.folder"), "hw": ("workloads", "workloads.document")}  # all that they know of others: how files are read
+READS = {  # all that they know of others: how files are read, what is drawn
+    "analysis": ("dse", ("dse.folder", "dse.units", "dse.figures")), "hw": ("workloads", "workloads.document")}
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")
 
