@@ -20,6 +20,7 @@ EXAMPLES = {
     "show": "dse show runs/edge-small best --einsum res2_0_b --neighbours",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
     "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 -o nest.png",
+    "report": "dse report runs/edge-small -o edge-small.html",
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
@@ -119,9 +120,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         sub.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that the statement may take (default: 60)")
     shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN", "DIR", "POINT", forms=NESTS)
     shown.add_argument("--neighbours", action="store_true", help="what one step of each parameter changes, among the machines that the run has solved")
-    for sub in (front, sql, shown):
+    report = add("report", "a run as one HTML file: fronts with filters, points explained, sensitivity, infeasible machines", "DIR", forms=())
+    report.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)")
+    for sub in (front, sql, shown, report):
         sub.add_argument("--memory", type=_memory, default="4GB", metavar="SIZE", help="what DuckDB may take, beyond it fails (default: 4GB)")
-    for sub in (status, front, sql, shown):
+    for sub in (status, front, sql, shown, report):
         sub.add_argument("--skip-damaged", action="store_true", help="leave out what is not byte for byte what was committed (default: refuse to answer)")
     mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=NESTS)
     mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")

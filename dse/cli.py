@@ -265,6 +265,16 @@ def _plot(given: argparse.Namespace) -> int:
     return 0
 
 
+def _report(given: argparse.Namespace) -> int:
+    from dse import progress
+
+    run = _open(given)
+    out = Path(given.output or f"{run.study.name}.html")
+    progress.waited(f"report of {given.dir}", lambda _: run.report(out))
+    screen.say(f"{out}: {out.stat().st_size / 1e6:.1f} MB, needs no network")
+    return 0
+
+
 def _simulate(given: argparse.Namespace) -> int:
     from dse import door, schedule
     from dse.sim.graph import evaluate
@@ -330,7 +340,7 @@ def _new(given: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run, "resume": _resume, "status": _status, "pareto": _pareto, "sql": _sql, "show": _show,
-    "map": _map, "plot": _plot, "residency": _residency, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
+    "map": _map, "plot": _plot, "report": _report, "residency": _residency, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
 
 
 if __name__ == "__main__":

@@ -326,6 +326,16 @@ class Run:
 
         return pictures.of_run(self, kind, point)
 
+    def report(self, path: str | Path) -> None:
+        """The run as one HTML file that needs no network. Raises ValueError."""
+        from dse import page
+
+        text = page.document(self)
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as fault:
+            raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
+
     def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
         """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed anew; a stored cost that differs is a ValueError.
 

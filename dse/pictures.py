@@ -71,7 +71,7 @@ def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
     return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[kind](run)
 
 
-def _name(run: Opened) -> str:
+def name_of(run: Opened) -> str:
     names = ", ".join(ref.name for ref in run.study.workloads)
     return names if names == run.study.name else f"{run.study.name}: {names}"
 
@@ -94,7 +94,7 @@ def _front(run: Opened) -> Picture:
     from dse.study import pareto
 
     on_front = pareto.front(np.column_stack([points[name] for name in names]) * signs)
-    return plots.front(points, on_front, [(o.column, o.direction == "max") for o in run.study.objectives], _name(run))
+    return plots.front(points, on_front, [(o.column, o.direction == "max") for o in run.study.objectives], name_of(run))
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -119,7 +119,7 @@ def _breakdown(run: Opened) -> Picture:
         energy.append((number.removesuffix(".0"), parts))
         latency.append((number.removesuffix(".0"), binds))
     first = run.study.objectives[0]
-    title = f"{_name(run)}: machines of the front, {'most' if first.direction == 'max' else 'least'} {first.column} first"
+    title = f"{name_of(run)}: machines of the front, {'most' if first.direction == 'max' else 'least'} {first.column} first"
     parts_of = "energy by component (static: leakage, background), latency by what binds"
     return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "machine", f"{title}\n{parts_of}")
 
@@ -143,13 +143,13 @@ def _sensitivity(run: Opened) -> Picture:
     found = _points(run, [*parameters, *names])
     columns = {name: found[name].to_pylist() for name in parameters}
     panels = {name: figures.effects(columns, found[name].to_numpy()) for name in names}
-    return plots.sensitivity(panels, f"{_name(run)}: what each parameter does, all else equal (log-linear fit over {len(found)} points)")
+    return plots.sensitivity(panels, f"{name_of(run)}: what each parameter does, all else equal (log-linear fit over {len(found)} points)")
 
 
 def _progress(run: Opened) -> Picture:
     states = run.sql("SELECT machine, status FROM machines ORDER BY generation, machine").table.to_pylist()
     return plots.progress(volume(run, [row["machine"] for row in states]), {
-        status: list(accumulate(row["status"] == status for row in states)) for status in ("ok", "infeasible", "pruned", "error")}, _name(run))
+        status: list(accumulate(row["status"] == status for row in states)) for status in ("ok", "infeasible", "pruned", "error")}, name_of(run))
 
 
 def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
