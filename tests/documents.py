@@ -5,7 +5,8 @@
     python    statements, all of a page in one process
     sql       a statement on the run of the page's `<!-- run: DIR -->`
     yaml, text that begin with `# NAME.yaml` or `# NAME.txt`     a file of that name
-`<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: why -->`: by nobody. python -m tests.documents PAGE... writes what commands print now.
+`<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: why -->`: by nobody.
+`python -m tests.documents PAGE...` writes what commands print now.
 """
 
 from __future__ import annotations

@@ -48,3 +48,10 @@ def test_what_is_shown_is_compared() -> None:
     assert alike("a\n...\nc", "a\nb\nb\nc\n") and alike("x ... z", "x y z\n") and alike("", "anything")
     assert not alike("a\n...\nd", "a\nb\nc\n") and not alike("a", "a\nb\n") and not alike("a b", "a.b\n")
     assert list(commands("$ one 'a\nb'\nout\n$ two\n")) == [("one 'a\nb'", "out"), ("two", "")]
+
+
+def test_what_a_page_shows_can_be_written_anew(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ echo a\nb\n$ printf '1\\n2\\n3\\n'\n7\n...\n$ echo c\nc\n```\n")
+    documents.rewritten(page, tmp_path)
+    assert page.read_text() == "```console\n$ echo a\na\n$ printf '1\\n2\\n3\\n'\n1\n...\n$ echo c\nc\n```\n"
