@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from dse import units
 from dse.figures import Effect, Laid, Line, Roofline, Slope, Stays, spans
@@ -73,6 +73,7 @@ def _scale(axis: Any, name: str, values: Sequence[float]) -> float:
     if known and min(known) > 0 and max(known) > LOG * min(known):
         _logarithmic(axis, max(known) / min(known))
     else:
+        axis.set_major_locator(MaxNLocator(6))
         axis.set_major_formatter(FuncFormatter(lambda v, _: units.number(v)))
     return by
 
@@ -193,7 +194,7 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float]], title: str
                 for above, one in ((min(own, key=_factor), -9), (max(own, key=_factor), 5)) if own[0].factor != own[-1].factor else ():
                     ax.annotate(_value(parameter, above.value), (above.factor, row), (0, one), textcoords="offset points", ha="center", fontsize=7,
                                 va="top" if one < 0 else "bottom")
-            if found and max(map(_factor, found)) > 1.2 * min(map(_factor, found)):
+            if found and max(map(_factor, found)) > 2 * min(map(_factor, found)):
                 _logarithmic(ax.xaxis, max(map(_factor, found)) / min(map(_factor, found)))
             ax.set_yticks(range(len(names)), [parameter.replace("_", " ") for parameter in names])
             ax.set_ylim(len(names) - 0.4, -0.6)

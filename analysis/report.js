@@ -130,7 +130,7 @@ function scatter() {
   if (objectives.includes(x) && objectives.includes(y) && x !== y) {
     const step = stairs(x, y, passing);
     traces.push({type: 'scatter', mode: 'lines', name: 'front of these two', x: step.map(i => at(x, i) / axisX.by), y: step.map(i => at(y, i) / axisY.by),
-      line: {shape: highest[x] ? 'vh' : 'hv', color: css('--ink'), width: 1.2}, hoverinfo: 'skip'});
+      line: {shape: 'hv', color: css('--ink'), width: 1.2}, hoverinfo: 'skip'});
   }
   drawing += 1;  // what is drawn anew says that its selection is gone
   Plotly.react('scatter', traces, look({xaxis: axisX.axis, yaxis: axisY.axis, dragmode: 'select', uirevision: `${x} ${y}`, selections: [], selectionrevision: performance.now(),
@@ -287,7 +287,7 @@ function effects() {
       return {type: 'scatter', mode: 'lines+markers+text', x: mine.map(r => r.factor), y: mine.map(() => plain(columns[name].label)), hovertext: mine.map(r => plain(r.value)),
         text: mine.map(r => ends[0] < 0.8 * ends[1] && ends.includes(r.factor) ? plain(r.value) : ''), textposition: 'top center', textfont: {size: 10}, cliponaxis: false,
         marker: {color: css('--accent'), size: 8}, line: {color: css('--dim')}, hovertemplate: '%{hovertext}: times %{x:.4~g}<extra></extra>'}; });
-    const far = own.rows.length && Math.max(...own.rows.map(r => r.factor)) > 1.5 * Math.min(...own.rows.map(r => r.factor));
+    const far = own.rows.length && Math.max(...own.rows.map(r => r.factor)) > 2 * Math.min(...own.rows.map(r => r.factor));
     Plotly.react(id, traces, look({showlegend: false, title: {text: plain(`${columns[o].label}: ${Math.round(100 * own.explained)} % explained`), font: {size: 13}}, margin: {l: 90, r: 12, t: 36, b: 44},
       xaxis: {type: far ? 'log' : 'linear', title: {text: 'times its mean'}, dtick: far ? 'D2' : undefined}, yaxis: {type: 'category'}}), CONFIG);
   }
@@ -366,7 +366,7 @@ if (every.length) {
   $('scatter').on('plotly_selected', event => { if (drawing) return; boxed = event && event.points.length ? new Set(event.points.map(p => p.customdata)) : null; refresh(); });
   $('scatter').on('plotly_deselect', () => { if (boxed && !drawing) { boxed = null; refresh(); } });
 } else {
-  for (const id of ['scatter', 'lines', 'filters', 'more', 'points']) $(id).hidden = true;
+  for (const one of document.querySelectorAll('#front > :not(h2):not(#count)')) one.hidden = true;
   $('count').textContent = 'No feasible point.';
 }
 const varied = facts.parameters.filter(name => columns[name].choices.length > 1);
