@@ -253,9 +253,11 @@ def _plot(given: argparse.Namespace) -> int:
         sets = read.assignments(given.set)
 
         def drawn(steps: Any) -> Any:
+            if kind == "layout":
+                return door.layout(of[0], of[1], given.layout, **sets)
             if kind == "residency" and not given.schedule:
                 return door.residency(*of, **sets).plot()
-            return door.map(*of, schedule=given.schedule, tell=steps.tell, **sets).plot(kind, given.einsum, given.layout, steps.tell)
+            return door.map(*of, schedule=given.schedule, tell=steps.tell, **sets).plot(kind, given.einsum, steps.tell)
         picture = progress.waited(f"{kind} of {of[0]} on {of[1]}", drawn)
     else:
         raise ValueError(f"{' '.join(given.words)}: give RUN KIND or WORKLOAD MACHINE KIND; dse plot --help lists the kinds")

@@ -80,15 +80,14 @@ class Mapped:
     found: Solution | Infeasible
     picks: Picks = Picks()
 
-    def plot(self, kind: str = "nest", einsum: str | None = None, layout: str = "", tell: stack.Tell = stack.silent) -> Picture:
-        """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule), layout.
+    def plot(self, kind: str = "nest", einsum: str | None = None, tell: stack.Tell = stack.silent) -> Picture:
+        """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule).
 
-        einsum: whose nest or slope; layout: "TENSOR=TEXT". Raises ValueError.
+        einsum: whose nest or slope. Raises ValueError.
         """
         from dse import pictures
 
-        tensor, _, text = _layout(layout) if layout else ("", "", "")
-        return pictures.of_mapped(self, kind, einsum, (tensor, text) if layout else None, tell)
+        return pictures.of_mapped(self, kind, einsum, tell)
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -146,6 +145,15 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     if given and isinstance(found, list):
         found = stack.in_layouts(arch, loaded, picks, found[0], given)
     return Mapped(arch, loaded, found[0] if isinstance(found, list) else found, picks)
+
+
+def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
+    """A picture of where the elements of a tensor lie in the outermost level; nothing is solved. text: "TENSOR=TEXT" as in `map`. Raises ValueError."""
+    from dse import pictures
+
+    _, spec = _asked(machine, sets)
+    tensor, _, own = _layout(text)
+    return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
 
 
 def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: stack.Tell = stack.silent) -> Solution | Infeasible:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # it takes SciPy along
     from dse.reuse.traffic import Reuse
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
-OF_MAPPED = ("nest", "roofline", "breakdown", "ski-slope", "residency", "layout")
+OF_MAPPED = ("nest", "roofline", "breakdown", "ski-slope", "residency")
 BARS = 16  # points of a front in a breakdown, evenly along it
 
 
@@ -169,15 +169,15 @@ def _point(run: Opened, point: str | int) -> Picture:
     return plots.roofline(figures.roofline(one.arch, one.workload, one.found), f"{one.workload.name}, machine {shown.machine} of {run.study.name}")
 
 
-def of_mapped(one: Solved, kind: str, einsum: str | None = None, layout: tuple[str, str] | None = None, tell: stack.Tell = stack.silent) -> Picture:
-    """A picture of one workload on one machine. einsum: whose nest or slope; layout: (tensor, text). Raises ValueError."""
+def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture:
+    return plots.layout(figures.layout(arch, workload, tensor, text))
+
+
+def of_mapped(one: Solved, kind: str, einsum: str | None = None, tell: stack.Tell = stack.silent) -> Picture:
+    """A picture of one workload on one machine. einsum: whose nest or slope. Raises ValueError."""
     if kind not in OF_MAPPED:
-        raise ValueError(f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}")
+        raise ValueError(f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of a tensor)")
     title = f"{one.workload.name} on {one.arch.name}"
-    if kind == "layout":
-        if layout is None:
-            raise ValueError('KIND = layout: say whose, e.g. --layout I="N H/4 W C h4"')
-        return plots.layout(figures.layout(one.arch, one.workload, *layout))
     if kind == "ski-slope":
         own = figures.alone(one.workload, einsum) if einsum else one.workload
         found = stack.kept(one.arch, own, one.picks) if einsum else one.found

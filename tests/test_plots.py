@@ -52,7 +52,7 @@ def test_every_picture_of_a_workload_is_written(tmp_path: Path, words: list[str]
 @pytest.mark.parametrize(("words", "said"), [
     (["run", "nest"], "of a run there are front"), (["gemm:m=4,n=4,k=4", "edge_array", "front"], "of a workload on a machine there are nest"),
     (["front"], "give RUN KIND"), (["run", "front", "-o", "x.jpg"], "end its name with .png"), (["run", "front", "-o", "no/such/x.png"], "cannot be written"),
-    (["gemm:m=4,n=4,k=4", "edge_array", "layout"], "say whose"), (["gemm:m=4,n=4,k=4", "edge_array", "layout", "--layout", "Z=M"], "no einsum"),
+    (["gemm:m=4,n=4,k=4", "edge_array", "layout"], "write TENSOR=TEXT"), (["gemm:m=4,n=4,k=4", "edge_array", "layout", "--layout", "Z=M"], "no einsum"),
     (["gemm:m=4,n=4,k=4", "edge_array", "nest", "--einsum", "conv7"], "no such einsum"), (["run", "roofline", "--point", "999"], "is none")])
 def test_a_wrong_word_is_one_line(folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plot", *(str(folder / "run") if word == "run" else word for word in words)]) == 2
