@@ -278,9 +278,12 @@ document.addEventListener('keydown', event => { if (event.key === 'Escape' && !$
 
 // ---- the other sections
 function effects() {
-  for (const o of objectives) {
+  for (const o of objectives) {  // all places first: they share the width
     const own = facts.effects[o], id = `effects-${o}`;
     if (!$(id)) $('effects').append(element('div', undefined, {id, class: 'plot', role: 'img', 'aria-label': `Effects on ${columns[o].label}: ${own.rows.map(r => `${columns[r.parameter].label} ${r.value} ${number(r.factor)}`).join('; ')}`}));
+  }
+  for (const o of objectives) {
+    const own = facts.effects[o], id = `effects-${o}`;
     const order = [...own.order].reverse();
     const traces = order.map(name => { const mine = own.rows.filter(r => r.parameter === name);
       const ends = [Math.min, Math.max].map(end => end(...mine.map(r => r.factor)));

@@ -75,7 +75,7 @@ def test_init_files_are_empty_but_for_the_door() -> None:
 
 
 def test_importing_dse_loads_no_heavy_library() -> None:
-    code = "import dse, dse.cli, dse.stack, sys; print(sorted({'ray', 'optuna', 'duckdb'} & set(sys.modules)))"
+    code = "import dse, dse.cli, dse.stack, sys; print(sorted({'ray', 'optuna', 'duckdb', 'matplotlib', 'plotly'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
