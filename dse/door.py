@@ -1,4 +1,7 @@
-"""What Python users call as dse.map, dse.sweep and dse.open; the command line prints the same values."""
+"""What Python users call as dse.map, dse.sweep and dse.open; the command line prints the same values.
+
+Past 400 lines: each verb stands beside what it returns, and these are the documentation that a Python user reads.
+"""
 
 from __future__ import annotations
 
