@@ -2,7 +2,7 @@
 'use strict';
 (async () => {
 const $ = id => document.getElementById(id);
-const FIRST = 25, MORE = 200, LINES = 4000, SWATCHES = ['#16324f', '#2a7f9e', '#8cc0a8', '#e3c567', '#b5651d', '#6b4c7a', '#d0d0d0', '#7d8a97'];
+const FIRST = 25, MORE = 200, LINES = 4000, CELLS = 200, TICKS = 12, SWATCHES = ['#16324f', '#2a7f9e', '#8cc0a8', '#e3c567', '#b5651d', '#6b4c7a', '#d0d0d0', '#7d8a97'];
 const MARKS = ['circle', 'square', 'diamond', 'triangle-up', 'x', 'cross'];
 window.addEventListener('error', event => say(event.message));
 window.addEventListener('unhandledrejection', event => say(String(event.reason)));
@@ -168,7 +168,8 @@ function parallel() {
     line: {color: lines.map(i => scaled(colour, i)), colorscale: shades()},
     dimensions: dimensions.map(name => {
       const c = columns[name];
-      const base = c.choices.length ? {tickvals: c.choices.map((_, k) => k), ticktext: c.choices, range: [0, Math.max(1, c.choices.length - 1)]} : {...ticks(name), range: (r => [r[0], r[r.length - 1]])(ticks(name).tickvals)};
+      const few = c.choices.map((_, k) => k).filter(k => k % Math.ceil(c.choices.length / TICKS) === 0);
+      const base = c.choices.length ? {tickvals: few, ticktext: few.map(k => c.choices[k]), range: [0, Math.max(1, c.choices.length - 1)]} : {...ticks(name), range: (r => [r[0], r[r.length - 1]])(ticks(name).tickvals)};
       return {label: c.label, values: lines.map(i => onLine(name, i)), constraintrange: brushes[name], ...base};
     })}];
   Plotly.react('lines', traces, look({margin: {l: 70, r: 70, t: 48, b: 20}}), CONFIG);
@@ -303,7 +304,7 @@ function map() {
   for (let m = 0; m < state.length; m++) { all[cy.values[m]][cx.values[m]]++; if (state[m]) bad[cy.values[m]][cx.values[m]]++; }
   const z = bad.map((line, r) => line.map((n, c) => all[r][c] ? 100 * n / all[r][c] : null));
   Plotly.react('map', [{type: 'heatmap', z, x: cx.choices.map(plain), y: cy.choices.map(plain), zmin: 0, zmax: 100, colorscale: [[0, css('--panel')], [1, css('--mark')]], xgap: 2, ygap: 2,
-    text: bad.map((line, r) => line.map((n, c) => all[r][c] ? `${n} of ${all[r][c]}` : '')), texttemplate: '%{text}', hovertemplate: '%{x}, %{y}: %{text} without a feasible point<extra></extra>',
+    text: bad.map((line, r) => line.map((n, c) => all[r][c] ? `${n} of ${all[r][c]}` : '')), texttemplate: cx.choices.length * cy.choices.length <= CELLS ? '%{text}' : '', hovertemplate: '%{x}, %{y}: %{text} without a feasible point<extra></extra>',
     colorbar: {title: {text: '%', side: 'right'}, thickness: 12}}], look({xaxis: {type: 'category', title: {text: plain(cx.label)}}, yaxis: {type: 'category', title: {text: plain(cy.label)}}}), CONFIG);
 }
 function volume() {

@@ -265,12 +265,13 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
         own = [v for v, kept in zip(column, good, strict=True) if kept]
         levels = sorted(set(own), key=lambda v: (isinstance(v, str), v))
         if len(levels) > 1:
-            blocks.append(np.array([[v == level for level in levels] for v in own], dtype=float))
+            place = {level: i for i, level in enumerate(levels)}
+            blocks.append(np.eye(len(levels))[[place[v] for v in own]])
             rows.append((name, levels))
     if not blocks or len(y) < 2:
         return [], 0.0
     x, start, found = np.hstack([np.ones((len(y), 1)), *blocks]), 1, []
-    coefficients = np.linalg.lstsq(x, y, rcond=None)[0]
+    coefficients = np.linalg.lstsq(x.T @ x, x.T @ y, rcond=None)[0]  # one small system, however many points
     for block, (name, levels) in zip(blocks, rows, strict=True):
         own = coefficients[start:start + len(levels)]
         found += [Effect(name, level, float(np.exp(one - own.mean())), int(n)) for level, one, n in zip(levels, own, block.sum(axis=0), strict=True)]
