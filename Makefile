@@ -5,7 +5,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 PART ?= all
 BENCH ?= driver evaluator samplers
 
-.PHONY: sweep test prove bench lint lock clean
+.PHONY: sweep test prove bench lint lock docs clean
 
 sweep: .venv/ready
 	$(BIN)/dse run studies/squeezenet.yaml --workers 2 --set search.method=random --set stop.points=200
@@ -47,6 +47,10 @@ lock:
 	build/lock/bin/python -m pip install -q -e '.[dev]'
 	build/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip --exclude dse > requirements.lock
 	rm -rf build
+
+# What the documents print, as it is now: after a change of the model, make docs PAGES=docs/tutorial.md, and read the difference
+docs: .venv/ready
+	$(BIN)/python -m tests.documents $(PAGES)
 
 clean:
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache

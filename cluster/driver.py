@@ -47,7 +47,7 @@ MOST_PER_LEASE = 1024
 COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
 REPORT_S = 1.0
-PROBES = 20
+PROBES, PROBE_S = 20, 30.0  # machines of a dry run; none is begun after so long
 START_S = 10.0  # of Ray and its actors
 ROW_BYTES = 40  # of one row of any table in a merged part; measured 15 to 60
 MOST_TEXT = 1 << 18  # bytes of an input that env.json holds a copy of
@@ -175,21 +175,26 @@ def resume(out: Path, workers: int | None = None, address: str | None = None, pr
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
-    """What a run would take, from PROBES random machines of the space solved in-process."""
+    """What a run would take, from PROBES random machines of the space solved in-process, fewer where they take long."""
     job, size = job_of(study), study.space.size
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
     asks = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
     solve_lease(job, Lease(0, asks[:1]))  # loads the kernels, which a run does once
-    solved = [solve_lease(job, Lease(0, (ask,))) for ask in asks]
-    kept = len(asks) / len(chosen)
+    kept, solved, began = len(asks) / len(chosen), [], time.monotonic()
+    for ask in asks:
+        if solved and time.monotonic() - began > PROBE_S:
+            break
+        solved.append(solve_lease(job, Lease(0, (ask,))))
+    tried = max(1, len(solved))
     points = study.stop.points
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    each_s = sum(done.seconds for done in solved) / max(1, len(asks))
-    rows = sum(table.num_rows for done in solved for table in done.tables.values()) / max(1, len(asks))
+    each_s = sum(done.seconds for done in solved) / tried
+    rows = sum(table.num_rows for done in solved for table in done.tables.values()) / tried
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
     return {"machines_in_space": size, "machines_to_solve": machines, "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
-            "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(asks) - feasible} infeasible or failed",
+            "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(solved) - feasible} infeasible or failed"
+            + f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s" * (len(solved) < len(asks)),
             "machine_s": each_s, "core_s": machines * each_s, "workers": slots, "whole_s": START_S * (workers != 0) + machines * each_s / slots,
             "disk_mb": _short(machines * rows * ROW_BYTES / 1e6), "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
 

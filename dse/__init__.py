@@ -5,6 +5,7 @@
     dse.residency("cg:matrix=ecology1,n=8", "gogeta_clusters")               # what stays on chip between operations
     run = dse.sweep("study.yaml", out="runs/x", progress=print)              # a study
     run = dse.open("runs/x"); run.front(); run.sql("FROM designs"); run.show("best")
+    run.plot("front").save("front.pdf"); run.report("x.html")                # also .plot() of what map and residency return
 
 What they need is imported when they are first called.
 """

@@ -19,6 +19,8 @@ EXAMPLES = {
     "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) AS energy_pj FROM designs GROUP BY ALL"',
     "show": "dse show runs/edge-small best --einsum res2_0_b --neighbours",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
+    "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 -o nest.png",
+    "report": "dse report runs/edge-small -o edge-small.html",
     "residency": "dse residency cg:matrix=ecology1,n=8,form=periodic gogeta_clusters --set sram.capacity='1 MiB'",
     "simulate": "dse simulate gemm:m=64,n=32,k=48 a3 mapping.txt",
     "check": "dse check studies/edge_small.yaml hw/machines/edge_array.yaml",
@@ -118,9 +120,11 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         sub.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that the statement may take (default: 60)")
     shown = add("show", "explain a point of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN", "DIR", "POINT", forms=NESTS)
     shown.add_argument("--neighbours", action="store_true", help="what one step of each parameter changes, among the machines that the run has solved")
-    for sub in (front, sql, shown):
+    report = add("report", "a run as one HTML file: fronts with filters, points explained, sensitivity, infeasible machines", "DIR", forms=())
+    report.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: <name of the study>.html)")
+    for sub in (front, sql, shown, report):
         sub.add_argument("--memory", type=_memory, default="4GB", metavar="SIZE", help="what DuckDB may take, beyond it fails (default: 4GB)")
-    for sub in (status, front, sql, shown):
+    for sub in (status, front, sql, shown, report):
         sub.add_argument("--skip-damaged", action="store_true", help="leave out what is not byte for byte what was committed (default: refuse to answer)")
     mapped = add("map", "solve one workload on one machine", "WORKLOAD", "MACHINE", forms=NESTS)
     mapped.add_argument("--objective", choices=("energy", "latency", "edp"), help="default: energy")
@@ -129,6 +133,16 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
                         help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N H/4 W C h4'; default: row-major")
     stays = add("residency", "what stays on chip between operations: main-memory traffic of GOGETA's configurations and the optimum", "WORKLOAD", "MACHINE")
     stays.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine, e.g. sram.capacity='1 MiB'")
+    plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
+    plot.usage = "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n" \
+                 "       dse plot WORKLOAD MACHINE {nest,roofline,breakdown,ski-slope,residency,layout} [-o FILE]"
+    plot.add_argument("words", nargs="+", metavar="WORD", help="a run folder and what to draw of it, or a workload, a machine and what to draw of them")
+    plot.add_argument("-o", "--output", metavar="FILE", help="where to write it, by its end: .png, .svg, .pdf (default: KIND.png)")
+    plot.add_argument("--point", default="best", help="roofline of a run: MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
+    plot.add_argument("--einsum", metavar="NAME", help="nest, ski-slope: of this einsum (default: the costliest; the whole workload)")
+    plot.add_argument("--layout", default="", metavar="TENSOR=TEXT", help="layout: how the tensor lies, e.g. I='N H/4 W C h4'")
+    plot.add_argument("--schedule", default="", metavar="FILE", help="draw this schedule (docs/model.md, Schedules), not the mappings found")
+    plot.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
     simulated = add("simulate", "cost a given mapping, or a whole schedule (docs/model.md, Schedules)", "WORKLOAD", "MACHINE", "MAPPING", forms=NESTS)
     for sub in (shown, mapped):
         sub.add_argument("--schedule", metavar="FILE", default="",

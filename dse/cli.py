@@ -241,6 +241,42 @@ def _residency(given: argparse.Namespace) -> int:
     return 0
 
 
+def _plot(given: argparse.Namespace) -> int:
+    """RUN KIND, or WORKLOAD MACHINE KIND."""
+    from dse import door, progress
+    from dse.study import read
+
+    *of, kind = given.words
+    if len(of) == 1:
+        picture = door.open(of[0]).plot(kind, given.point)
+    elif len(of) == 2:
+        sets = read.assignments(given.set)
+
+        def drawn(steps: Any) -> Any:
+            if kind == "layout":
+                return door.layout(of[0], of[1], given.layout, **sets)
+            if kind == "residency" and not given.schedule:
+                return door.residency(*of, **sets).plot()
+            return door.map(*of, schedule=given.schedule, tell=steps.tell, **sets).plot(kind, given.einsum, steps.tell)
+        picture = progress.waited(f"{kind} of {of[0]} on {of[1]}", drawn)
+    else:
+        raise ValueError(f"{' '.join(given.words)}: give RUN KIND or WORKLOAD MACHINE KIND; dse plot --help lists the kinds")
+    out = given.output or f"{kind}.png"
+    picture.save(out)
+    screen.say(f"{out}: {kind} of {' on '.join(of)}")
+    return 0
+
+
+def _report(given: argparse.Namespace) -> int:
+    from dse import progress
+
+    run = _open(given)
+    out = Path(given.output or f"{run.study.name}.html")
+    progress.waited(f"report of {given.dir}", lambda _: run.report(out))
+    screen.say(f"{out}: {out.stat().st_size / 1e6:.1f} MB, needs no network")
+    return 0
+
+
 def _simulate(given: argparse.Namespace) -> int:
     from dse import door, schedule
     from dse.sim.graph import evaluate
@@ -306,7 +342,7 @@ def _new(given: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run, "resume": _resume, "status": _status, "pareto": _pareto, "sql": _sql, "show": _show,
-    "map": _map, "residency": _residency, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
+    "map": _map, "plot": _plot, "report": _report, "residency": _residency, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""What Python users call as dse.map, dse.sweep and dse.open; the command line prints the same values."""
+"""What Python users call as dse.map, dse.sweep and dse.open; the command line prints the same values.
+
+Past 400 lines: each verb stands beside what it returns, and these are the documentation that a Python user reads.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,8 @@ from workloads.graph import Workload
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+    from analysis.plots import Picture
 
 FRAMES = ("pandas", "polars")
 SHOWN = 1000  # rows of an answer that a notebook shows
@@ -76,6 +81,16 @@ class Mapped:
     arch: Arch
     workload: Workload
     found: Solution | Infeasible
+    picks: Picks = Picks()
+
+    def plot(self, kind: str = "nest", einsum: str | None = None, tell: stack.Tell = stack.silent) -> Picture:
+        """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule).
+
+        einsum: whose nest or slope. Raises ValueError.
+        """
+        from dse import pictures
+
+        return pictures.of_mapped(self, kind, einsum, tell)
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -130,11 +145,20 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     if schedule:
         if given:
             raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
-        return Mapped(arch, loaded, _around(arch, loaded, picks, Path(schedule), tell))
+        return Mapped(arch, loaded, _around(arch, loaded, picks, Path(schedule), tell), picks)
     found = stack.kept(arch, loaded, picks, tell)
     if given and isinstance(found, list):
         found = stack.in_layouts(arch, loaded, picks, found[0], given)
-    return Mapped(arch, loaded, found[0] if isinstance(found, list) else found)
+    return Mapped(arch, loaded, found[0] if isinstance(found, list) else found, picks)
+
+
+def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
+    """A picture of where the elements of a tensor lie in the outermost level; nothing is solved. text: "TENSOR=TEXT" as in `map`. Raises ValueError."""
+    from dse import pictures
+
+    _, spec = _asked(machine, sets)
+    tensor, _, own = _layout(text)
+    return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
 
 
 def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: stack.Tell = stack.silent) -> Solution | Infeasible:
@@ -175,6 +199,12 @@ class Stays:
         """Main-memory traffic of GOGETA's configurations and of the optimum, a row each."""
         one = explain.residency(self.arch, self.workload, self.found)[1][0]
         return Answer(pa.Table.from_pylist([dict(zip(one.header, row, strict=True)) for row in one.rows]))
+
+    def plot(self) -> Picture:
+        """Which tensor stays when, in the optimum."""
+        from dse import pictures
+
+        return pictures.of_stays(self.arch, self.workload, self.found)
 
     def document(self) -> dict[str, Any]:
         """What `dse residency --format json` prints."""
@@ -302,6 +332,22 @@ class Run:
         from analysis import db
 
         return Answer(db.front(self.con, objectives or self.objectives(), where, by, distinct, self.seconds))
+
+    def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
+        """A picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline (of `point`), sensitivity, progress."""
+        from dse import pictures
+
+        return pictures.of_run(self, kind, point)
+
+    def report(self, path: str | Path) -> None:
+        """The run as one HTML file that needs no network. Raises ValueError."""
+        from dse import page
+
+        text = page.document(self)
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as fault:
+            raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
 
     def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
         """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed anew; a stored cost that differs is a ValueError.

@@ -72,6 +72,8 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
         return ""
     if arch.described():
         return "layouts are not searched: --layout TENSOR=TEXT gives a tensor another one than row-major"
+    if "(given mapping)" in solution.certificate:
+        return "a mapping as given: dse map searches the best one"
     if not all(c.space for c in solution.einsums):
         return "not all is proven: --set solver.mapper=optimal searches exactly, smaller or rounder extents are proven sooner"
     idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]

@@ -82,6 +82,20 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
     return ["" if v is None or v == "" else _in(float(v), shared or _step(float(v), steps)) for v in values]
 
 
+def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
+    """What to divide the values of a column by, and what to write beside them.
+
+    >>> axis("energy_pj", [1.5e9, 9e8]), axis("gbuf_capacity", [65536]), axis("array_x", [8])
+    ((1000000000.0, 'energy (mJ)'), (1024.0, 'gbuf capacity (KiB)'), (1.0, 'array x'))
+    """
+    steps = steps_of(name)
+    sizes = [abs(v) for v in values if isfinite(v)]
+    by, unit = _step(max(sizes, default=0.0), steps) if steps and steps is not SHARE else (1.0, "")
+    words = name.replace("_", " ").replace(".", " ").split()
+    plain = " ".join(word for word in words if unit == "" or word not in ("pj", "ns", "mw", "mm2", "cycles", "bytes")) or name
+    return by, f"{plain} ({unit})" if unit else plain
+
+
 def duration(seconds: float) -> str:
     """
     >>> [duration(s) for s in (0.4, 42.3, 200.0, 9000.0)]

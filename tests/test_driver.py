@@ -315,3 +315,9 @@ def test_a_dry_run_solves_its_probes_and_writes_nothing(tmp_path: Path) -> None:
     facts = driver.dry_run(study(tmp_path))
     assert facts["machines_in_space"] == SIZE and facts["unique_einsums"] == 1 and facts["whole_s"] > facts["core_s"] / 4 > 0 and facts["disk_mb"] > 0
     assert facts["probes"].startswith("20: ") and sorted(p.name for p in tmp_path.iterdir()) == ["exhaustive.yaml"]
+
+
+def test_a_dry_run_of_slow_machines_tries_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "PROBE_S", -1.0)
+    facts = driver.dry_run(study(tmp_path))
+    assert " 1 solved, 0 infeasible or failed" in facts["probes"] and "left out after" in facts["probes"] and facts["machine_s"] > 0

@@ -32,13 +32,14 @@ dse/reuse/rooms dse/reuse/emitted dse/reuse/picks dse/reuse/trips dse/reuse/nest
 dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments
-cluster/store cluster/worker cluster/pool cluster/driver
-analysis/db dse/door dse/cli"""
+cluster/store cluster/worker cluster/pool cluster/driver dse/figures
+analysis/db analysis/plots analysis/report dse/pictures dse/page dse/door dse/cli"""
 ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
-JOIN = ("dse/door", "dse/cli")  # what joins the packages
+JOIN = ("dse/pictures", "dse/page", "dse/door", "dse/cli")  # what joins the packages
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 KNOWS = {"workloads": set(), "hw": {"workloads"}, "dse": {"workloads", "hw"}, "cluster": {"dse", "hw", "workloads"}, "analysis": {"dse"}}
-READS = {"analysis": ("dse", "dse.folder"), "hw": ("workloads", "workloads.document")}  # all that they know of others: how files are read
+READS = {  # all that they know of others: how files are read, what is drawn
+    "analysis": ("dse", ("dse.folder", "dse.units", "dse.figures")), "hw": ("workloads", "workloads.document")}
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")
 
@@ -75,7 +76,7 @@ def test_init_files_are_empty_but_for_the_door() -> None:
 
 
 def test_importing_dse_loads_no_heavy_library() -> None:
-    code = "import dse, dse.cli, dse.stack, sys; print(sorted({'ray', 'optuna', 'duckdb'} & set(sys.modules)))"
+    code = "import dse, dse.cli, dse.stack, sys; print(sorted({'ray', 'optuna', 'duckdb', 'matplotlib', 'plotly'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 
 PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "ragged", "time", "layouts", "reuse", "schedules", "join", "fused", "network", "mutants",
-         "corruption", "crashes", "hostile", "models", "kills")
+         "corruption", "crashes", "hostile", "report", "docs", "models", "kills")
 
 
 def main(wanted: str) -> int:

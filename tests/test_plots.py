@@ -1,0 +1,133 @@
+"""Pictures: what they show is what the evaluator says, and every kind is written in every format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dse
+from analysis import plots
+from dse import cli, figures
+from dse.sim import bounds
+from tests.test_cli import STUDY
+
+SCHEDULE = Path(__file__).parents[1] / "studies" / "mlp_pipeline.txt"
+STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("plots")
+    (home / "small.yaml").write_text(STUDY)
+    dse.sweep(home / "small.yaml", home / "run", workers=0)
+    return home
+
+
+@pytest.mark.parametrize("kind", ["front", "breakdown", "roofline", "sensitivity", "progress"])
+def test_every_picture_of_a_run_is_written(folder: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / f"{kind}.svg"
+    assert cli.main(["plot", str(folder / "run"), kind, "-o", str(out)]) == 0
+    assert out.read_bytes().startswith(STARTS["svg"])
+    assert f"{kind} of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "form"), [
+    (["gemm:m=16,n=16,k=16", "edge_array", "nest"], "png"),
+    (["gemm:m=16,n=16,k=16", "edge_array", "roofline"], "pdf"),
+    (["gemm:m=16,n=16,k=16", "edge_array", "breakdown"], "svg"),
+    (["gemm:m=16,n=16,k=16", "edge_array", "ski-slope"], "png"),
+    (["gemm:m=16,n=16,k=16", "burst_edge", "layout", "--layout", "A=K M/4 m4"], "png"),
+    (["mlp_m:batch=8", "gogeta_clusters", "residency"], "svg"),
+    (["mlp_m:batch=64", "kapla_multi", "residency", "--schedule", str(SCHEDULE)], "svg")])
+def test_every_picture_of_a_workload_is_written(tmp_path: Path, words: list[str], form: str) -> None:
+    out = tmp_path / f"x.{form}"
+    assert cli.main(["plot", *words, "-o", str(out)]) == 0
+    assert out.read_bytes().startswith(STARTS[form])
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["run", "nest"], "of a run there are front"), (["gemm:m=4,n=4,k=4", "edge_array", "front"], "of a workload on a machine there are nest"),
+    (["front"], "give RUN KIND"), (["run", "front", "-o", "x.jpg"], "end its name with .png"), (["run", "front", "-o", "no/such/x.png"], "cannot be written"),
+    (["gemm:m=4,n=4,k=4", "edge_array", "layout"], "write TENSOR=TEXT"), (["gemm:m=4,n=4,k=4", "edge_array", "layout", "--layout", "Z=M"], "no einsum"),
+    (["gemm:m=4,n=4,k=4", "edge_array", "nest", "--einsum", "conv7"], "no such einsum"), (["run", "roofline", "--point", "999"], "is none")])
+def test_a_wrong_word_is_one_line(folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plot", *(str(folder / "run") if word == "run" else word for word in words)]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and said in lines[0]
+
+
+def test_a_nest_shows_all_that_moves_and_all_that_is_held() -> None:
+    found = dse.map("gemm:m=64,n=32,k=48", "edge_array")
+    e, c = figures.one_einsum(found.workload, found.found, None)
+    lines = figures.nest(found.arch, e, c)
+    word = found.arch.word_bits / 8
+    assert sum(line.moved for line in lines) == pytest.approx(word * sum(row.elems for row in c.counts if row.level != "MAC"))
+    assert sum(line.held for line in lines) == pytest.approx(word * sum(elems for _, _, elems in c.footprint))
+    assert "\n".join(line.text for line in lines if not line.level) == "\n".join(
+        line.strip() for line in str(c.mapping).splitlines() if not line.strip().startswith("store"))
+
+
+def test_no_einsum_stands_above_its_roofline() -> None:
+    found = dse.map("squeezenet", "edge_array", **{"solver.mapper": "cost_descending"})
+    drawn = figures.roofline(found.arch, found.workload, found.found)
+    assert len(drawn.dots) > 10
+    assert all(dot.rate <= min(drawn.peak, dot.intensity * drawn.gb_s) * (1 + 1e-9) for dot in drawn.dots)
+    assert sum(dot.share for dot in drawn.dots) <= 1 + 1e-9
+
+
+def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> None:
+    found = dse.map("gemm:m=32,n=24,k=40", "edge_array", **{"gbuf.capacity": "1 KiB", "regf.capacity": "64 B", "array.x": 2, "array.y": 2})
+    slope = figures.ski_slope(found.arch, found.workload, found.picks, found.found)
+    moved = [bytes_ for _, bytes_ in slope.points if bytes_ is not None]
+    assert moved == sorted(moved, reverse=True) and moved[-1] == slope.least == (32 * 24 + 24 * 40 + 32 * 40)
+    assert slope.own and slope.own[1] >= min(b for c, b in slope.points if b is not None and c <= 2 * slope.own[0])
+    assert slope.least == sum(bounds.words(p, found.workload.einsums[0]) for p in found.workload.einsums[0].tensors())
+
+
+@given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3), st.lists(st.floats(0.2, 5.0), min_size=2, max_size=2), st.integers(0, 10**6))
+def test_effects_of_a_product_are_its_factors(first: list[float], second: list[float], seed: int) -> None:
+    """A mutant that forgets a parameter, or takes means of what is not balanced, is caught: machines are drawn at random."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.integers(0, 3, 60), rng.integers(0, 2, 60)
+    if len(set(x)) < 3 or len(set(y)) < 2 or len(set(zip(x, y, strict=True))) < 6:
+        return
+    found, explained = figures.effects({"a": x.tolist(), "b": y.tolist()}, np.array(first)[x] * np.array(second)[y])
+    wanted = [*(np.array(first) / np.prod(first) ** (1 / 3)), *(np.array(second) / np.prod(second) ** 0.5)]
+    assert [one.factor for one in found] == pytest.approx(wanted) and explained == pytest.approx(1.0)
+
+
+@given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=80))
+def test_progress_rises_to_all(rows: list[tuple[float, float]]) -> None:
+    found = figures.progress(range(1, len(rows) + 1), np.array(rows))
+    shares = [share for _, share in found]
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0) and found[-1][0] == len(rows)
+
+
+def test_layouts_are_drawn_as_they_are_addressed() -> None:
+    found = dse.map("gemm:m=8,n=8,k=8", "burst_edge")
+    drawn = figures.layout(found.arch, found.workload, "A", "M/4 K m4")
+    assert (drawn.rows, drawn.columns) == ("M", "K")
+    assert [row[0] for row in drawn.addresses] == [0, 1, 2, 3, 32, 33, 34, 35] and drawn.addresses[0][:3] == (0, 4, 8)
+
+
+def test_a_stay_that_goes_on_is_one_bar() -> None:
+    kept = dse.residency("resnet18", "gogeta_clusters")
+    drawn = figures.stays(kept.arch, kept.workload, kept.found)
+    assert len({bar[0] for bar in drawn.bars}) == len(drawn.bars) > 10
+    (_, held, room), = drawn.held
+    assert room is not None and max(held) <= room and len(held) == len(drawn.steps) == len(drawn.times)
+
+
+def test_a_picture_shows_itself_in_a_notebook(folder: Path) -> None:
+    assert dse.open(folder / "run").plot()._repr_png_().startswith(STARTS["png"])
+    assert isinstance(dse.map("gemm:m=4,n=4,k=4", "edge_array").plot(), plots.Picture)
+
+
+def test_names_are_text_and_no_formulas(folder: Path) -> None:
+    """Matplotlib would read $...$ as mathematics, and stop at what is none."""
+    drawn = plots.progress([(1, 1.0)], {"ok": [1]}, r"$\frac{ {{name}} $ <b>&\n")
+    assert drawn._repr_png_()
