@@ -90,7 +90,7 @@ def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: 
     seen = kernels.Seen(np.zeros((SLOTS, len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, len(terms.base))),
                         np.zeros(SLOTS, np.int64), np.zeros(2, np.int64))
     left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
-    return Found(_nest(own, e, arch, w) if w.best_count[0] >= 0 else None, int(w.tally[1]), min(left, float(best[0])))
+    return Found(_nest(own, e, arch, dict(constraints.spatial), w) if w.best_count[0] >= 0 else None, int(w.tally[1]), min(left, float(best[0])))
 
 
 def _idle(arch: Arch, constraints: Constraints) -> int:
@@ -397,7 +397,7 @@ def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> list[int]:
     return [sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)]
 
 
-def _nest(own: Tables, e: Einsum, arch: Arch, w: kernels.Work) -> Mapping:
+def _nest(own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], w: kernels.Work) -> Mapping:
     """The best nest that the kernels found: loops of a gap in the order that lets the node above sink furthest."""
     at = {rank: int(own.pool.size[own.choices[0].span[0, 0, 0]]) for rank in own.ranks} | e.sizes()
     chosen = [int(o) - int(f) for o, f in zip(w.best_option, own.pool.first, strict=False)]
@@ -409,7 +409,7 @@ def _nest(own: Tables, e: Einsum, arch: Arch, w: kernels.Work) -> Mapping:
     for x, level, _, k, tile in steps:
         at, above, position = _inward(own, e, arch, nodes, at, above, position, k, {r: int(t) for r, t in zip(own.ranks, tile, strict=True)}, ways)
         more = _loops(own, e, above, at, {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)})
-        nodes += (*(_crossing(e, arch, nodes, at, outside[k - 1]) if k and not above and more else ()), *more)
+        nodes += (*(_crossing(e, arch, taken, nodes, at, outside[k - 1]) if k and not above and more else ()), *more)
         at = at | {r: int(own.pool.size[t]) for r, t in zip(own.ranks, tile, strict=True)}
         if x >= 0:
             nodes.append(Store(arch.levels[level].name, own.tensors[x]))
@@ -417,16 +417,16 @@ def _nest(own: Tables, e: Einsum, arch: Arch, w: kernels.Work) -> Mapping:
     last = {r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_option, strict=True)}
     at, above, position = _inward(own, e, arch, nodes, at, above, position, len(outside), last, ways)
     more = _loops(own, e, above, at, dict.fromkeys(own.ranks, 1))
-    nodes += (*(_crossing(e, arch, nodes, at, outside[-1]) if outside and not above and more else ()), *more)
+    nodes += (*(_crossing(e, arch, taken, nodes, at, outside[-1]) if outside and not above and more else ()), *more)
     return Mapping(tuple(nodes))
 
 
-def _crossing(e: Einsum, arch: Arch, nodes: Sequence[Loop | Store], at: dict[str, int], border: int) -> list[Loop]:
+def _crossing(e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], nodes: Sequence[Loop | Store], at: dict[str, int], border: int) -> list[Loop]:
     """Above loops directly inside of a border where its array stands idle: a loop in space of one trip, or what stands outside would sink through them."""
     last = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
-    dims = [name for f in arch.fanouts if f.outside == border and not f.ramp for name, _ in f.dims]
-    ranks = [rank for rank, _ in e.extents if rank not in e.output.partial()]
-    return [Loop(ranks[0], at[ranks[0]], dims[0])] if isinstance(last, Store) and dims and ranks else []
+    free = ((name, rank) for f in arch.fanouts if f.outside == border and not f.ramp for name, _ in f.dims
+            for rank, _ in e.extents if rank not in e.output.partial() and rank in taken.get(name, (rank,)))
+    return [Loop(rank, at[rank], name) for name, rank in [next(free, ("", ""))] if name] if isinstance(last, Store) else []
 
 
 def _tops(own: Tables, w: kernels.Work) -> list[str]:
