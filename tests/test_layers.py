@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.prove.__main__ import PARTS
 
 ROOT = Path(__file__).parents[1]
 # Import order: a file may import only what stands above it. cli joins all and comes last.
@@ -89,3 +92,8 @@ def test_sources_cite_files_that_a_reader_has() -> None:
     missing = [f"{path.relative_to(ROOT)}: {name}" for path in files if path != Path(__file__) for name in CITED.findall(path.read_text())
                if not any((base / name).exists() for base in (ROOT, ROOT / "hw", ROOT / "tests"))]
     assert missing == []
+
+
+def test_every_long_proof_can_be_loaded() -> None:
+    """Nobody looks at them for weeks: what they import must be there."""
+    assert all(callable(importlib.import_module(f"tests.prove.{part}").main) for part in PARTS)

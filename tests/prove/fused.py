@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from hw import machine
 from tests.fusions import random_case, wrong
 from tests.test_fused import chain, solved
-from tests.test_schedule_walks import unlike
+from tests.test_schedule_walks import compared
 
 CASES = int(os.environ.get("DSE_FUSED", "200"))
 
@@ -31,6 +31,6 @@ def main() -> int:
     print(f"  {CASES} graphs ({many} of four einsums), energy and latency: {sum(map(bool, found))} wrong", flush=True)
     best, _ = solved(chain(2))
     assert best.schedule is not None
-    walked = unlike(machine.arch(machine.load("a2s")), chain(2), best.schedule)
+    walked = compared(machine.arch(machine.load("a2s")), chain(2), best.schedule)
     print(f"  the published chain of two products: {best.energy_pj:.0f} pJ (listed 12304384), {len(walked)} differences to its walk", flush=True)
     return int(any(found) or bool(walked) or best.energy_pj > 12304384)
