@@ -144,7 +144,7 @@ MUTANTS = (
            "rows[key] = (once[key].elems, [once[key].busiest_elems] * many) if key in once else (0, [0] * many)", "pass", "schedules"),
     Mutant("schedules: kept words are loaded", AROUND, "(1 - share) * a[0] + share * z[0]", "a[0] + 0 * z[0]", "schedules"),
     Mutant("schedules: kept tensors keep their tiles", AROUND, "order.index(node.level) <= near)", "order.index(node.level) < near)", "schedules"),
-    Mutant("schedules: kept words take no room", GRAPH, "found[i][one.level] = found[i].get(one.level, 0) + room", "pass", "schedules"),
+    Mutant("schedules: kept words take no room", GRAPH, "own_room[level] = own_room.get(level, 0) + room", "pass", "schedules"),
     Mutant("schedules: pinned weights leave between segments", GRAPH, "                if j != i:", "                if j < 0:", "schedules"),
     Mutant("schedules: pinned weights leave between branches", GRAPH, "for other in () if f else (*pinned[:j], *pinned[j + 1:]):", "for other in ():",
            "schedules"),
