@@ -34,7 +34,6 @@ from workloads.graph import Unique, Workload, counts, unique
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
 
-
 def exactly(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
     """Best first: one solution, the optimum of the space that its certificate names, or how far it may lie above that."""
     return optimal(problem)
@@ -50,8 +49,6 @@ DATAFLOWS = {"free": "optimal: every mapping",
              "output_stationary": "optimal: the output does",
              "input_stationary": "optimal: the first input does",
              "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
-REUSE = {"none": "einsums in turn, every tensor through the outermost level",
-         "tiles": "optimal: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best"}
 PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",

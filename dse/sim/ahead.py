@@ -41,7 +41,7 @@ class Waiting:
 def hidden(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float, Ports]:
     """Cycles of first fills that come while the einsum before runs; how much more its ports may be relieved of, which makes it no shorter."""
     nest = boundary.joined(one.boundary, one.nest)
-    if before is None or one.boundary.kept or one.boundary.forked or not one.boundary.timed(one.arch) or one.arch.overlap != "buffered":
+    if before is None or not _waits(one):
         return 0.0, {}
     levels = first_fills(reading(nest, one.einsum, one.arch), nest, one.einsum, one.arch, _fitting(one, nest, before))
     wanted, every, beside = Ports(), Ports(), Ports()
@@ -53,6 +53,11 @@ def hidden(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float
     both = min(before.idle[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())
     saved = max(min(sum(min(n, before.slack[key] + beside[key]) for key, n in wanted.items()), both), 0.0)
     return saved, {key: max(min(n, before.slack[key]) - saved, 0.0) for key, n in every.items()}
+
+
+def _waits(one: Placed) -> bool:
+    """Whether an einsum's time is that of its own nest, begun once, whose fills are waited for."""
+    return not (one.boundary.kept or one.boundary.forked) and one.boundary.timed(one.arch) and one.arch.overlap == "buffered"
 
 
 def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]]:
@@ -69,7 +74,7 @@ def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]
 
 def waiting(one: Placed, cost: EinsumCost, arch: Arch, peak: dict[str, int], before: Waiting | None, saved: float, relieved: Ports) -> Waiting | None:
     """What an einsum leaves free; None where its time is not that of a nest. Its own fills that came ahead leave its ports free as far as they save no time."""
-    if one.boundary.kept or one.boundary.forked or not one.boundary.timed(arch) or arch.overlap != "buffered" or not cost.price.times:
+    if not _waits(one) or not cost.price.times:
         return None
     left = {level.name: None if level.capacity_bits is None else level.capacity_bits - peak.get(level.name, 0) for level in arch.levels}
     own = {key: cost.latency_cycles - n for key, n in _busy(one, cost).items()}
