@@ -46,7 +46,15 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
     return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
             "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(), "status": "ok", "gap_in_space": _known(solution.gap_in_space),
             "gap_to_bound": _known(solution.gap_to_bound), "certificate": solution.certificate,
-            "space": "the schedule as given" if solution.schedule and solution.saved is None else SPACE}
+            "space": _space(solution)}
+
+
+def _space(solution: Solution) -> str:
+    """What was chosen from, in all."""
+    if not solution.schedule:
+        return SPACE
+    found = solution.saved is not None or solution.memory
+    return f"schedules of the whole graph, weights {solution.schedule.weights}" if found else "the schedule as given"
 
 
 def _known(gap: float) -> float | None:

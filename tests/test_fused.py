@@ -109,6 +109,7 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
     alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", **{"solver.reuse": reuse}) for reuse in ("none", "tiles", "tiles"))
     assert first.totals == again.totals and len(list(tmp_path.glob("reuse_*"))) == 1
     assert first.totals["energy_pj"] < alone.totals["energy_pj"] and "kept whole at GLB" in first.totals["certificate"]
+    assert first.totals["space"] == "schedules of the whole graph, weights streamed" and alone.totals["space"].startswith("single einsums")
     with pytest.raises(ValueError, match='solver.reuse = "tiles" needs the mapper optimal'):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.mapper": "random"})
     with pytest.raises(ValueError, match="cpu_like prices lines, rows, banks or hops"):
