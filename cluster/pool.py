@@ -34,7 +34,7 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.exceptions import ActorDiedError, RayError
 
@@ -246,15 +246,19 @@ def restored(names: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def loopback() -> Iterator[None]:
-    """A cluster started inside is reached from this machine only. Ray 2.60 takes `_node_ip_address` for a name, not for where to listen."""
+    """A cluster started inside is reached from this machine only, and reaches no further. Ray 2.60 takes `_node_ip_address` for a name,
+    not for where to listen; and its dashboard, started without pages as well, asks for the cloud (169.254.169.254) even where nothing is reported."""
     enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from INNER when ray was imported
+    dashboard = services.start_api_server
     with restored((INNER,)):
         try:
             os.environ[INNER] = "0"
             ray_constants.ENABLE_RAY_CLUSTER = False
+            services.start_api_server = lambda *_, **__: ("", None)
             yield
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = enabled
+            services.start_api_server = dashboard
 
 
 def _refused(address: str) -> str:
