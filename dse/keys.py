@@ -140,6 +140,7 @@ LANE: Meanings = {
     "ops_per_cycle": ("1/cycle", "operations of one lane"),
     "mac_pj": ("pJ", "one multiply-accumulate; none: the table's"),
     "alu_pj": ("pJ", "one other operation; none: the table's"),
+    "merge_pj": ("pJ", "adding a partial sum that a lane holds to another lane's; none: alu_pj of a lane"),
     "leak_mw": ("mW", "leakage of one lane"),
     "area_mm2": ("mm2", "of one lane"),
     "vector_lanes": ("", "lanes of the machine's one vector unit, which does all that is no multiply-accumulate; 0: the array's lanes do it"),

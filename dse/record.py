@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 5
-SOLVER_VERSION = 7
+MODEL_VERSION = 6
+SOLVER_VERSION = 8
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
@@ -154,7 +154,8 @@ TABLES: dict[str, Columns] = {
         "mapping_key": MAPPING_KEY,
         "level": LEVEL,
         "tensor": Column("string", "", "tensor; - for compute"),
-        "action": Column("string", "", "read, write, compute, enter (folds of a systolic array); of a network hop, lane, rotate, rotate_lane (model.md)"),
+        "action": Column("string", "", "read, write, compute, merge (partial sums of lanes added up), enter (folds of a systolic array); of a network "
+                         "hop, lane, rotate, rotate_lane (model.md)"),
         "elems": Column("float64", "", "elements, all instances, one run (hop, rotate: times links); expected ones where an operand is sparse"),
         "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
         "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
@@ -166,6 +167,7 @@ TABLES: dict[str, Columns] = {
         "write_pj": Column("float64", "pJ", "one write of width_bits"),
         "mac_pj": Column("float64", "pJ", "MAC: one multiply-accumulate"),
         "alu_pj": Column("float64", "pJ", "MAC: one other operation"),
+        "merge_pj": Column("float64", "pJ", "MAC: adding a partial sum that a lane holds to another lane's"),
         "hop_pj": Column("float64", "pJ", "a network: one bit over one link"),
         "lane_pj": Column("float64", "pJ", "a network: one bit that a lane takes or gives"),
         "width_bits": Column("int32", "bit", "bits of one action"),

@@ -169,6 +169,7 @@ class Lane:
 
     vector_lanes: the machine has one vector unit of so many lanes of vector_kind (default: kind), which does all that is no multiply-accumulate, one
     operation per lane and cycle; alu_pj, its area and leakage are then those of vector_kind. 0: the lanes of the array do it.
+    merge_pj: of an addition of partial sums that lanes hold; left out: that of a lane's other operation.
     """
 
     name: Annotated[Name, Field(alias="compute")]
@@ -176,6 +177,7 @@ class Lane:
     ops_per_cycle: Positive = 1.0
     mac_pj: Cost | None = None
     alu_pj: Cost | None = None
+    merge_pj: Cost | None = None
     leak_mw: Cost | None = None
     area_mm2: Cost | None = None
     vector_lanes: Annotated[int, Field(ge=0, strict=True)] = 0
@@ -308,7 +310,7 @@ class Fanout:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One lane. mac_pj per multiply-accumulate, alu_pj per other operation; a copy costs none.
+    """One lane. mac_pj per multiply-accumulate, alu_pj per other operation; a copy costs none. merge_pj per partial sum of a lane that is added to another's.
 
     alu_per_cycle: other operations per clock cycle of the machine's one vector unit, whatever the array does; None: the lanes do them at ops_per_cycle.
     vector_leak_mw, vector_area_mm2: of that unit.
@@ -322,6 +324,7 @@ class Compute:
     alu_per_cycle: float | None = None
     vector_leak_mw: float = 0.0
     vector_area_mm2: float = 0.0
+    merge_pj: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -409,8 +409,9 @@ def _given(number: float | None, table: float) -> float:
 
 def _compute(spec: Machine, node: Lane) -> Compute:
     lane = Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0) if node.kind == "custom" else mac(node.kind, _node_nm(spec), spec.cell)
-    found = Compute(mac_pj=_given(node.mac_pj, lane.mac_pj), alu_pj=_given(node.alu_pj, lane.alu_pj), ops_per_cycle=node.ops_per_cycle,
-                    leak_mw=_given(node.leak_mw, lane.leak_mw), area_mm2=_given(node.area_mm2, lane.area_mm2))
+    alu = _given(node.alu_pj, lane.alu_pj)
+    found = Compute(mac_pj=_given(node.mac_pj, lane.mac_pj), alu_pj=alu, ops_per_cycle=node.ops_per_cycle, leak_mw=_given(node.leak_mw, lane.leak_mw),
+                    area_mm2=_given(node.area_mm2, lane.area_mm2), merge_pj=_given(node.merge_pj, alu))
     if not node.vector_lanes:
         return found
     unit = mac(node.vector_kind or node.kind, _node_nm(spec), spec.cell)

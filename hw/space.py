@@ -27,7 +27,7 @@ MAX_VALUES = 100_000
 TOTALS = ("area_mm2", "leak_mw")
 HEAD = ("clock_mhz", "node_nm", "cell", "word_bits", "overlap")
 PRICES = ("read_pj", "write_pj", "leak_mw", "area_mm2")
-LANE_PRICES = ("mac_pj", "alu_pj", "leak_mw", "area_mm2")
+LANE_PRICES = ("mac_pj", "alu_pj", "merge_pj", "leak_mw", "area_mm2")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
 STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
 

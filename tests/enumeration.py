@@ -383,6 +383,13 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                         for scale, own in terms(p, above, True, [[busiest] * above] * 2, skip, lanes):
                             for action in ("write", "read") if output and not skip else ("write",):
                                 draft.add(own, column(child[1], action, p.tensor, instance, sign * scale))
+            if output and child and arch.compute.merge_pj:
+                pj = np.zeros(columns)
+                pj[0] = arch.compute.merge_pj * (1 if p.format == "dense" else 0.5)  # of a compressed one the values, not their places
+                others = [False] * s.at[i] + [kind > 0 for kind in s.kinds[s.at[i]: above]]
+                for sign, unseen in ((1.0, [False] * above), (-1.0, others)):
+                    scale, own = terms(p, above, True, [[False] * above, unseen], False, {})[0]
+                    draft.add(own, sign * scale * pj)
     first = tuple(0 if kind else EVERY for kind in s.kinds)
     steps = [draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (r,)) for r, rank in enumerate(ranks)]
     operations = np.zeros(columns)

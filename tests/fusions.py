@@ -76,7 +76,7 @@ def small_machine(rng: Random, overlap: str) -> Arch:
                     double_buffer=overlap == "buffered" and rng.random() < 0.5))
     flags = (rng.random() < 0.7, rng.random() < 0.7)
     fanouts = (Fanout("array", 2, (("X", 2),), flags[:1], flags[1:]),) if rng.random() < 0.5 else ()
-    return Arch("small", levels, fanouts, Compute(1.0, 0.5), 1.0, 8, overlap=overlap)  # type: ignore[arg-type]
+    return Arch("small", levels, fanouts, Compute(1.0, 0.5, merge_pj=0.25), 1.0, 8, overlap=overlap)  # type: ignore[arg-type]
 
 
 def random_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:

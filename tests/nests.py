@@ -65,7 +65,7 @@ def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
         dims = tuple((f"{axis}{i}", rng.randint(2, 4)) for axis in "XY"[: rng.randint(1, 2)])
         fanouts.append(Fanout(f"array{i}", outside, dims, tuple(rng.random() < 0.6 for _ in dims), tuple(rng.random() < 0.6 for _ in dims),
                               rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else ""))
-    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0])), 1.0, 8,
+    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0]), merge_pj=0.25), 1.0, 8,
                 overlap=rng.choice(["buffered", "buffered", "free"]))
 
 
@@ -77,7 +77,9 @@ def searched(arch: Arch, e: Einsum) -> Arch:
     cut = any(not within(dim, [e.sizes()[rank] for rank in dim.ranks()]) for p in e.tensors() for dim in p.dims)
     ramp, border = any(f.ramp for f in arch.fanouts), min([f.outside for f in arch.fanouts], default=len(arch.levels))
     levels = tuple(replace(level, bandwidth=inf if ramp or (cut and v >= border) else level.bandwidth) for v, level in enumerate(arch.levels))
-    return replace(arch, levels=levels, overlap="free")
+    least = min(level.write_pj * (e.output.bits or arch.word_bits) / level.width_bits for level in levels)
+    merge_pj = min(arch.compute.merge_pj, least) if all(all(f.reduce) for f in arch.fanouts) else 0.0
+    return replace(arch, levels=levels, compute=replace(arch.compute, merge_pj=merge_pj), overlap="free")
 
 
 def free_edge() -> Arch:

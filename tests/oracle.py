@@ -127,8 +127,16 @@ class Walk:
         if chain and output:
             parent_at, parent = chain[-1]
             self.add(at, node.level, node.tensor, "read", self.words(tensor, elements))
+            self.merge(parent_at, tensor, elements)
             if not self.share(tensor, parent_at):
                 self.add(parent_at, parent, node.tensor, "write", self.words(tensor, elements))
+
+    def merge(self, parent_at: int, tensor: Projection, elements: list) -> None:
+        """The sums of all lanes but the first along ranks that the tensor does not see are added to another lane's, whether in the array or at the parent."""
+        own = {rank for dim in tensor.dims for rank, _ in dim.terms}
+        if any(lane > 0 and at > parent_at and loop.rank not in own for at, loop, lane in self.lanes):
+            stored = 1 if tensor.format == "dense" else Fraction(tensor.density).limit_denominator(10**9)
+            self.tally.total["MAC", tensor.tensor, "merge"] += stored * len(elements)
 
     def fill(self, at: int, node: Store, tensor: Projection, parent: tuple, elements: list, output: bool) -> None:
         parent_at, level = parent

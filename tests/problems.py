@@ -66,7 +66,8 @@ def arch_of(rng: Random, group: str, levels: int) -> Arch:
         dims = tuple((f"{axis}{i}", rng.choice([2, 2, 3, 4, 5, 8])) for axis in "XY"[: rng.choice([1, 1, 2])])
         flags = [(True,) * len(dims) if rng.random() < 0.7 else tuple(rng.random() < 0.5 for _ in dims) for _ in range(2)]
         fanouts.append(Fanout(f"array{i}", outside, dims, *flags, rng.choice(["", "", "", "os", "ws"]) if len(dims) == 2 else ""))
-    compute = Compute(1.0, 0.5, rng.choice([1.0, 1.0, 2.0]), alu_per_cycle=rng.choice([None, None, 4.0]), leak_mw=rng.choice([0.0, 0.0, 3.0]))
+    compute = Compute(1.0, 0.5, rng.choice([1.0, 1.0, 2.0]), alu_per_cycle=rng.choice([None, None, 4.0]), leak_mw=rng.choice([0.0, 0.0, 3.0]),
+                      merge_pj=rng.choice([0.0, 0.25, 0.25, 3.0]))
     return Arch("random", found, tuple(fanouts), compute, 1.0, 8, overlap="free")
 
 
@@ -78,7 +79,8 @@ def array_of(rng: Random, group: str, levels: int) -> Arch:
                    skip_first_read=outer.skip_first_read) for v, words in enumerate(sizes)]
     dims = tuple(zip("XY", rng.choice([(4,), (3,), (8,), (2, 2), (3, 5), (4, 2), (5, 4), (6,), (16,)]), strict=False))
     flags = [(True,) * len(dims) if rng.random() < 0.85 else tuple(rng.random() < 0.5 for _ in dims) for _ in range(2)]
-    return Arch("array", (outer, *inner), (Fanout("A", len(sizes) if rng.random() < 0.9 else 1, dims, *flags),), Compute(1.0, 1.0), 1.0, 8, overlap="free")
+    return Arch("array", (outer, *inner), (Fanout("A", len(sizes) if rng.random() < 0.9 else 1, dims, *flags),),
+                Compute(1.0, 1.0, merge_pj=rng.choice([0.0, 0.25])), 1.0, 8, overlap="free")
 
 
 def random_problem(rng: Random, group: str, tiles: str, most: int, order: Order = "levels", arch: Callable[[Random, str, int], Arch] = arch_of) -> Problem:

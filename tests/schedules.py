@@ -83,7 +83,7 @@ def stage_arch(rng: Random) -> Arch:
     fanouts = [Fanout("nodes", outside, (("U", 4), ("V", 8)), flags, flags)]
     if rng.random() < 0.6:
         fanouts.append(Fanout("array", rng.randint(outside + 1, len(levels)), (("X", 3),), (rng.random() < 0.6,), (rng.random() < 0.6,)))
-    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5), 1.0, 8)
+    return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, merge_pj=0.25), 1.0, 8)
 
 
 def cut(rng: Random, workload: Workload) -> Iterator[list[Einsum]]:

@@ -337,6 +337,7 @@ class SegmentWalk:
         if chain and output:
             parent_at, parent = chain[-1]
             w.add(position, node.level, node.tensor, "read", w.words(p, elements))
+            w.merge(parent_at, p, elements)
             if not w.share(p, parent_at):
                 w.add(parent_at, parent, node.tensor, "write", w.words(p, elements))
 

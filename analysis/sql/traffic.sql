@@ -7,6 +7,7 @@ SELECT
     CASE c.action
         WHEN 'read' THEN p.read_pj * coalesce(c.bits, p.word_bits) / p.width_bits
         WHEN 'write' THEN p.write_pj * coalesce(c.bits, p.word_bits) / p.width_bits
+        WHEN 'merge' THEN p.merge_pj
         WHEN 'hop' THEN p.hop_pj * coalesce(c.bits, p.word_bits)
         WHEN 'rotate' THEN p.hop_pj * coalesce(c.bits, p.word_bits)
         WHEN 'lane' THEN p.lane_pj * coalesce(c.bits, p.word_bits)

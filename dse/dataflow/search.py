@@ -335,8 +335,8 @@ def _more(row: Row, q: Quantity, part: int, more: float) -> None:
 def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent: int, child: int) -> tuple[Row, Row]:
     """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and at the busiest instance.
 
-    reads = R - S + W', writes = W + R' - S' (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains; S, S' first
-    reads, which are skipped. Then the same at least: without what first reads are subtracted from.
+    reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains;
+    S, S' first reads, which are skipped. Then the same at least: without what first reads are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
     levels, output, word = arch.levels, x == len(tensors) - 1, bits_of(e, arch)[tensors[x]]
@@ -378,6 +378,11 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
+    if output and not compute and shared:  # sums that lanes merge: what they drain, less what the parent writes; never more than its write, or bounds were none
+        pj = min(arch.compute.merge_pj, per_elem(levels[parent], word) * levels[parent].write_pj)
+        for merged, more in ((0, pj), (shared, -pj)) if pj else ():
+            for row in (found, low):
+                _more(row, (kernels.WORDS, x, k, merged, 0), 0, more)
     return found, low
 
 

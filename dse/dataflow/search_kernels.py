@@ -677,7 +677,7 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     figure(w.parts[d + 1], m, w.figure)
     if not below(w.figure, best):
-        if ends:  # a smaller first tile is waited for less
+        if first_tiles(m):  # smaller ones, of this node or of those to come outside, are waited for less
             fetched(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
             figure(w.parts[d + 1], m, w.figure)
         return OVER if below(w.figure, best) else BOUND
@@ -690,6 +690,15 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     for r in range(w.tile.shape[1]):
         w.tile[d + 1, r] = w.at[d, r]
     return DONE
+
+
+@lean
+def first_tiles(m: Machine) -> bool:
+    """Whether first and last tiles are waited for at some level."""
+    some = False
+    for v in range(m.waits.shape[0]):
+        some = some or m.waits[v, 1] < m.waits[v, 2]
+    return some
 
 
 @lean

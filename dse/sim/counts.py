@@ -9,7 +9,7 @@ from math import ceil, prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.sim.parts import bits_of
-from dse.sim.terms import Reading, Sums, Term, Wiring, filled, instances, links, nonzero, passes, served, shape, sink, value, wiring
+from dse.sim.terms import Reading, Sums, Term, Wiring, filled, instances, links, merged, nonzero, passes, served, shape, sink, value, wiring
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
 
@@ -18,7 +18,8 @@ from workloads.einsum import Einsum, Projection
 class Count:
     """One action of one tensor at one level, in elements: of all instances, and of the one whose port is the busiest.
 
-    action: read, write, compute, or enter (a systolic array starts a fold). Whole numbers, but where an operand is sparse: expected ones.
+    action: read, write, compute, merge (partial sums of lanes are added up), or enter (a systolic array starts a fold).
+    Whole numbers, but where an operand is sparse: expected ones.
     """
 
     level: str
@@ -124,6 +125,8 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
         if output and link.child:
             add(link.child, "read", [filled(s, link, own) for own in (False, True)])
     rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
+    if added := tuple(term for link in links(nest, e) if link.tensor is e.output and link.child for term in merged(s, link)):
+        rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
     points, lane = (Term(nonzero(e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
     rows += [Row("MAC", "-", "compute", (points,), (lane,)), *_folds(s, wires)]
     return Recipe(s, tuple(rows))

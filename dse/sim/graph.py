@@ -123,7 +123,7 @@ def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Se
             asked.setdefault(tensor, []).append(row)
     found = []
     for one, c in zip(own, costs, strict=True):
-        rows = [row for row in c.counts if row.level in inner or row.action in ("compute", "enter")] + asked.get(one.einsum.output.tensor, [])
+        rows = [row for row in c.counts if row.level in inner or row.action in ("compute", "merge", "enter")] + asked.get(one.einsum.output.tensor, [])
         found.append(cost.price(Mapping(()), rows, one.einsum, one.arch).latency_cycles)
     return found
 

@@ -43,8 +43,8 @@ def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
 def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
     """Energy per element of a row of counts."""
     name, tensor, action = key
-    if action in ("compute", "enter"):
-        return op_pj(e, arch) if action == "compute" else 0.0
+    if action in ("compute", "merge", "enter"):
+        return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "enter": 0.0}[action]
     level = next(level for level in arch.levels if level.name == name)
     return per_elem(level, bits_of(e, arch)[tensor]) * (level.read_pj if action == "read" else level.write_pj)
 
@@ -85,7 +85,7 @@ def busy(keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[N
             steps = op_cycles(total, elems[0], e, arch)
         elif action == "enter":
             ramp = ramp + largest(elems[0] * fill_cycles(arrays[name], e, arch) - 1, 0.0)
-        elif cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor]):
+        elif action != "merge" and (cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor])):
             key = order[name], port(level, action)
             ports[key] = [had + n * cycles for had, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)]
     levels = tuple(largest(0.0, *(n for (at, _), found in ports.items() if at == v for n in found)) for v in range(len(arch.levels)))

@@ -174,6 +174,17 @@ def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None,
     return _moved(s, link, picks or every(s), skip, ("parent", own), lanes)
 
 
+def merged(s: Sums, link: Link) -> Iterator[Term]:
+    """Partial sums of lanes that are added to those of others, in the array or at the parent: what the lanes of an output drain, less what is left
+    once the lanes of all ranks that it does not see are one."""
+    p = link.tensor
+    if any(loop.over and link.parent_at < i < link.child_at and loop.rank not in link.seen for i, loop in s.loops):
+        for sign, others in ((1, LANES), (-1, FIRST)):
+            cuts = _cuts(s, link, every(s), False, lambda i, loop, pick=others: pick if i > link.parent_at and loop.rank not in link.seen else LANES)  # type: ignore[misc]
+            dims = tuple([s.number(dim, (p.tensor, i), dim.ranks(), cuts, clip=True) for i, dim in enumerate(p.dims)])
+            yield Term(sign * (1 if p.format == "dense" else p.density), (*dims, *_unseen(s, link, cuts)))
+
+
 def _moved(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, side: object, lanes: Callable[[int, Loop], int]) -> tuple[Term, ...]:
     key = (link.tensor.tensor, link.child_at, side, skip, picks)
     if key not in s.known:
@@ -207,7 +218,7 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
                    and any(number == cut for cut, _ in cuts.get(loop.rank, ()))), None)
     dims = tuple([s.number(dim, (p.tensor, i), dim.ranks(), cuts, clip, skip + bool(skip and slides and slides.rank in dim.ranks()))
                   for i, dim in enumerate(p.dims)])
-    outer = tuple([s.number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen])
+    outer = _unseen(s, link, cuts)
     if not clip:
         yield Term(sign * nonzero(s.e), (*dims, *outer))
         return
@@ -217,6 +228,11 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     rows = (*dims[:-1], *(s.number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
     yield Term(sign * 2 * p.density, (*dims, *outer))
     yield Term(sign, (*rows, *outer))
+
+
+def _unseen(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
+    """How often tiles are moved for ranks that the tensor does not see."""
+    return tuple([s.number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen])
 
 
 def passes(s: Sums, at: int, all_lanes: bool, picks: tuple[int, ...] | None = None) -> tuple[int, ...]:
