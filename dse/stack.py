@@ -43,7 +43,8 @@ DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive":
                                "optimal": exactly}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides",
-         "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide"}
+         "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide",
+         "ragged": "optimal: any tiles; proven where fills overlap freely on one array with inputs that stand still inside, else improved from ragged_lanes"}
 DATAFLOWS = {"free": "optimal: every mapping",
              "weight_stationary": "optimal: the second input stands still while lanes loop in time",
              "output_stationary": "optimal: the output does",
@@ -64,8 +65,8 @@ def silent(_number: int, _efforts: Sequence[float], _name: str) -> None:
 class Picks:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
 
-    Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less. dataflow: which tensor stands still inside the
-    arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
+    Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
+    stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
     reuse: what stays on chip between einsums, and which share loops (REUSE).
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
@@ -73,7 +74,7 @@ class Picks:
     objective: Literal["energy", "latency", "edp"] = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
-    tiles: Literal["perfect", "ragged_lanes"] = "ragged_lanes"
+    tiles: Literal["perfect", "ragged_lanes", "ragged"] = "ragged_lanes"
     dataflow: Dataflow = "free"
     near: Cost = 0.01
     reuse: Literal["none", "tiles", "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import isclose
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -217,6 +218,31 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
         problem = Problem(arch, e, objective)
         (one,) = optimal(problem)
         assert [*compared(problem, enumerated_anew(problem, "ragged_lanes", "tensors"), [one], "merged")] == [] and (merge_pj > 20 or not reduce or one.proven)
+
+
+@pytest.mark.parametrize(("overlap", "registers"), [("free", False), ("free", True), ("buffered", True)])
+def test_tiles_that_do_not_divide_a_prime(overlap: Any, registers: bool) -> None:
+    """13 x 13 x 13 and room for 60 words: tiles of 1 or 13 waste it, with or without what the search of ragged tiles does not take (registers of outputs)."""
+    levels = (Level("DRAM", None, 8, 20.0, 20.0, 8.0, bypass=False), Level("GLB", 8 * 60, 8, 1.0, 1.0, 8.0), Level("REGF", 8 * 3, 8, 0.1, 0.1, 8.0))
+    fanout = Fanout("array", 2, (("X", 4),), (True,), (True,))
+    arch = Arch("prime", levels[: 2 + registers], (fanout,), Compute(1.0, 1.0), 1.0, 8, overlap=overlap)
+    problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 13, "n": 13, "k": 13}), "energy")
+    (even,), (ragged,) = optimal(problem, "ragged_lanes"), optimal(problem, "ragged")
+    assert even.proven and ragged.energy_pj < 0.9 * even.energy_pj and bool(ragged.proven) == (overlap == "free" and not registers)
+    assert faults(ragged.mapping, problem.einsum, arch) == [] and einsum_cost(problem, ragged.mapping) is not None
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=15)
+def test_ragged_tiles_are_never_worse_than_ragged_lanes(seed: int) -> None:
+    problem = buffered_of(seed)
+    even, ragged = optimal(problem, "ragged_lanes"), optimal(problem, "ragged")
+    assert isinstance(even, list) == isinstance(ragged, list)
+    if isinstance(even, list) and isinstance(ragged, list):
+        values = [figure(problem.objective, one.energy_pj, one.latency_cycles) for one in (even[0], ragged[0])]
+        again = einsum_cost(problem, ragged[0].mapping)
+        assert values[1] <= values[0] * (1 + 1e-9) and isinstance(again, EinsumCost) and again.energy_pj == ragged[0].energy_pj
+        assert values[1] <= lower_bound(problem) * (1 + ragged[0].gap_in_space) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", TOLD)

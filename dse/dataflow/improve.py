@@ -28,6 +28,7 @@ Slot = tuple[int, str]  # number of the item that it stands behind, fan-out dime
 Chain = tuple[int, ...]
 ROUNDS, AHEAD, LOOKS = 60, 5, 12
 BATCHES = 200  # costed at most per start, up to a tenth of a second each where padding makes counts slow
+NEXT = 4  # uneven tiles tried on either side of one
 CLOSE = 1e-10
 
 
@@ -233,19 +234,39 @@ def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, 
             for n in range(1, min(sizes[dim], before) + 1) if dim else ():
                 for j in range(i + 1, len(own)):
                     found[(*own[:i], *[-(-before // n)] * (j - i), *([1] * (len(own) - j)))] = None
+    if tiles == "ragged":
+        for i, (_, dim) in enumerate(slots):
+            for n in _even(before := own[i - 1] if i else extent, min(own[i], before)) if not dim else ():
+                found[_resized(slots, own, i, n)] = None
 
     def allowed(chain: Chain) -> bool:
         for (_, dim), before, after in zip(slots, (extent, *chain), chain, strict=False):
             if after == before:
                 continue
             whole = before % after == 0
-            if after > before or (not whole and (not dim or tiles == "perfect")) or (dim and rank in e.output.partial()):
+            uneven = tiles != "ragged" and (not dim or tiles == "perfect")
+            if after > before or (not whole and uneven) or (dim and rank in e.output.partial()):
                 return False
             if dim and (-(-before // after) > sizes[dim] or -(-before // -(-before // after)) != after):
                 return False
         return chain[-1] == 1
 
     return [chain for chain in found if chain != own and allowed(chain)]
+
+
+def _even(extent: int, tile: int) -> list[int]:
+    """Tiles next to this one in size, some larger and some smaller, that cut an extent as evenly as can be: n / m, rounded up."""
+    sizes = sorted({-(-extent // m) for m in range(1, extent + 1)})
+    at = next(i for i, n in enumerate(sizes) if n >= tile)
+    return sizes[max(at - NEXT, 0): at + NEXT + 1]
+
+
+def _resized(slots: Sequence[Slot], own: Chain, at: int, tile: int) -> Chain:
+    """A chain with another tile at a slot in time: lanes inside stay as many, loops in time inside keep their tiles as far as they fit."""
+    new = [*own[:at], tile]
+    for (_, dim), before, after in zip(slots[at + 1:], own[at:], own[at + 1:], strict=False):
+        new.append(-(-new[-1] // -(-before // after)) if dim else min(after, new[-1]))
+    return tuple(new)
 
 
 def _ratio(a: Chain, b: Chain) -> int:

@@ -8,13 +8,18 @@ from random import Random
 
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.improve import improved
+from dse.dataflow.ragged import solved
+from dse.dataflow.ragged_program import uncovered
 from dse.dataflow.search import BUDGET, CLOSER, Found, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, least, named
-from dse.nest import Infeasible, Mapping
+from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, figure, priced
 from hw.arch import Arch
+from workloads.einsum import Einsum, Projection
+
+ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly divide an odd one
 
 
 def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, budget: int = BUDGET,
@@ -25,6 +30,8 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
     the search does not take the einsum (`search.taken`): the best of what was found and, without constraints, of `cost_descending`, each improved by a local
     search.
     """
+    if tiles == "ragged":
+        return _ragged(problem, constraints, budget, near)
     e, arch, space = problem.einsum, problem.arch, named(tiles, problem.arch, constraints)
     found = search(problem, tiles, constraints, budget) if taken(e, tiles) else Found(None, 0, 0.0)
     if found.mapping and _partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
@@ -42,6 +49,49 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
         return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else _nothing(problem, constraints)
     best = min((_priced(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: _rank(problem, one))
     return [_told(problem, best, found.floor, found.visited, "every space" if best.gap_to_bound <= PRECISE else space)]
+
+
+def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
+    """Any tile sizes: the best of ragged lanes and of what is best at rounder extents, improved by a local search; with a certificate where the search of
+    ragged tiles takes the machine."""
+    e, arch = problem.einsum, problem.arch
+    even = optimal(problem, "ragged_lanes", constraints, budget, near)
+    if isinstance(even, Infeasible):
+        return even
+    rounder = dict.fromkeys(_rounded(e, multiple) for multiple in ROUND) if taken(e, "perfect") else {}
+    found = (search(replace(problem, einsum=one), "perfect", constraints, CLOSER).mapping for one in rounder if one != e)
+    starts = [even[0].mapping, *(start for one in found if one and _fits(problem, start := _fitted(e, one), constraints))]
+    best = min((_priced(problem, improved(problem, start, "ragged", constraints)) for start in starts), key=lambda one: _rank(problem, one))
+    if constraints == FREE and arch.overlap == "free" and not uncovered(e, arch):
+        exact = solved(problem, budget)
+        best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: _rank(problem, one))
+        if isinstance(exact, list) and exact[0].space:
+            return [replace(best, gap_in_space=0.0, space=exact[0].space, visited=exact[0].visited)]
+    return [_told(problem, best, 0.0, even[0].visited, "every space")]
+
+
+def _rounded(e: Einsum, multiple: int) -> Einsum:
+    """An einsum with extents that are multiples of a number; those that are smaller stay."""
+    more = {rank: -n % multiple if n > multiple else 0 for rank, n in e.extents}
+
+    def grown(p: Projection) -> Projection:
+        return replace(p, dims=tuple(replace(dim, size=dim.size + sum(abs(c) * more[rank] for rank, c in dim.terms)) for dim in p.dims))
+
+    return replace(e, extents=tuple((rank, n + more[rank]) for rank, n in e.extents), output=grown(e.output), inputs=tuple(map(grown, e.inputs)))
+
+
+def _fitted(e: Einsum, mapping: Mapping) -> Mapping:
+    """A mapping of larger extents for these: the same tiles as far as they fit, lanes as even as can be."""
+    left, nodes = e.sizes(), list[Loop | Store]()
+    for node in mapping.nodes:
+        if isinstance(node, Loop):
+            tile = min(node.tile, left[node.rank])
+            tile = -(-left[node.rank] // -(-left[node.rank] // tile)) if node.over else tile
+            nodes += [Loop(node.rank, tile, node.over)] if tile < left[node.rank] else []
+            left[node.rank] = tile
+        else:
+            nodes.append(node)
+    return replace(mapping, nodes=tuple(nodes))
 
 
 def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, near: float) -> EinsumCost:
