@@ -33,7 +33,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BUDGET = 5_000_000  # nodes placed, some ten seconds
 CLOSER = 100_000  # of more searches, below what the first one found
-OUTER = 50_000  # nodes placed for a bound of what stands outside of all borders
+EASY = 1_000  # nodes placed before bounds of what stands outside of all borders are worth their time
+OUTER = 50_000  # nodes placed for such a bound
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
 Cost = tuple[float, float, float]  # figure of the objective, energy, latency
 NONE = (inf, inf, inf)
@@ -108,8 +109,8 @@ def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantiti
     d = nodes + 2
     return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
                         whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
-                        whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_), np.array([0, 0, budget]), np.zeros(quantities), np.zeros(1), np.zeros(parts),
-                        np.zeros(3), np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4),
+                        whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_), np.array([0, 0, budget, EASY]), np.zeros(quantities), np.zeros(1),
+                        np.zeros(parts), np.zeros(3), np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4),
                         whole(nodes, ranks))
 
 

@@ -190,7 +190,7 @@ class Work(NamedTuple):
     may stand there, windows [d] of these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R] their tiles, first [d, R] none was tried
     before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. option [R].
     nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); whole [N] its level, which holds what moves twice, has
-    room for all of its tensor; tally [3] nodes to place, nodes placed in all, budget;
+    room for all of its tensor; tally [4] nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are asked for;
     least [Q] bounds of the quantities, whatever the tiles; extra [1] energy that crowded outer levels cost beyond that; guess [P], figure [3], lowest [3],
     largest [R], rest [R]: scratch; best [3] cost of the best nest of outer levels (`crowded`); best_*: the best nest so far, best_count [1] its nodes.
     """
@@ -1500,9 +1500,10 @@ def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rul
         held, at = outside(own[s], t, m), 0
         while crowds.held[at] != held and crowds.held[at] >= 0 and at < crowds.held.shape[0] - 1:
             at += 1
-        if crowds.held[at] != held:
+        hard = w.tally[1] >= w.tally[3]
+        if hard and crowds.held[at] != held:
             crowds.held[at], crowds.energy[at] = held, crowded(t, e, p, free, rules, memo, w, outer, seen)
-        w.extra[0] = max(crowds.energy[at] - uncrowded(t, w), 0.0)
+        w.extra[0] = max(crowds.energy[at] - uncrowded(t, w), 0.0) if hard else 0.0
         w.parts[0, 0] += w.extra[0]
         figure(w.parts[0], m, w.figure)
         if below(w.figure, best):

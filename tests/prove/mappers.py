@@ -21,7 +21,9 @@ from math import inf, isclose
 from multiprocessing import get_context
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
+from dse.dataflow import search
 from dse.dataflow.optimal import optimal
 from dse.dataflow.space import Tiles
 from dse.nest import Infeasible, faults
@@ -116,7 +118,8 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
     tiles: Tiles
     for tiles in ("perfect", "ragged_lanes"):
         best = enumerated(problem, tiles, "tensors") if problem.arch.overlap == "free" else priced_all(problem, tiles)
-        ours = optimal(problem, tiles)
+        with patch.object(search, "EASY", 0 if seed % 2 else search.EASY):  # so many nodes are more than most of these problems have
+            ours = optimal(problem, tiles)
         wrong = [*confirmed(problem, best), *compared(problem, best, ours, "optimal")]
         lines = tuple(f"seed {seed}, {group}, {tiles}, {problem.objective}: {line}\n{problem.einsum}\n{problem.arch}" for line in wrong)
         proven = not isinstance(ours, Infeasible) and bool(ours[0].proven)
