@@ -110,8 +110,8 @@ def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantiti
     return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
                         whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
                         whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_), np.array([0, 0, budget, EASY]), np.zeros(quantities), np.zeros(1),
-                        np.zeros(parts), np.zeros(3), np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4),
-                        whole(nodes, ranks))
+                        np.zeros(parts), np.zeros(3), np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks),
+                        whole(nodes, 4), whole(nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)
