@@ -1,5 +1,5 @@
-"""Hops in closed form against walks of the mesh: 10,000 trees of either kind, 10,000 nests on rectangles of a mesh, as many with unequal lanes, 10,000 nests with a tile that lanes
-share out and pass round (hops, words taken and given, room), 2,000 pipelines that hand words on; 0 mismatches."""
+"""Hops in closed form against walks of the mesh: 10,000 trees of either kind, 10,000 nests on rectangles of a mesh, 10,000 with unequal lanes, 10,000 with a
+tile that lanes share out and pass round (hops, words taken and given, room), 2,000 pipelines that hand words on; 0 mismatches."""
 
 from __future__ import annotations
 
