@@ -86,7 +86,7 @@ class Found:
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
               temporal: bool = True) -> Solution | Infeasible:
     """The best schedule found. spatial: einsums may run side by side; temporal: in granules. Raises ValueError where a machine has no nodes for stages."""
-    if not arch.fanouts or arch.fanouts[0].outside != 1 or len(arch.fanouts[0].dims) != 2 or len(arch.levels) < 3:
+    if not arch.fanouts or arch.fanouts[0].outside != 1 or len(arch.fanouts[0].dims) != 2:
         raise ValueError(f"{arch.name}: solver.reuse = pipelines needs nodes in rows and columns between main memory and a buffer in each; "
                          f"take kapla_multi, or solver.reuse=none")
     if arch.described():

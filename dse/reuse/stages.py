@@ -28,7 +28,7 @@ from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 
-ROOM = 8 * 64  # bits: rooms of nodes are asked for in steps of it
+ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
 
 
@@ -133,7 +133,7 @@ class Nodes:
         room = self._room(part, around)
         if room < 0:
             return None
-        room -= room % ROOM
+        room -= room % max((self.arch.levels[1].capacity_bits or 0) // ROOMS, 1)
         price = self._price(e, tile, around, lanes)
         order = [p.tensor for p in (e.output, *e.inputs)]
         homes = frozenset(order.index(t) for t in (*around.pinned, *([e.output.tensor] if around.hands else [])))
