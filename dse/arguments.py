@@ -10,7 +10,7 @@ from typing import NoReturn
 
 TABLES = ("table", "csv", "json", "parquet")
 TEXTS = ("text", "json")
-NESTS = (*TEXTS, "yaml", "schedule")
+NESTS = (*TEXTS, "yaml", "schedule", "directives")
 EXAMPLES = {
     "run": "dse run studies/edge_small.yaml --workers 2 --set stop.points=60",
     "resume": "dse resume runs/edge-small",
@@ -93,7 +93,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         for word in positional:
             sub.add_argument(word.lower(), metavar=word)
         if forms:
-            others = "yaml: mappings by einsum; schedule: one nest with branches; json" if forms == NESTS else "the others are"
+            others = "yaml: mappings by einsum; schedule: one nest with branches; directives: KAPLA's; json" if forms == NESTS else "the others are"
             sub.add_argument("--format", choices=forms, default=forms[0], help=f"default: {forms[0]}, for people; {others} in pJ, ns, mm2, in full")
         if "csv" in forms:
             sub.add_argument("--csv-safe", action="store_true", help="csv: text that a spreadsheet would take for a formula is quoted")

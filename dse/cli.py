@@ -191,6 +191,8 @@ def _show(given: argparse.Namespace) -> int:
         if len(solved) > 1:
             raise ValueError(f"--format schedule: {given.dir} has {len(solved)} workloads, a schedule is of one; --format yaml prints the mappings of all")
         print(*(explain.nest(one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)))
+    elif given.format == "directives":
+        print(*(explain.directives(one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)), sep="\n")
     else:
         print(point.text(given.einsum, screen.width()))
         if around:
@@ -223,6 +225,8 @@ def _print_mapped(found: Any, given: argparse.Namespace) -> int:
         print(found.found.schedule or yaml.safe_dump(explain.schedule(found.found), sort_keys=False).rstrip())
     elif given.format == "schedule":
         print(explain.nest(found.workload, found.found))
+    elif given.format == "directives":
+        print(explain.directives(found.workload, found.found))
     elif given.format == "json":
         screen.print_json(explain.document(found.arch, found.workload, found.found))
     else:
@@ -278,13 +282,13 @@ def _report(given: argparse.Namespace) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> int:
-    from dse import door, schedule
+    from dse import directives, door
     from dse.sim.graph import evaluate
     from hw import machine
     from workloads import catalog
 
     arch, workload = machine.arch(machine.load(given.machine)), catalog.load(given.workload)
-    given_schedule = schedule.load(Path(given.mapping), workload)
+    given_schedule = directives.load(Path(given.mapping), workload, arch)
     try:
         found = evaluate(arch, workload, given_schedule)
     except ValueError as fault:

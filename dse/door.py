@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dse import check, explain, folder, record, screen, stack
+from dse import check, directives, explain, folder, record, screen, stack
 from dse import schedule as schedules
 from dse.nest import Infeasible
 from dse.reuse.classify import CLASSIFIERS
@@ -162,7 +162,7 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
 
 
 def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: stack.Tell = stack.silent) -> Solution | Infeasible:
-    given = schedules.load(path, workload, partly=True)
+    given = directives.load(path, workload, arch, partly=True)
     try:
         return stack.around(arch, workload, picks, given, tell)
     except ValueError as fault:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from dse.directives import text, written
 from dse.nest import Loop, to_data
 from dse.schedule import in_turn
 from dse.sim.evaluate import EinsumCost, Solution
@@ -118,6 +119,22 @@ def nest(workload: Workload, solution: Solution) -> str:
     if strange := [c for c in solution.einsums if c.mapping.outside]:
         raise ValueError(f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; --format text shows it")
     return str(solution.schedule or in_turn(workload, {c.name: c.mapping for c in solution.einsums}))
+
+
+def directives(workload: Workload, solution: Solution) -> str:
+    """Mappings of einsums in turn in KAPLA's directives, which `dse simulate` reads too. Raises ValueError with a line per einsum whose they cannot say."""
+    if solution.schedule and not solution.schedule.plain():
+        raise ValueError(f"directives of {workload.name}: its schedule is more than einsums in turn, which they cannot say; take --format schedule")
+    by_name = {e.name: e for e in workload.einsums}
+    found, wrong = [], []
+    for c in solution.einsums:
+        try:
+            found.append(written(c.mapping, by_name[c.name]))
+        except ValueError as fault:
+            wrong.append(str(fault))
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return text(found)
 
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:

@@ -21,7 +21,7 @@ workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transfor
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/machine
 dse/installed dse/layout/primitive dse/layout/address dse/layout/text dse/layout/count
-dse/nest dse/schedule dse/record dse/folder dse/cache dse/sim/latency dse/sim/parts dse/sim/terms dse/sim/counts dse/sim/transfer dse/sim/sharing
+dse/nest dse/schedule dse/directives dse/record dse/folder dse/cache dse/sim/latency dse/sim/parts dse/sim/terms dse/sim/counts dse/sim/transfer dse/sim/sharing
 dse/sim/network dse/sim/boundary dse/sim/times dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/placed dse/sim/faults dse/sim/ahead
 dse/sim/graph dse/sim/kernels dse/join
 dse/dataflow/space dse/dataflow/steps dse/dataflow/cost_descending dse/dataflow/improve
@@ -31,7 +31,7 @@ dse/dataflow/random dse/dataflow/annealing
 dse/compile dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
 dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper
 dse/reuse/operations dse/reuse/classify dse/reuse/order dse/reuse/accesses dse/reuse/residency dse/reuse/optimum dse/reuse/sequence dse/reuse/traffic
-dse/reuse/rooms dse/reuse/emitted dse/reuse/picks dse/reuse/trips dse/reuse/nests dse/reuse/fused
+dse/reuse/rooms dse/reuse/emitted dse/reuse/picks dse/reuse/trips dse/reuse/nests dse/reuse/fused dse/reuse/stages dse/reuse/pipeline
 dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments

@@ -28,7 +28,7 @@ class Boundary:
     """outer: shared loops and storage nodes of the einsum's tensors; of a tensor that another einsum brings in or makes, only the innermost one.
 
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
-    begins. remote: (tensor, level that it is read out of, lanes that it is spread over). copies: (node, granules that it holds at once).
+    begins. remote: (tensor, level that it is read out of, all of it over what the busiest of its lanes holds). copies: (node, granules that it holds at once).
     kept: (tensor, level, share); beside: (level, tensor, action, share of it) that is moved since more or less of it stays afterwards; hands: kept ones that
     the segment hands on too, from a node of their own. branched: other einsums
     stand below the shared part; forked: they use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
@@ -39,7 +39,7 @@ class Boundary:
     outer: tuple[Loop | Store, ...] = ()
     dims: tuple[str, ...] = ()
     homes: tuple[Store, ...] = ()
-    remote: tuple[tuple[str, str, int], ...] = ()
+    remote: tuple[tuple[str, str, int | Fraction], ...] = ()
     held: tuple[Store, ...] = ()
     copies: tuple[tuple[Store, int], ...] = ()
     kept: tuple[tuple[str, str, Fraction], ...] = ()
@@ -180,13 +180,13 @@ def _trips(b: Boundary, e: Einsum) -> int:
 
 
 def remote_reads(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[str, Count]:
-    """What each remote tensor's lanes serve to this einsum, spread evenly over them; part of the rows of `counted`."""
+    """What each remote tensor's lanes serve to this einsum, by what they hold of it; part of the rows of `counted`."""
     order = [level.name for level in arch.levels]
     rows = count(whole, e, arch) if b.remote else ()
     found = {}
     for tensor, level, lanes in b.remote:
         total = sum(row.elems for row in rows if row.tensor == tensor and order.index(row.level) < order.index(level))
-        found[tensor] = Count(level, tensor, "read", total, total / lanes)
+        found[tensor] = Count(level, tensor, "read", total, float(total / lanes))
     return found
 
 

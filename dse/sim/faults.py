@@ -305,8 +305,6 @@ def _nest_faults(one: Placed) -> Iterator[str]:
             assert isinstance(loop, Loop)
             if loop.rank not in e.output.ranks():
                 yield f"mapping of {e.name}: spatial {loop.rank} splits the sums of {home.tensor}, which no lane then holds whole; split another rank"
-            elif left[loop.rank] % loop.tile:
-                yield f"mapping of {e.name}: lanes share {home.tensor} out unevenly ({loop.rank} in tiles of {loop.tile}); take tiles that divide"
             left[loop.rank] = loop.tile
 
 

@@ -3,8 +3,9 @@
 A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and
 in each of these along the column past all their rows: the union of those ways, a tree (`source: next_level`); or from lane to nearest lane (`same_level`).
 Sums that are added up on the way take the same tree inwards. Lanes
-that want the same words are, in each dimension of the mesh, some positions; all pairs of these want them. All lanes in use have equal shares: nests that
-cut a mesh's tiles unevenly, or through windows, are refused where hops are priced.
+that want the same words are, in each dimension of the mesh, some positions; all pairs of these want them. Where lanes have unequal shares (the last ones less,
+or none), groups are counted one by one, each as the einsum of its share. Nests that cut windows over a mesh, or share out in other parts from round to round,
+are refused where hops are priced.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from dse.nest import Loop, Mapping
+from dse.nest import Loop, Mapping, Store
 from dse.sim import sharing
 from dse.sim.counts import Delivered, delivered
 from hw.arch import Arch, Fanout
@@ -62,6 +63,27 @@ def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
 TREES = {"next_level": tree, "same_level": chain}
 
 
+def links(kind: str, source: Place, lanes: frozenset[Place]) -> int:
+    """Of the tree of a kind from a source to any lanes.
+
+    >>> links("next_level", (0, 0), frozenset({(1, 0), (1, 1), (2, 0)})), links("same_level", (0, 0), frozenset({(1, 0), (1, 1), (2, 0)}))
+    (4, 3)
+    """
+    rows, columns = sorted({y for y, _ in lanes}), sorted({x for _, x in lanes})
+    if len(lanes) == len(rows) * len(columns):
+        return TREES[kind](source, rows, columns)
+    if kind == "next_level":
+        return _reach(source[1], columns) + sum(_reach(source[0], [y for y, x in lanes if x == column]) for column in columns)
+    near, total = {lane: abs(source[0] - lane[0]) + abs(source[1] - lane[1]) for lane in lanes}, 0
+    first = True
+    while near:
+        lane = min(near, key=near.__getitem__)
+        total += near.pop(lane)
+        near = {one: n if n < (way := abs(one[0] - lane[0]) + abs(one[1] - lane[1])) and not first else way for one, n in near.items()}
+        first = False
+    return total
+
+
 def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
     """Links once round all lanes of these rows and columns and back: row by row, every other one backwards, or column by column if that is shorter.
 
@@ -75,13 +97,14 @@ def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A spatial loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of the rank."""
+    """A spatial loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of `whole` of the rank."""
 
     rank: str
     dim: int
     stride: int
     trips: int
     tile: int
+    whole: int = 0
 
 
 def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
@@ -91,12 +114,14 @@ def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
     for node in mapping.nodes:
         if not isinstance(node, Loop):
             continue
-        ragged |= {node.rank} if left[node.rank] % node.tile else set()
+        ragged |= {node.rank} if not node.over and left[node.rank] % node.tile else set()
         if node.over in dims:
             if node.rank in ragged:
-                raise ValueError(f"spatial {node.rank} over {node.over} gives lanes of {f.name} unequal shares: hops are not counted; take tiles that divide")
-            trips, dim = left[node.rank] // node.tile, dims.index(node.over)
-            found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found] + [Cut(node.rank, dim, 1, trips, node.tile)]
+                raise ValueError(f"spatial {node.rank} over {node.over} gives lanes of {f.name} other shares in the last round: hops are not counted; take "
+                                 f"tiles that divide")
+            trips, dim = -(-left[node.rank] // node.tile), dims.index(node.over)
+            found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]
+            found.append(Cut(node.rank, dim, 1, trips, node.tile, left[node.rank]))
         left[node.rank] = node.tile
     return found
 
@@ -134,9 +159,21 @@ def owners(mapping: Mapping, e: Einsum, p: Projection, f: Fanout, granule: dict[
     """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output."""
     loops, found = cuts(mapping, e, f), []
     for group in groups(loops, [True] * len(loops), _first(f)):
-        spans = tuple(_part(granule[d.terms[0][0]], d.terms[0][0], loops, group) for d in p.dims)
-        found.append(Owned((group.rows[0], group.columns[0]), spans))
+        if (share := _share(loops, group.at)) is not None:
+            spans = tuple(share.get(d.terms[0][0], (0, granule[d.terms[0][0]])) for d in p.dims)
+            found.append(Owned((group.rows[0], group.columns[0]), spans))
     return tuple(found)
+
+
+def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:
+    """What a lane, by its trips of the cuts, has of each rank that is cut; None: nothing is left for it."""
+    found: dict[str, Span] = {}
+    for c, i in zip(loops, at, strict=True):
+        low, high = found.get(c.rank, (0, c.whole))
+        found[c.rank] = low + i * c.tile, min(low + (i + 1) * c.tile, high)
+        if low + i * c.tile >= high:
+            return None
+    return found
 
 
 def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
@@ -185,7 +222,7 @@ def ways(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tu
                 bits = one.lanes * word / (ring_.lanes if ring_ else 1)
                 yield Way(f.name, one.tensor.tensor, "lane", bits, bits * f.lane_pj)
             if f.hop_pj:
-                hops = one.served * word * _mean(one, mapping, e, f, dict(remote), ring_.shared.dims if ring_ else ())
+                hops = one.served * word * _mean(one, mapping, e, arch, f, dict(remote), ring_.shared.dims if ring_ else ())
                 yield Way(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
         for tensor, ring_ in own.items():
             bits = sharing.turned_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
@@ -201,25 +238,113 @@ def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
     dims = [name for name, _ in f.dims]
     loops = cuts(mapping, e, f)
     own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.shared.dims for c in loops]
+    if any(c.whole % c.tile for c in loops):
+        raise ValueError(f"lanes of {f.name} have unequal shares: hops of a tile that goes round are not counted; take tiles that divide")
     first = groups(loops, own, _first(f))[0]
     return ring(first.rows, first.columns) / one.lanes
 
 
-def _mean(one: Delivered, mapping: Mapping, e: Einsum, f: Fanout, remote: dict[str, tuple[Owned, ...]], parted: Sequence[str]) -> float:
+def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, remote: dict[str, tuple[Owned, ...]], parted: Sequence[str]) -> float:
     """Links that a word takes on average, all its trips alike. parted: dimensions along which lanes share a tile out: each word goes to one of them."""
     p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
     short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
     if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
         raise ValueError(f"spatial {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")
     shared = f.reduce if p is e.output else f.multicast
-    wanted = groups(loops, [c.rank in p.ranks() or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops], _first(f))
+    own = [c.rank in p.ranks() or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]
+    if p.tensor in remote:
+        _whole_words(p, remote[p.tensor])
+    if any(c.whole % c.tile for c in loops):
+        return _uneven(one, loops, own, mapping, e, arch, f, remote.get(p.tensor)) / one.served if one.served else 0.0
+    wanted = groups(loops, own, _first(f))
     if p.tensor not in remote:
         sources = rim(f.rim, (rows[1], columns[1]))
         return sum(min(TREES[f.source](source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
-    split = [d for d, *spans in zip(p.dims, *(one.spans for one in remote[p.tensor]), strict=True) if len(set(spans)) > 1]
+    return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
+
+
+def _whole_words(p: Projection, held: Sequence[Owned]) -> None:
+    split = [d for d, *spans in zip(p.dims, *(one.spans for one in held), strict=True) if len(set(spans)) > 1]
     if windows := [d.terms[0][0] for d in split if len(d.terms) != 1 or d.terms[0][1] != 1]:
         raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the lanes that hold it split: hops are not counted; split another rank")
-    return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
+
+
+def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: Mapping, e: Einsum, arch: Arch, f: Fanout,
+            held: Sequence[Owned] | None) -> float:
+    """Words times links where shares are unequal. A group is served what one lane is in the einsum of its share alone (`_alone`); of ranks that the tensor
+    does not have, no loop may stand in the lanes above its tile, or they would fetch it in other numbers of rounds."""
+    p, rows_columns = one.tensor, _spans(f)
+    if between := _between(mapping, e, f):
+        raise ValueError(f"for {between} stands between loops over lanes of {f.name}, whose shares are unequal: hops are not counted; take tiles that divide")
+    child = next((i for i, node in enumerate(mapping.nodes) if isinstance(node, Store) and node.tensor == p.tensor and i > _last_cut(mapping, f)),
+                 len(mapping.nodes))
+    for c in loops:
+        if c.whole % c.tile and c.rank not in p.ranks() and (left := _turning(c.rank, mapping, f, child)):
+            raise ValueError(f"spatial {c.rank} over {f.dims[c.dim][0]} gives lanes of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
+                             f"hops are not counted; take tiles that divide")
+    wanted: dict[tuple[int, ...], set[Place]] = {}
+    shares: dict[tuple[int, ...], dict[str, Span]] = {}
+    for at in product(*(range(c.trips) for c in loops)):
+        if (share := _share(loops, at)) is not None:
+            key = tuple(i for i, mine in zip(at, own, strict=True) if mine)
+            y, x = (first + sum(c.stride * i for c, i in zip(loops, at, strict=True) if c.dim == dim) for dim, first in enumerate(_first(f)))
+            wanted.setdefault(key, set()).add((y, x))
+            shares.setdefault(key, {rank: span for rank, span in share.items() if rank in p.ranks()})
+    served: dict[tuple[tuple[str, int], ...], float] = {}
+    total = 0.0
+    for key, lanes in wanted.items():
+        size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
+        if size not in served:
+            alone = _alone(loops, dict(size), mapping, e, f)
+            served[size] = next(other.served for other in delivered(*alone, arch, f) if other.tensor.tensor == p.tensor)
+        if held is None:
+            near = min(links(f.source, source, frozenset(lanes)) for source in rim(f.rim, (rows_columns[0][1], rows_columns[1][1])))
+            total += served[size] * near
+            continue
+        words = [(prod(_common(span, shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (0, 1)) for d, span in zip(p.dims, other.spans, strict=True)),
+                  other.place) for other in held]
+        total += served[size] * sum(n * links(f.source, place, frozenset(lanes)) for n, place in words if n) / sum(n for n, _ in words)
+    return total
+
+
+def _between(mapping: Mapping, e: Einsum, f: Fanout) -> str:
+    """The rank of a loop in time that lanes of a mesh make trips of before it is shared out further."""
+    left, begun, end = e.sizes(), False, _last_cut(mapping, f)
+    for node in mapping.nodes[:end]:
+        if isinstance(node, Loop):
+            if begun and not node.over and left[node.rank] > node.tile:
+                return node.rank
+            begun, left[node.rank] = begun or node.over in {name for name, _ in f.dims}, node.tile
+    return ""
+
+
+def _last_cut(mapping: Mapping, f: Fanout) -> int:
+    names = {name for name, _ in f.dims}
+    return max(i for i, node in enumerate(mapping.nodes) if isinstance(node, Loop) and node.over in names)
+
+
+def _turning(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
+    """Trips of loops over a rank inside of the lanes, down to a node."""
+    first, trips, left = _last_cut(mapping, f), 1, 0
+    for i, node in enumerate(mapping.nodes[:end]):
+        if isinstance(node, Loop) and node.rank == rank:
+            trips, left = trips * -(-left // node.tile) if i > first else trips, node.tile
+    return trips if trips > 1 else 0
+
+
+def _alone(loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout) -> tuple[Mapping, Einsum]:
+    """The nest and the einsum of one lane of those that share a mesh: of each rank that is cut its share, in every round of loops outside of the cut."""
+    names, sizes = {name for name, _ in f.dims}, e.sizes()
+    part = {c.rank: (size.get(c.rank, c.tile), next(one.whole for one in loops if one.rank == c.rank)) for c in loops}
+    nodes, inside = [], set[str]()
+    for node in mapping.nodes:
+        if isinstance(node, Loop) and node.rank in part:
+            mine, whole = part[node.rank]
+            inside |= {node.rank} if node.over in names else set()
+            node = replace(node, tile=min(node.tile, mine) if node.rank in inside else node.tile // whole * mine)
+        nodes.append(node)
+    extents = tuple((rank, n // part[rank][1] * part[rank][0] if rank in part else n) for rank, n in sizes.items())
+    return replace(mapping, nodes=tuple(nodes), shares=()), replace(e, extents=extents)
 
 
 def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequence[Cut], f: Fanout) -> float:

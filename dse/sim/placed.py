@@ -241,15 +241,15 @@ def _moved_beside(one: Keep, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str,
     return []
 
 
-def _stage_lanes(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int:
-    """Lanes that what a stage makes is spread over."""
+def _stage_lanes(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int | Fraction:
+    """Lanes that what a stage makes is spread over; where they have unequal shares, all of it over the largest."""
     left = e.sizes() | {named(loop.rank, branch): loop.tile for loop in loops}
-    used, names = 1, {name for name, _ in f.dims}
+    used, names = Fraction(1), {name for name, _ in f.dims}
     for node in branch.mapping.nodes:
         if not isinstance(node, Loop) or node.over not in names:
             break
-        used, left[node.rank] = used * -(-left.get(node.rank, 1) // node.tile), node.tile
-    return used
+        used, left[node.rank] = used * Fraction(left.get(node.rank, 1), node.tile), node.tile
+    return int(used) if used.denominator == 1 else used
 
 
 def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network.Owned, ...]:

@@ -1,5 +1,5 @@
-"""Hops in closed form against walks of the mesh: 10,000 trees of either kind, 10,000 nests on rectangles of a mesh, 10,000 nests with a tile that lanes share
-out and pass round (hops, words taken and given, room), 2,000 pipelines that hand words on; 0 mismatches."""
+"""Hops in closed form against walks of the mesh: 10,000 trees of either kind, 10,000 nests on rectangles of a mesh, 10,000 with unequal lanes, 10,000 with a
+tile that lanes share out and pass round (hops, words taken and given, room), 2,000 pipelines that hand words on; 0 mismatches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random import Random
 
 from dse.sim import network
 from tests.rings import WALKED
-from tests.test_network import handing_unlike, unlike
+from tests.test_network import handing_unlike, uneven_unlike, unlike
 from tests.test_sharing import unlike as rotating_unlike
 
 CASES = int(os.environ.get("DSE_HOPS", "10000"))
@@ -30,8 +30,8 @@ def tree_unlike(seed: int) -> str:
 def main() -> int:
     wrong = []
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        for name, check, cases in (("trees", tree_unlike, CASES), ("nests", unlike, CASES), ("rotations", rotating_unlike, CASES),
-                                   ("words between stages", handing_unlike, CASES // 5)):
+        for name, check, cases in (("trees", tree_unlike, CASES), ("nests", unlike, CASES), ("unequal lanes", uneven_unlike, CASES),
+                                   ("rotations", rotating_unlike, CASES), ("words between stages", handing_unlike, CASES // 5)):
             lines = list(filter(None, pool.map(check, range(cases), chunksize=50)))
             print(f"  {name}: {cases}, {len(lines)} mismatches", flush=True)
             wrong += lines

@@ -1,0 +1,155 @@
+"""Every pipeline of a small workload on a row of nodes, each nest listed and priced by the evaluator: what pipelines are proven against.
+
+Shares the evaluator with dse/reuse, and the list of all mappings of one node with the proofs of the mapper. No leakage: the energy of a stage then depends on
+its own nest, and on where the stages lie, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import inf
+from random import Random
+
+from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.reuse.pipeline import pipelined
+from dse.schedule import Branch, Lanes, Schedule, Segment
+from dse.sim import placed
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.sim.faults import faults
+from hw.arch import Arch, Compute, Fanout, Level
+from tests.enumeration import mappings, size
+from workloads.einsum import Einsum, einsum
+from workloads.graph import Workload
+
+COLUMNS = 3
+MOST = 200  # mappings of a node
+CLOSE = 1e-9
+
+
+def small_machine(rng: Random) -> Arch:
+    levels = (Level("DRAM", None, 8, rng.choice([20.0, 200.0]), rng.choice([20.0, 100.0]), 4.0, bypass=False),
+              Level("BUF", 8 * rng.choice([10, 14, 20, 40]), 8, 2.0, 3.0, 8.0, bypass=False))
+    mesh = Fanout("NODES", 1, (("NY", 1), ("NX", COLUMNS)), (True, True), (True, True), "", rng.choice([0.0, 0.5]), 0.0, "corners",
+                  rng.choice(["next_level", "same_level"]))
+    return Arch("row", levels, (mesh,), Compute(1.0, 0.5), 1.0, 8, overlap="free")
+
+
+def small_workload(rng: Random) -> Workload:
+    """Chains of products of at most eighteen multiplications each; the last one may add an earlier result."""
+    wide, found, weights = [rng.choice([2, 3]) for _ in range(4)], [], set()
+    m = rng.choice([2, 3])
+    for i in range(rng.choice([2, 2, 3])):
+        found.append(einsum(f"T{i}[m,n] += {f'T{i - 1}' if i else 'X'}[m,k] * W{i}[k,n]", {"m": m, "k": wide[i], "n": rng.choice([1, wide[i + 1]])}, f"e{i}"))
+        wide[i + 1] = found[-1].sizes()["n"]
+        weights.add(f"W{i}")
+    return Workload("small", tuple(found), frozenset(weights))
+
+
+def random_case(seed: int) -> tuple[Arch, Workload, str]:
+    rng = Random(seed)
+    while True:
+        arch, workload = small_machine(rng), small_workload(rng)
+        if all(size(e, replace(arch, fanouts=()), "perfect", limit=MOST) <= MOST for e in workload.einsums):
+            return arch, workload, rng.choice(["streamed", "pinned"])
+
+
+def splits(e: Einsum, columns: int) -> Iterator[tuple[Loop, ...]]:
+    """How so many nodes in a row may share an einsum out: ranks of the result, every tile, one or two of them."""
+    yield ()
+    ranks = [rank for rank in e.output.ranks() if e.sizes()[rank] > 1]
+    for a in ranks:
+        yield from ((Loop(a, t, "NX"),) for t in range(1, e.sizes()[a]) if -(-e.sizes()[a] // t) <= columns)
+        for b in (b for b in ranks if b != a):
+            for s, t in product(range(1, e.sizes()[a]), range(1, e.sizes()[b])):
+                if -(-e.sizes()[a] // s) * -(-e.sizes()[b] // t) <= columns:
+                    yield Loop(a, s, "NX"), Loop(b, t, "NX")
+
+
+def nests(e: Einsum, arch: Arch, split: tuple[Loop, ...]) -> list[Mapping]:
+    """What a node may do with its part, from the buffer inwards."""
+    part = replace(e, extents=tuple((rank, next((loop.tile for loop in split if loop.rank == rank), n)) for rank, n in e.extents))
+    return list(mappings(Problem(replace(arch, fanouts=()), part, "energy"), "perfect", "tensors"))
+
+
+def own(nest: Mapping, split: tuple[Loop, ...], home: str) -> Mapping:
+    """Below the shared nodes; a result that is handed on has its node there."""
+    return Mapping((*split, *(node for node in nest.nodes if not (isinstance(node, Store) and (node.level == "DRAM" or node.tensor == home)))))
+
+
+def least(arch: Arch, workload: Workload, weights: str) -> float:
+    """The least energy of all schedules in which neighbours are stages or run in turn; weights that are pinned stand in nodes of one segment at most."""
+    n = len(workload.einsums)
+    if weights == "pinned":  # all that is pinned takes room in every segment: listed where one segment is all
+        return segment(arch, workload, 0, n, weights)
+    best = [0.0] + [inf] * n
+    for last in range(1, n + 1):
+        best[last] = min(best[first] + segment(arch, workload, first, last, weights) for first in range(last))
+    return best[n]
+
+
+def segment(arch: Arch, workload: Workload, first: int, last: int, weights: str) -> float:
+    members = workload.einsums[first:last]
+    part = Workload("", members, workload.weights)
+    handed = [e.output.tensor for e in members[:-1]]
+    pinned = workload.weights if weights == "pinned" else frozenset()
+    far = [t for t in dict.fromkeys(p.tensor for e in members for p in e.tensors()) if t not in handed and t not in pinned]
+    shared = (*(Store("DRAM", t) for t in far), *(Store("BUF", t) for t in handed))
+    best = inf
+    for starts in intervals(len(members)):
+        for cuts in product(*(list(splits(e, n)) for e, (_, n) in zip(members, starts, strict=True))):
+            lists = [nests(e, arch, cut) for e, cut in zip(members, cuts, strict=True)]
+            total = 0.0
+            for j, listed in enumerate(lists):
+                found = inf
+                for nest in listed:
+                    chosen = [nest if i == j else raised(others) for i, others in enumerate(lists)]
+                    branches = tuple(Branch(e.name, own(one, cut, e.output.tensor if e.output.tensor in handed else ""), (),
+                                            (Lanes("NX", at, n),) if len(members) > 1 else ())
+                                     for e, one, cut, (at, n) in zip(members, chosen, cuts, starts, strict=True))
+                    found = min(found, price(arch, part, Schedule((Segment(branches, shared),), weights=weights), j))
+                total += found
+                if total >= best:
+                    break
+            best = min(best, total)
+    return best
+
+
+def raised(listed: list[Mapping]) -> Mapping:
+    """One with all nodes above all loops: nobody finds fault with it in a stage."""
+    return next(nest for nest in listed if not any(isinstance(node, Loop) for node in nest.nodes[:sum(isinstance(n, Store) for n in nest.nodes)]))
+
+
+def price(arch: Arch, workload: Workload, schedule: Schedule, j: int) -> float:
+    """Of one stage; inf where it does not fit, or is none."""
+    one = placed.placed(arch, workload, schedule)[0][j]
+    try:
+        cost = einsum_cost(Problem(one.arch, one.einsum, "energy", one.boundary), one.nest)
+    except ValueError:  # hops of such a nest are not counted
+        return inf
+    return cost.energy_pj if isinstance(cost, EinsumCost) and not faults(arch, workload, schedule) else inf
+
+
+def intervals(many: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Rows of columns side by side, in any order: (first, how many) per stage."""
+    if many == 1:
+        yield ((0, COLUMNS),)
+        return
+    for chosen in product(*[[(at, n) for at in range(COLUMNS) for n in range(1, COLUMNS - at + 1)]] * many):
+        if all(a + n <= b or b + m <= a for i, (a, n) in enumerate(chosen) for b, m in chosen[i + 1:]):
+            yield chosen
+
+
+def compared(seed: int) -> tuple[str, float]:
+    """What is wrong with the answer to a random case, and by how much it lies above the best of all."""
+    arch, workload, weights = random_case(seed)
+    found = pipelined(arch, workload, "energy", weights)
+    best = least(arch, workload, weights)
+    if isinstance(found, Infeasible):
+        return (f"seed {seed}: {found}, listed {best}" if best < inf else ""), 0.0
+    if found.energy_pj < best * (1 - CLOSE) and (weights == "streamed" or len(found.segments) == 1):
+        return f"seed {seed}: {found.energy_pj}, the best listed {best}\n{found.schedule}", 0.0
+    if found.energy_pj / (1 + found.gap_in_space) > best * (1 + CLOSE):
+        return f"seed {seed}: bound {found.energy_pj / (1 + found.gap_in_space)} above {best}", 0.0
+    return "", found.energy_pj / best - 1 if best < inf else 0.0

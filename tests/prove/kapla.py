@@ -1,0 +1,44 @@
+"""Pipelines of small graphs against all of them, each nest listed (`tests/piped.py`): bounds below, answers not below, how far off; and directives, written and
+read back, of random nests."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from random import Random
+
+from dse.directives import mapping_of, parse, text, written
+from tests.nests import random_case, rich_case
+from tests.piped import compared
+from tests.test_directives import raised_case
+
+GRAPHS = int(os.environ.get("DSE_PIPES", "60"))
+NESTS = int(os.environ.get("DSE_DIRECTIVES", "20000"))
+
+
+def unlike(seed: int) -> tuple[bool, str]:
+    """Whether directives say the nest, and what is wrong."""
+    rng = Random(seed)
+    case = (raised_case, random_case, rich_case)[seed % 3]
+    e, _, nest = case(rng)
+    try:
+        layer = written(nest, e)
+    except ValueError as fault:
+        return False, "" if len(str(fault).splitlines()) == 1 else f"seed {seed}: {fault}"
+    same = parse(text([layer])) == [layer] and mapping_of(layer, e) == nest
+    return True, "" if same else f"seed {seed}: {layer}\n{nest}"
+
+
+def main() -> int:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        nests = list(pool.map(unlike, range(NESTS), chunksize=200))
+        lines = [line for _, line in nests if line]
+        print(f"  directives: {NESTS} nests, {sum(said for said, _ in nests)} said, {len(lines)} mismatches", flush=True)
+        found = list(pool.map(compared, range(GRAPHS)))
+    wrong = [line for line, _ in found if line]
+    above = sorted(share for _, share in found)
+    print(f"  pipelines: {GRAPHS} graphs, {len(wrong)} wrong; {sum(share < 1e-9 for share in above)} as cheap as the best of all, the dearest "
+          f"{100 * above[-1]:.3g} % above it", flush=True)
+    print("\n".join([*lines, *wrong][:3]))
+    return int(bool(lines or wrong))

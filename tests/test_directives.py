@@ -1,0 +1,290 @@
+"""Directives are a second notation: what they say of a nest comes back as that nest, and what they cannot say is refused in one line."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse import cli, directives
+from dse.directives import HEAD, Layer, index, mapping_of, parse, text, written
+from dse.nest import Loop, Mapping, Shared, Store, faults
+from dse.nest import parse as nest_of
+from dse.sim.counts import count
+from hw import machine
+from hw.arch import Arch
+from tests.nests import KINDS, random_arch, random_case, random_einsum
+from tests.oracle import walk
+from workloads.einsum import Einsum, einsum
+from workloads.graph import Workload
+
+CONV = einsum("T[N,K,Yo,Xo] += I[N,C,Yo+S,Xo+R] * W[K,C,R,S]", {"N": 128, "K": 48, "C": 12, "Yo": 15, "Xo": 15, "R": 5, "S": 5}, "CONV")
+DEPTH = einsum("O[N,C,Yo,Xo] += T[N,C,Yo+S,Xo+R] * V[C,R,S]", {"N": 128, "C": 48, "Yo": 12, "Xo": 12, "R": 4, "S": 4}, "DWCONV")
+PAPER = """directives
+CONV:                                            # row-stationary: a row of weights and a row of inputs per PE
+  Xi = Xo+R
+  Yi = Yo+S
+  REGF:
+    tensor{W}(K=3, C=1, R=5, S=1)
+    tensor{I}(N=1, C=1, Yi=1, Xi=5)
+    tensor{T}(N=1, K=3, Yo=1, Xo=1)
+    stack(Yo+=1, Yi+=1, 15) over X               # rows of the output across, of the weights down, of the input on diagonals
+    stack(S+=1, Yi+=1, 5) over Y
+    update(Xo+=1, Xi+=1)
+    update(C+=1)
+    update(K+=3)
+    update(N+=1)
+  GBUF:
+    tensor{W}(K=6, C=6, R=5, S=5)
+    tensor{I}(N=4, C=6, Yi=19, Xi=19, shr=4) over NY
+    tensor{T}(N=4, K=6, Yo=15, Xo=15)
+    stack(K+=6, 4) over NY
+    stack(N+=4, 16) over NX
+    update(C+=6)
+    update(K+=24)
+    update(N+=64)
+  DRAM:
+    tensor{I}(N=128, C=12, Yi=19, Xi=19)
+    tensor{W}(K=48, C=12, R=5, S=5)
+    tensor{T}(N=128, K=48, Yo=15, Xo=15)
+DWCONV:
+  Xi = Xo+R
+  Yi = Yo+S
+  REGF:
+    tensor{V}(C=1, R=4, S=1)
+    tensor{T}(N=1, C=1, Yi=1, Xi=4)
+    tensor{O}(N=1, C=1, Yo=1, Xo=1)
+    stack(Yo+=1, Yi+=1, 12) over X
+    stack(S+=1, Yi+=1, 4) over Y
+    update(Xo+=1, Xi+=1)
+    update(C+=1)
+    update(N+=1)
+  GBUF:
+    tensor{V}(C=4, R=4, S=4)
+    tensor{T}(N=4, C=4, Yi=15, Xi=9)
+    tensor{O}(N=4, C=4, Yo=12, Xo=6)
+    stack(C+=4, 6) over NY
+    stack(N+=4, 16) over NX
+    stack(Xo+=6, Xi+=6, 2) over NY
+    update(C+=24)
+    update(N+=64)
+  DRAM:
+    tensor{T}(N=128, C=48, Yi=15, Xi=15)
+    tensor{V}(C=48, R=4, S=4)
+    tensor{O}(N=128, C=48, Yo=12, Xo=12)
+"""
+SEEDS = st.integers(0, 2**32)
+
+
+def test_the_papers_example_row_stationary_conv_feeding_a_depthwise_one() -> None:
+    """KAPLA, section III-B: K=6 stacked by 4 against C=4 stacked by 6, N by 64, and 15 updates of 3 words for a row of the output."""
+    conv, depth = parse(PAPER)
+    nests = directives.mappings(PAPER, Workload("paper", (CONV, DEPTH)), machine.arch(machine.load("kapla_multi")))
+    assert nests == {"CONV": mapping_of(conv, CONV), "DWCONV": mapping_of(depth, DEPTH)}
+    assert Shared("GBUF", "I", ("NY",)) in nests["CONV"].shares
+    assert [b.parallel for b in conv.buffers] == [75, 64, 1] and [b.parallel for b in depth.buffers] == [48, 192, 1]
+    made, read = conv.buffers[1], depth.buffers[1]
+    assert made.steps[-2:] == (replace(read.steps[-2], moves=(("K", 24),)), read.steps[-1]) == (conv.buffers[1].steps[3], conv.buffers[1].steps[4])
+    held = {(b.level, one.tensor): dict(one.size) for b in conv.buffers for one in b.tensors}
+    assert held["GBUF", "T"]["K"] * 4 == dict(read.tensors[1].size)["C"] * 6 == 24 and held["REGF", "T"] == {"N": 1, "K": 3, "Yo": 1, "Xo": 1}
+    rows = {(row.level, row.tensor, row.action): row.elems for row in count(replace(nests["CONV"], shares=()), CONV, machine.arch(machine.load("kapla_multi")))}
+    assert rows["GBUF", "T", "write"] == 15 * 3 * (15 * 128 * 16 * 12)  # per row of an image and group of channels, in each step over C
+
+
+@given(SEEDS)
+@settings(max_examples=300, deadline=None)
+def test_directives_of_a_nest_come_back_as_that_nest(seed: int) -> None:
+    e, arch, nest = raised_case(Random(seed))
+    layer = written(nest, e)
+    assert parse(text([layer])) == [layer]
+    assert mapping_of(layer, e) == nest and faults(nest, e, arch) == []
+
+
+@given(SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_directives_are_those_of_their_nest(seed: int) -> None:
+    e, _, nest = raised_case(Random(seed))
+    given_layer = written(nest, e)
+    shuffled = replace(given_layer, buffers=tuple(replace(b, tensors=tuple(Random(seed).sample(b.tensors, len(b.tensors)))) for b in given_layer.buffers))
+    found = mapping_of(shuffled, e)  # tensors of a level stand in any order
+    again = written(found, e)
+    assert mapping_of(again, e) == found and written(mapping_of(again, e), e) == again
+
+
+@given(SEEDS)
+@settings(max_examples=300, deadline=None)
+def test_any_nest_comes_back_or_is_refused(seed: int) -> None:
+    e, _, nest = random_case(Random(seed))
+    try:
+        layer = written(nest, e)
+    except ValueError as fault:
+        assert len(str(fault).splitlines()) == 1
+    else:
+        assert mapping_of(parse(text([layer]))[0], e) == nest
+
+
+def raised_case(rng: Random, kinds: Sequence[str] = KINDS) -> tuple[Einsum, Arch, Mapping]:
+    """A random nest in which every node is raised, in tiles that need not divide: levels in turn, stacks outside of loops over other ranks."""
+    while True:
+        e, arch = random_einsum(rng, kinds), random_arch(rng)
+        left, nodes = e.sizes(), list[Loop | Store]()
+        ranks = sorted(set(left) - e.output.partial())
+        for v, level in enumerate(arch.levels):
+            folds, lanes = [], []
+            for name, n in (dim for f in arch.fanouts if f.outside == v for dim in f.dims):
+                rank = rng.choice(ranks) if ranks else ""
+                if rank and rank not in {loop.rank for loop in lanes}:
+                    if rng.random() < 0.3 and left[rank] > n:
+                        left[rank] = rng.randint(n, left[rank] - 1)
+                        folds.append(Loop(rank, left[rank]))
+                    left[rank] = max(-(-left[rank] // n), rng.randint(1, left[rank]))
+                    lanes.append(Loop(rank, left[rank], name))
+            inside = []
+            for rank in rng.sample(sorted(left), min(len(left), rng.randint(0, 3))) if v else ():
+                if folds or left[rank] > 1:
+                    left[rank] = rng.randint(1, left[rank])
+                    inside.append(Loop(rank, left[rank]))
+            loops = [*folds, *lanes, *inside]
+            stores = [p for p in e.tensors() if v == 0 or rng.random() < 0.8]
+            places = [(_raised(p.ranks(), loops), Store(level.name, p.tensor)) for p in stores]
+            for i in range(len(loops) + 1):
+                nodes += [store for at, store in places if at == i] + loops[i:i + 1]
+        nodes += [Loop(rank, 1) for rank in rng.sample(sorted(left), len(left)) if left[rank] > 1]
+        nest = Mapping(tuple(nodes))
+        try:
+            written(nest, e)
+        except ValueError as fault:
+            assert any(why in str(fault) for why in ("folded", "stands where", "stack of 1")), fault
+        else:
+            return e, arch, nest
+
+
+def _raised(ranks: frozenset[str], loops: list[Loop]) -> int:
+    at = len(loops)
+    while at and not loops[at - 1].over and loops[at - 1].rank not in ranks:
+        at -= 1
+    return at
+
+
+@given(SEEDS)
+@settings(max_examples=150, deadline=None)
+def test_what_directives_say_of_accesses_is_what_the_oracle_walks(seed: int) -> None:
+    """KAPLA's count of words that come to a level: the size of the tensor there, once per iteration of all updates but those inside of the innermost one that
+    moves it, in each of the buffers; where all of it divides."""
+    rng = Random(seed)
+    while True:
+        e, arch, nest = raised_case(rng, ("gemm", "bmm", "add", "copy"))
+        left = e.sizes()
+        trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
+        if all(n % tile == 0 for n, _, tile in trips):
+            break
+    layer, tally, seen = written(nest, e), walk(nest, e, arch), set[str]()
+    whole = {index(d): n for p in e.tensors() for d in p.dims for n in [d.size]}
+    above, copies = 1, 1
+    for b in reversed(layer.buffers):  # outermost first
+        steps = list(reversed(b.steps))
+        n = {}
+        for i in sorted(range(len(steps)), key=lambda i: (-max(by for _, by in steps[i].moves), not steps[i].repl)):
+            n[i] = max(whole[dim] // by for dim, by in steps[i].moves)
+            whole |= dict(steps[i].moves)
+            copies *= steps[i].repl or 1
+        updates = [i for i, step in enumerate(steps) if not step.repl]
+        for held in b.tensors:
+            if held.tensor in seen and held.tensor != e.output.tensor:
+                dims = {dim for dim, _ in held.size}
+                last = max((i for i in updates if dims & {dim for dim, _ in steps[i].moves}), default=-1)
+                fills = prod(n[i] for i in updates if i <= last)
+                assert prod(n for _, n in held.size) * fills * above * copies == tally.total[b.level, held.tensor, "write"], (layer, b.level)
+            seen.add(held.tensor)
+        above *= prod(n[i] for i in updates)
+
+
+BASE = """C:
+  REGF:
+    tensor{A}(m=1, k=1)
+    tensor{B}(k=1, n=1)
+    tensor{C}(m=1, n=1)
+    stack(n+=2, 4) over X
+    update(n+=1)
+    update(k+=1)
+    update(m+=1)
+  DRAM:
+    tensor{A}(m=8, k=6)
+    tensor{B}(k=6, n=8)
+    tensor{C}(m=8, n=8)
+"""
+GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 6}, "C")
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("stack(n+=2, 4)", "stack(n+=2, 3)", "stack of 3 shifts of 2 along n stand in 8: 4 do not overlap and leave no gap"),
+    ("tensor{B}(k=1, n=1)", "tensor{B}(k=1, n=2)", "tiles that overlap, or leave gaps, are no nest"),
+    ("update(k+=1)", "update(k+=1, n+=1)", "is a step of no one rank"),
+    ("update(k+=1)", "update(k+=0)", "is a step of no one rank"),
+    ("update(k+=1)", "update(k+=2)\n    update(k+=1)", "steps grow outwards"),
+    ("tensor{A}(m=1, k=1)", "tensor{X}(m=1, k=1)", "is none of its tensors; it has A, B, C"),
+    ("update(k+=1)", "updat(k+=1)", "is none of NAME:, LEVEL:, tensor{T}"),
+    ("update(k+=1)", "update(k=1)", 'holds "k=1", which must be DIM+=NUMBER'),
+    ("tensor{A}(m=1, k=1)", "tensor{A}(m=1, k=1, shr=2)", "names shr and no lanes"),
+    (" over X", "", "names no dimension of a fan-out"),
+    ("stack(n+=2, 4) over X", "stack(n+=2, 0) over X", "stacks no buffer"),
+    ("C:\n  REGF:\n", "", "stands in no layer"),
+    ("stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=1, 4) over X\n    update(n+=4)", "tensor{A} stays while n is folded over lanes"),
+])
+def test_what_is_no_nest_is_refused_in_one_line(old: str, new: str, says: str) -> None:
+    with pytest.raises(ValueError, match=".*") as fault:
+        for layer in parse(BASE.replace(old, new)):
+            mapping_of(layer, GEMM)
+    assert says in str(fault.value) and len(str(fault.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("nest", "says"), [
+    ("store L0 A B C\nfor m in tiles of 1\nstore L1 B\nfor k in tiles of 1\nfor n in tiles of 1\nmac", "nodes must be raised"),
+    ("store L0 A B C\nstore L1 A\nstore L2 B\nstore L1 C\nfor k in tiles of 1\nfor n in tiles of 1\nfor m in tiles of 1\nmac", "levels interleave"),
+    ("layout L0 A: M K\nstore L0 A B C\nfor k in tiles of 1\nfor n in tiles of 1\nfor m in tiles of 1\nmac", "names the layout of A"),
+])
+def test_nests_that_directives_cannot_say(nest: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as fault:
+        written(nest_of(nest), GEMM)
+    assert len(str(fault.value).splitlines()) == 1
+
+
+def test_shared_tiles_keep_their_lanes() -> None:
+    layer = parse(PAPER)[0]
+    again = written(mapping_of(layer, CONV), CONV)
+    assert [one.shares for b in again.buffers for one in b.tensors if (b.level, one.tensor) == ("GBUF", "I")] == [4]
+    with pytest.raises(ValueError, match="say shr=4"):
+        mapping_of(parse(PAPER.replace("shr=4", "shr=2"))[0], CONV)
+
+
+def test_noise_is_refused_in_lines() -> None:
+    rng = random.Random(1)
+    letters = list("directives\nC:\n  REGF:\ntensor{A}(m=1)\nupdate(k+=1)stack(n+=1,2)over X\n= +*9")
+    for _ in range(500):
+        noise = "".join(rng.choices(letters, k=rng.randint(0, 60)))
+        try:
+            assert all(isinstance(layer, Layer) for layer in parse(noise))
+        except ValueError as fault:
+            assert str(fault).startswith("directives")
+
+
+def test_the_command_prints_them_and_prices_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.txt"
+    workload = "gemm:m=64,n=32,k=48"
+    assert cli.main(["map", workload, "edge_array", "--format", "directives"]) == 0
+    path.write_text(capsys.readouterr().out)
+    assert path.read_text().startswith(HEAD)
+    assert cli.main(["simulate", workload, "edge_array", str(path), "--format", "yaml"]) == 0
+    again = capsys.readouterr().out
+    assert cli.main(["map", workload, "edge_array", "--format", "yaml"]) == 0
+    assert again == capsys.readouterr().out
+    path.write_text(path.read_text().replace("update", "updaet", 1))
+    assert cli.main(["simulate", workload, "edge_array", str(path)]) == 2
+    assert f"{path}: directives, line" in capsys.readouterr().err

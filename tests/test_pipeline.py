@@ -1,0 +1,107 @@
+"""Pipelines on rectangles of nodes: never below, and their bound never above, what lists all of them; what they cannot do is said in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse import cli, door
+from dse.nest import Infeasible, Mapping
+from dse.reuse import pipeline
+from dse.reuse.pipeline import pipelined
+from dse.reuse.stages import Nodes, Stage, shapes, tiles
+from dse.sim.evaluate import Solution
+from hw import machine
+from tests.piped import compared
+from workloads.einsum import einsum
+from workloads.graph import Workload
+
+MULTI = machine.arch(machine.load("kapla_multi_4x4"))
+CHAIN = Workload("chain", (einsum("A[m,n] += X[m,k] * W[k,n]", {"m": 8, "k": 12, "n": 20}, "a"),
+                           einsum("B[m,n] += A[m,k] * V[k,n]", {"m": 8, "k": 20, "n": 6}, "b")), frozenset({"W", "V"}))
+
+
+@pytest.mark.parametrize("seed", [2, 4, 7, 10])
+def test_no_pipeline_is_cheaper_than_what_is_claimed(seed: int) -> None:
+    assert compared(seed)[0] == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9))
+def test_rectangles_do_all_the_parts(seed: int) -> None:
+    """Every index of the result in exactly one lane, no lane outside of the rectangle, no part larger than said."""
+    rng = Random(seed)
+    e = einsum("C[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": rng.randint(1, 9), "m": rng.randint(1, 30), "n": rng.randint(1, 40), "k": 2}, "e")
+    tile = rng.choice(list(tiles(e, 16)))
+    for shape in shapes(e, tile, MULTI):
+        used = {"NY": 1, "NX": 1}
+        parts = {rank: [(0, n)] for rank, n in e.extents}
+        for loop in shape.loops:
+            used[loop.over] *= max(-(-(high - low) // loop.tile) for low, high in parts[loop.rank])
+            parts[loop.rank] = [(at, min(at + loop.tile, high)) for low, high in parts[loop.rank] for at in range(low, high, loop.tile)]
+        assert used["NY"] <= shape.rows <= 4 and used["NX"] <= shape.columns <= 4
+        for rank, n in e.extents:
+            assert [i for low, high in parts[rank] for i in range(low, high)] == list(range(n))
+            assert max(high - low for low, high in parts[rank]) <= tile.get(rank, n)
+
+
+def test_stages_lie_beside_each_other() -> None:
+    g = pipeline.Found(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI, "energy"))
+    rng = Random(3)
+    seen = 0
+    for _ in range(200):
+        sides = [(rng.randint(1, 4), rng.randint(1, 4)) for _ in range(rng.randint(1, 5))]
+        stages = [Stage((), Mapping(()), (pipeline.Shape(y, x, ()),), 1.0, 1.0) for y, x in sides]
+        found = pipeline._laid(g, stages)
+        if found is None:
+            assert sum(y * x for y, x in sides) > 16 or len(sides) > 1
+            continue
+        seen += 1
+        lanes = [(y + i, x + j) for shape, y, x in found for i, j in product(range(shape.rows), range(shape.columns))]
+        assert len(lanes) == len(set(lanes)) == sum(y * x for y, x in sides) and all(0 <= y < 4 and 0 <= x < 4 for y, x in lanes)
+    assert seen > 20
+
+
+def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
+    found = pipelined(MULTI, CHAIN, "energy", "pinned")
+    assert isinstance(found, Solution) and len(found.segments) == 1 and found.segments[0].on_chip == (("A", "GBUF"),)
+    moved = {(row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"}
+    assert moved == {("X", "read"): moved["X", "read"], ("B", "write"): 48}
+    assert "pinned" in found.certificate and "above the optimum in segments of at most 6" in found.certificate and found.gap_in_space < 2
+    again = pipelined(MULTI, CHAIN, "energy", "pinned")
+    assert isinstance(again, Solution) and str(again.schedule) == str(found.schedule)
+
+
+def test_switches_keep_einsums_in_turn_or_whole() -> None:
+    alone = pipelined(MULTI, CHAIN, "latency", "streamed", spatial=False)
+    assert isinstance(alone, Solution) and alone.schedule is None or not any(s.pipelined for s in alone.schedule.segments)  # type: ignore[union-attr]
+    whole = pipelined(MULTI, CHAIN, "latency", "streamed", temporal=False)
+    assert isinstance(whole, Solution) and all(row.granules in (0, 1) for row in whole.segments)
+
+
+def test_where_nothing_fits_the_answer_says_so() -> None:
+    tiny = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16), MULTI.levels[2]))
+    found = pipelined(tiny, CHAIN, "energy")
+    assert isinstance(found, Infeasible) and found.einsum == "a"
+
+
+@pytest.mark.parametrize(("sets", "says"), [
+    ({"solver.reuse": "pipelines"}, "needs nodes in rows and columns between main memory and a buffer in each"),
+    ({"solver.weights": "pinned"}, "is a choice of solver.reuse: pipelines; take that, or leave it out"),
+    ({"solver.reuse": "pipelines", "solver.mapper": "annealing"}, "needs the mapper optimal"),
+    ({"solver.reuse": "pipelines", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),
+])
+def test_contradicting_choices_are_one_line(sets: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as fault:
+        door.map("gemm:m=8,n=8,k=8", "edge_array", **sets)
+    assert len(str(fault.value).splitlines()) == 1
+
+
+def test_the_command_prints_segments_and_their_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["map", "gemm:m=16,n=32,k=8", "kapla_multi_4x4", "--set", "solver.reuse=pipelines", "--format", "schedule"]) == 0
+    assert capsys.readouterr().out.startswith("segment")
