@@ -230,8 +230,8 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     head |= _bounds(job, arch)
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
-    for ref, groups, workload in zip(study.workloads, job.uniques, job.workloads, strict=True):
-        found = scheduled(arch, groups, study.solver) if study.solver.reuse == "none" else with_reuse(arch, workload, study.solver)
+    for ref, workload in zip(study.workloads, job.workloads, strict=True):
+        found = scheduled(arch, workload, study.solver) if study.solver.reuse == "none" else with_reuse(arch, workload, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)

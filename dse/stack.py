@@ -15,6 +15,7 @@ from dse import cache, schedule
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
+from dse.dataflow.lined import best_in, lined
 from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
@@ -30,7 +31,7 @@ from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
 from workloads.einsum import Einsum, canonical_key
-from workloads.graph import Unique, Workload, counts, unique
+from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
@@ -97,7 +98,7 @@ def effort(e: Einsum) -> float:
 
 def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
     """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` makes of them."""
-    return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, unique(workload), picks)
+    return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks)
 
 
 def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
@@ -125,18 +126,48 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] |
     return solution if isinstance(solution, Infeasible) else [solution]
 
 
-def scheduled(arch: Arch, groups: Sequence[Unique], picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
-    """As `solve`, of the different einsums of a workload. Mappings are found where layouts cost nothing, and then cost what they do in row-major ones."""
-    mapper, plain = _mapper(picks), arch.ideal()
+def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
+    """As `solve`, einsums in turn. On machines that describe lines, rows or banks what two einsums share is row-major, the rest lies as is best; other mappers
+    than optimal find their mappings where layouts cost nothing."""
+    groups, mapper, apart = unique(workload), _mapper(picks), shared(workload) if arch.described() else {}
     costs: list[EinsumCost | Infeasible] = []
     efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
     for number, group in enumerate(groups):
         tell(number, efforts, group.einsum.name)
-        found = mapper(Problem(plain, group.einsum, picks.objective), Random(f"{picks.seed}/{group.key}"))
+        found = _mapped(Problem(arch, group.einsum, picks.objective), picks, mapper, apart.get(group.key, frozenset()), Random(f"{picks.seed}/{group.key}"))
         if isinstance(found, Infeasible):
             return found
-        costs.append(laid(Problem(arch, group.einsum, picks.objective), found[0]))
+        costs.append(found)
     return _in_turn(arch, groups, picks, costs)
+
+
+def _mapped(problem: Problem, picks: Picks, mapper: Mapper, shared: frozenset[str], rng: Random) -> EinsumCost | Infeasible:
+    """One einsum, its shared tensors row-major at the outermost level, the others as is best."""
+    arch, e = problem.arch, problem.einsum
+    try:
+        if arch.described() and picks.mapper == "optimal" and not TILING[picks.tiling]:
+            found = lined(problem, picks.tiles, dataflow(picks.dataflow, e, arch), picks.near, shared)
+            return found if isinstance(found, Infeasible) else found[0]
+        found = mapper(replace(problem, arch=arch.ideal()), rng)
+        if isinstance(found, Infeasible):
+            return found
+        return best_in(problem, found[0], shared) if arch.described() and not found[0].mapping.outside else laid(problem, found[0])
+    except ValueError as fault:
+        raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.tiles=perfect)") from None
+
+
+def shared(workload: Workload) -> dict[str, frozenset[str]]:
+    """Per different einsum, by key, the tensors of its first one that one of those equal to it shares with others."""
+    made = {e.output.tensor for e in workload.einsums}
+    read = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} | {result for result, _ in workload.carried}
+    both, again = made & read, {name for _, name in workload.carried}
+    found: dict[str, frozenset[str]] = {}
+    firsts: dict[str, Einsum] = {}
+    for e in workload.einsums:
+        first = firsts.setdefault(canonical_key(e), e)
+        own = {mine.tensor for mine, p in zip(first.tensors(), e.tensors(), strict=True) if owner(p.tensor, made) in both or p.tensor in again}
+        found[canonical_key(e)] = found.get(canonical_key(e), frozenset()) | own
+    return found
 
 
 def _ruled(e: Einsum, arch: Arch) -> Constraints:
@@ -161,19 +192,20 @@ def _mapper(picks: Picks, more: Constraints = FREE) -> Mapper:
 def _in_turn(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
     by = (picks.tiling if TILING[picks.tiling] else f"mapper {picks.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
-    by += "; layouts not searched" if arch.described() else "; hops not searched" if arch.felt() else ""
+    by += "; hops not searched" if arch.felt() and not arch.described() else ""
     total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
     return total if isinstance(total, Infeasible) else [total]
 
 
 def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> EinsumCost | Infeasible:
-    """A mapping that was found where layouts cost nothing, in these ones (else row-major). What was proven of it holds still if it costs no more.
+    """A mapping that was found where layouts or hops cost nothing, or in other layouts, in these ones. What was proven of it holds still if it costs no more.
 
     Raises ValueError with one line per layout that is none.
     """
     if found.mapping.outside or not (layouts or problem.arch.felt()):
         return found
-    mapping = replace(found.mapping, layouts=tuple(layouts))
+    given = {(one.level, one.tensor) for one in layouts}
+    mapping = replace(found.mapping, layouts=(*layouts, *(one for one in found.mapping.layouts if (one.level, one.tensor) not in given)))
     if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(mapping, problem.einsum, problem.arch):
         raise ValueError("\n".join(lines))
     try:
@@ -204,8 +236,8 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     if picks.reuse != "none":
         return _kept_tiles(arch, workload, picks) if picks.reuse == "tiles" else with_reuse(arch, workload, picks)
     if TILING[picks.tiling]:
-        return scheduled(arch, unique(workload), picks, tell)
-    if arch.felt():
+        return scheduled(arch, workload, picks, tell)
+    if arch.felt() and not arch.described():
         found = kept(arch.ideal(), workload, picks, tell)
         return found if isinstance(found, Infeasible) else in_layouts(arch, workload, picks, found[0], ())
     groups = unique(workload)
@@ -213,7 +245,7 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     costs = _recalled(path, [Problem(arch, group.einsum, picks.objective) for group in groups])
     if costs:
         return _in_turn(arch, groups, picks, costs)
-    found = scheduled(arch, groups, picks, tell)
+    found = scheduled(arch, workload, picks, tell)
     if isinstance(found, list):
         cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
     return found

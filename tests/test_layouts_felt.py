@@ -11,7 +11,11 @@ import pytest
 
 from dse import door
 from dse.cli import main
+from dse.dataflow.lined import felt
+from dse.layout.address import row_major
 from dse.layout.count import misses
+from dse.layout.text import parse as parse_layout
+from dse.layout.text import show
 from dse.nest import Laid, from_data, parse, to_data
 from dse.schedule import in_turn
 from dse.sim import transfer
@@ -113,13 +117,16 @@ def test_banks_are_felt_and_a_pitch_pad_cures_them() -> None:
 def test_the_best_layout_of_a_tensor_is_found_without_the_others() -> None:
     texts = ["M K", "K M", "M/16 K/16 m16 k16", "K/64 M k64"]
     arch, mapping = edge(), parse(NEST)
-    found = transfer.table(mapping, GEMM, arch, "DRAM", "A", texts)
+    one = felt(Problem(arch, GEMM, "energy"), mapping)
+    known = [parse_layout(text, ("M", "K"), (64, 64)) for text in texts]
     alone = {text: cost(arch, f"A={text}") for text in texts}
     least = min(alone, key=lambda text: sum(part.energy_pj for part in alone[text].price.parts if part.action != "leak"))
-    assert found[0][0] == least and len(links(mapping, GEMM)) == 9
-    for text, pj, _ in found:
+    assert show(one.front(("DRAM", "A"), known)[0]) == least and len(links(mapping, GEMM)) == 9
+    for text, layout in zip(texts, known, strict=True):
         parts = [part.energy_pj for part in alone[text].price.parts if (part.level, part.tensor) == ("DRAM", "A") and part.action in ("unused", "open")]
-        assert pj == pytest.approx(sum(parts))
+        assert one.alone(("DRAM", "A"), layout)[0] == pytest.approx(sum(parts))
+        home = {place: row_major(transfer.dim_names(link.tensor), (64, 64)) for place, link in one.links.items()} | {("DRAM", "A"): layout}
+        assert one.cost(home) == pytest.approx((alone[text].energy_pj, alone[text].latency_cycles))
 
 
 def test_layouts_survive_text_and_yaml() -> None:

@@ -34,7 +34,7 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
         return _ragged(problem, constraints, budget, near)
     e, arch, space = problem.einsum, problem.arch, named(tiles, problem.arch, constraints)
     found = search(problem, tiles, constraints, budget) if taken(e, tiles) else Found(None, 0, 0.0)
-    if found.mapping and _partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
+    if found.mapping and partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
         found = replace(found, floor=0.0)
     if found.floor == inf:
         return _nothing(problem, constraints)
@@ -113,7 +113,7 @@ def _told(problem: Problem, one: EinsumCost, floor: float, visited: int, space: 
     return replace(one, gap_in_space=0.0 if proven else gap, space=space if proven or floor > 0 else "", visited=visited)
 
 
-def _partly_named(constraints: Constraints, arch: Arch) -> bool:
+def partly_named(constraints: Constraints, arch: Arch) -> bool:
     """Whether constraints name some dimensions and leave out others of the same fan-out, in whose lanes they would allow everything."""
     named = dict(constraints.spatial)
     inside = constraints.inside is not None or constraints.stationary != ""

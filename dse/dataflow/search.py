@@ -10,10 +10,12 @@ What a tensor moves depends on the tile at its node alone (docs/model.md, Counts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
 from math import inf, prod
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ from dse.sim.evaluate import Problem
 from dse.sim.parts import bits_of, elem_cycles, fill_cycles, op_cycles, op_pj, per_elem, port
 from dse.sim.terms import nonzero
 from hw.arch import Arch, Fanout
-from workloads.einsum import Einsum
+from workloads.einsum import Dim, Einsum
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -38,6 +40,9 @@ OUTER = 50_000  # nodes placed for such a bound
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
 Cost = tuple[float, float, float]  # figure of the objective, energy, latency
 NONE = (inf, inf, inf)
+APART = (0, 0.0)
+Spread = tuple[int, float]  # dimensions, as a mask, of which every index takes a share of a line
+NOWHERE: Dict[str, Spread] = MappingProxyType({})
 OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 
 
@@ -59,18 +64,21 @@ class Found:
     floor: float
 
 
-def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, ends: bool = False, than: Cost = NONE) -> Found:
-    """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where
-    they may beat perfect ones.
+def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, ends: bool = False, than: Cost = NONE,
+           spread: Dict[str, Spread] = NOWHERE) -> Found:
+    """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
+    may beat perfect ones.
 
     Cycles are those that ports are busy with and that the insides of single-buffered levels wait; ends: also first fills and last drains of double-buffered
     ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs less than the floor.
+    Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
+    the outermost level, what a layout that they have costs beyond that.
     """
     e, arch = problem.einsum, problem.arch
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
     parts = _parts(arch, ends)
     machine, best = _machine(problem, tensors, parts, constraints.homes), np.array(than)
-    terms = _terms(problem, tensors, parts, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
+    terms = _terms(problem, tensors, parts, spread, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
     found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
     if tiles == "perfect" or found.floor < best[0]:
         return found if tiles == "perfect" else replace(found, floor=0.0)
@@ -84,7 +92,8 @@ def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: 
     own = _tables(e, tuple(_wide(f) for f in arch.fanouts), tiles, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
-    rules = kernels.Rules(own.sinks, inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
+    lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
+    rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), own, len(terms.quantity), most) for most in (budget, OUTER))
     free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
@@ -273,26 +282,27 @@ def _parts(arch: Arch, ends: bool) -> Parts:
     return Parts(at, tuple(waits), tuple(serves))
 
 
-Quantity = tuple[int, int, int, int, int]  # kind, tensor, position, masks
+Quantity = tuple[int, int, int, int, int, int, Spread]  # kind, tensor, position, masks, bits of a line (0: none), what is spread over lines
 Row = dict[Quantity, dict[int, float]]  # quantity -> part -> what a unit of it adds
 
 
-def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, keeps: Sequence[Sequence[int]]) -> kernels.Terms:
+def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[str, Spread], keeps: Sequence[Sequence[int]]) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on one machine."""
     e, arch = problem.einsum, problem.arch
     depth = len(arch.levels)
-    both = {(x, parent, child): _link(problem, tensors, parts, x, parent, child) for x, parent in product(range(len(tensors)), range(depth))
+    both = {(x, parent, child): _link(problem, tensors, parts, spread, x, parent, child) for x, parent in product(range(len(tensors)), range(depth))
             for child in range(parent + 1, depth + 1)}
     links, lows = ({key: found[low] for key, found in both.items()} for low in (0, 1))
     _, groups = wired(arch.fanouts)
     ops = e.points() * nonzero(e)
     base = np.zeros(parts.many())
     base[0] = ops * op_pj(e, arch)
+    base[0] += _opened_pj(e, arch)
     base[kernels.STEPS] = op_cycles(ops, 0.0, e, arch)
     base[kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
     every = (1 << len(groups)) - 1
     busiest = 0.0 if op_cycles(ops, 0.0, e, arch) else op_cycles(0.0, nonzero(e), e, arch)
-    compute = (kernels.POINTS, 0, len({g.outside for g in groups}), every, every)
+    compute = (kernels.POINTS, 0, len({g.outside for g in groups}), every, every, 0, APART)
 
     def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
         sums: list[Row] = []
@@ -323,9 +333,12 @@ def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, keeps: Sequen
                 dense[i, part] = more
         return np.array([q for q, _ in rows], np.int64), dense
 
+    bits = bits_of(e, arch)
+    lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, _ in quantities])
     return kernels.Terms(
-        np.array(list(quantities), np.int64), link, *flat(links.values()), np.cumsum([0, *map(len, keeps)]),
-        np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
+        np.array([q[:5] for q in quantities], np.int64), lines, np.array([q[6][0] for q in quantities], np.int64),
+        np.array([q[6][1] for q in quantities]), link, *flat(links.values()),
+        np.cumsum([0, *map(len, keeps)]), np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
 
 
 def _more(row: Row, q: Quantity, part: int, more: float) -> None:
@@ -333,7 +346,7 @@ def _more(row: Row, q: Quantity, part: int, more: float) -> None:
     own[part] = own.get(part, 0.0) + more
 
 
-def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent: int, child: int) -> tuple[Row, Row]:
+def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[str, Spread], x: int, parent: int, child: int) -> tuple[Row, Row]:
     """What moves between a tensor's nodes at two levels (child: the number of levels for compute), in all and at the busiest instance.
 
     reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts): R, W what the parent serves; R', W' what the child fetches and drains;
@@ -348,24 +361,31 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent
     shared = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child and (group.reduce if output else group.multicast))
     found: Row = {}
     low: Row = {}
+    line = _line_bits(arch, parent) if (p := (*e.inputs, e.output)[x]).format == "dense" and p.density == 1 and (not compute or nonzero(e) == 1) else 0
+    apart = spread.get(tensors[x], APART) if line and parent == 0 else APART
     twice, waits = not compute and levels[child].double_buffer, not compute and parts.waits[child][0] < parts.waits[child][2]
 
     def add(v: int, action: str, kind: int, own_lanes: int, merged: int, scale: float, sure: bool) -> None:
-        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once more what the inside of the child waits for."""
+        """In all: lanes that share an access merge; busiest: the first lane of all groups outside of v. Once more what the inside of the child waits for.
+
+        The parent moves whole lines, all that lanes ask for at once together, in the best of layouts; time that others wait for is told by its mean."""
         level = levels[v]
         pj, side, cycles = level.read_pj if action == "read" else level.write_pj, port(level, action), elem_cycles(level, word) * scale
-        whole, own = (kind, x, k, merged, 0), (kind, x, k, own_lanes | merged, own_lanes)
+        moved = line if v == parent and not (skips and action == "read") and kind in (kernels.WORDS, kernels.POINTS) else 0
+        lines = (moved, apart if moved else APART)
+        whole, own = (kind, x, k, merged, 0, 0, APART), (kind, x, k, own_lanes | merged, own_lanes, 0, APART)
         waited = (own, parts.at.get(("drain" if kind == kernels.LAST else "fill", child, v, side), 0), cycles)
         if kind in (kernels.FIRST, kernels.LAST):
             rows = [waited]
         else:
-            rows = [(whole, 0, per_elem(level, word) * scale * pj), (own, parts.at["busy", v, v, side], cycles), *([waited] if waits and not twice else [])]
+            rows = [((*whole[:5], *lines), 0, per_elem(level, word) * scale * pj), ((*own[:5], *lines), parts.at["busy", v, v, side], cycles),
+                    *([waited] if waits and not twice else [])]
             rows += [(own, parts.at["serve", past, v, side], cycles) for past in range(v, child) if ("serve", past, v, side) in parts.at]
         for q, part, more in rows:
             for row in ((found, low) if sure else (found,)) if more else ():
                 _more(row, q, part, more)
 
-    csr = 0.0 if (p := (*e.inputs, e.output)[x]).format == "dense" else 2 * p.density
+    csr = 0.0 if p.format == "dense" else 2 * p.density
     amounts = [(kernels.POINTS, nonzero(e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
     skips = [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)] if output and levels[parent].skip_first_read else []
     dense = twice and waits and not csr
@@ -381,10 +401,30 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, x: int, parent
             add(child, "read", kind, mask[child], 0, scale, True)
     if output and not compute and shared:  # sums that lanes merge: what they drain, less what the parent writes; never more than its write, or bounds were none
         pj = min(arch.compute.merge_pj, per_elem(levels[parent], word) * levels[parent].write_pj)
-        for merged, more in ((0, pj), (shared, -pj)) if pj else ():
+        for merged, lines, more in ((0, (0, APART), pj), (shared, (line, apart), -pj)) if pj else ():
             for row in (found, low):
-                _more(row, (kernels.WORDS, x, k, merged, 0), 0, more)
+                _more(row, (kernels.WORDS, x, k, merged, 0, *lines), 0, more)
     return found, low
+
+
+def _line_bits(arch: Arch, v: int) -> int:
+    """What a level outside of all lanes moves at once, 0 where any number of words may: there a node that sinks asks for less at a time, and pays for it."""
+    access = arch.levels[v].access
+    return access.line_bits if access and all(f.outside > v for f in arch.fanouts) else 0
+
+
+def _opened_pj(e: Einsum, arch: Arch) -> float:
+    """At least the energy of rows opened at the outermost level: once those of all that an einsum touches, packed."""
+    access, sizes = arch.levels[0].access, e.sizes()
+    if not access or not access.row_bits:
+        return 0.0
+
+    def touched(d: Dim) -> int:
+        at = {d.offset + sum(c * i for (_, c), i in zip(d.terms, index, strict=True)) for index in product(*(range(sizes[rank]) for rank, _ in d.terms))}
+        return sum(0 <= i < d.size for i in at)
+
+    dense = [p for p in e.tensors() if p.format == "dense" and p.density == 1]
+    return sum(-(-prod(map(touched, p.dims)) * (p.bits or arch.word_bits) // access.row_bits) * access.row_pj for p in dense)
 
 
 def _numbers(arch: Arch, name: str) -> set[int]:

@@ -109,12 +109,16 @@ class Terms(NamedTuple):
     """What links of tensors move, as sums of coef * quantity (search.py, `_terms`, writes them).
 
     quantity [Q, 5]: kind, tensor, position, masks of the groups of which only the first lane counts, for ranks that the tensor does not see and for others.
+    line [Q] words that move at once, 0: any number may; spread [Q] dimensions of the tensor, as a mask, of which every index takes a share [Q] of a line.
     link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [T, P]. keeps [X + 1] from, to in the sets of levels that may hold a tensor: keep [N] masks,
     sum [N, 2] from, to in `sum_of`, `sum_coef`: all links of such a set together; low: the same, at least and without first reads, which are subtracted.
     base [P]: the same for all mappings.
     """
 
     quantity: Ints
+    line: Floats
+    spread: Ints
+    share: Floats
     link: Ints
     of: Ints
     coef: Floats
@@ -150,9 +154,9 @@ class Memo(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a mapping must keep to. sinks [X, R] a node passes below a loop for free; inside [R] ranks that may loop in time inside the lanes; still: tensor
-    whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the groups in mask idle. least: lanes that must be in
-    use; ragged: only choices of lanes of which some are.
+    """What a mapping must keep to. sinks [X, V, R] a node whose parent's level is V passes below a loop for free; inside [R] ranks that may loop in time
+    inside the lanes; still: tensor whose innermost node stands above these loops, -1: none; both where lanes are in use, but for those of the groups in mask
+    idle. least: lanes that must be in use; ragged: only choices of lanes of which some are.
     """
 
     sinks: Bools
@@ -422,7 +426,36 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
                 total *= union(dim, tile[a] if a >= 0 else -1, tile[b] if b >= 0 else -1, kind == STARTED, e, p, memo)
             else:
                 total *= length(dim, tile, seen, e, p, memo)
-    return total
+    return total if t.line[q] == 0.0 else max(total, t.line[q] * asked(q, tile, option, t, e, p, memo))
+
+
+@lean
+def asked(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+    """At least how many lines: one each time that lanes ask for tiles, all of them at once; or a share of one per index of the dimensions that are spread. Of
+    clipped dimensions not where all that is asked for is clipped: so often as what is asked for in all is more than lanes ask for at once."""
+    _, x, k, unseen, _ = t.quantity[q]
+    every, times = p.pieces.shape[1] - 1, 1.0
+    for r in range(tile.shape[0]):
+        if not e.seen[x, r]:
+            times *= p.pieces[tile[r], unseen]
+    indices = times * t.share[q]
+    for dim in range(e.dim[x], e.dim[x + 1]):
+        reach, lanes, turns = 1.0, 1.0, 1.0
+        for side in range(2):
+            r = e.rank[dim, side]
+            if r >= 0:
+                turns *= p.pieces[tile[r], every]
+                reach += e.coef[dim, side] * (p.size[tile[r]] - 1)
+                lanes *= p.lanes[option[r], k, 0]
+        whole = turns * reach
+        if e.kind[dim] == CLIPPED:
+            whole = length(dim, tile, 0, e, p, memo) / lanes
+            turns = np.ceil(whole / reach - 1e-9)
+        elif e.kind[dim] == ALONE:
+            whole = p.elems[tile[e.rank[dim, 0]], 0]
+        times *= turns
+        indices *= whole if t.spread[q] >> dim - e.dim[x] & 1 else turns
+    return float(max(times, indices))
 
 
 @lean
@@ -625,7 +658,7 @@ def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, 
         for f in range(m.ramps.shape[0]):
             some = some or m.ramps[f, 0] == k
         return some or stays(d, n, r, e, w)
-    if parent >= 0 and rules.sinks[x, r] and x != rules.still and not stays(d, n, r, e, w):
+    if parent >= 0 and rules.sinks[x, parent, r] and x != rules.still and not stays(d, n, r, e, w):
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], 3]:
         inner = w.nodes[w.node[d - 1], 0]
@@ -1424,6 +1457,10 @@ def lanes_fixed(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
             w.least[q] *= factor(q, r, w.option[r], t, e, p)
         for dim in range(e.dim[x], e.dim[x + 1]):
             w.least[q] *= together(q, dim, w.option, t, e, p, memo)
+        if t.quantity[q, 0] == POINTS and t.line[q] > 0.0:  # the tile of compute is known
+            for r in range(w.option.shape[0]):
+                w.largest[r] = p.span[w.option[r], t.quantity[q, 2], 0]
+            w.least[q] = value(q, w.largest, w.option, t, e, p, memo)
 
 
 @njit(cache=True, nogil=True)

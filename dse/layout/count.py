@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
 from math import ceil, prod
 
 import numpy as np
+from numba import njit
 
 from dse.layout.address import Digit, Ints, Layout, Stored, parts, values
 
@@ -327,25 +327,92 @@ def listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
     """As `combined`, by listing the addresses of every box: for cuts that divide no digit. Costs all elements of all boxes."""
     by_dim = [sums(c, dim, own) for dim, own in enumerate(rows)]
     base, m = combined(c, by_dim, visits), c.memory
-    lines = partial = pairs = banks = most = 0
-    everything = _offsets(c.layout, [existing(s) for s in c.layout.stored]) // m.line
-    line_of, held = np.unique(everything, return_counts=True)
-    for box in product(*([(v, int(n)) for several, times in own for v, n in zip(several, times, strict=True)] for own in rows)):
-        times = visits * prod(n for _, n in box)
-        at = _offsets(c.layout, [one for one, _ in box])
-        if not len(at):
-            continue
-        own, count = np.unique(at // m.line, return_counts=True)
-        lines += times * len(own)
-        partial += times * int((held[np.searchsorted(line_of, own)] != count).sum())
-        if m.row:
-            granule = m.granule or m.row
-            bank = at // granule % m.banks
-            pairs += times * len(np.unique(bank + m.banks * (at // (m.row * m.banks))))
-            banks += times * len(np.unique(bank))
-        if m.ports:
-            most += times * int(np.unique(port_of(own, m), return_counts=True)[1].max())
-    return replace(base, lines=_exactly(lines), partial=_exactly(partial), activations=_exactly(pairs), banks=_exactly(banks), conflict=_exactly(most))
+    held = np.bincount(_offsets(c.layout, [existing(s) for s in c.layout.stored]) // m.line)
+    flat, start, times, first = list[Ints](), [0], list[int](), [0]
+    for dim, own in enumerate(rows):
+        for several, often in own:
+            for asked, n in zip(_offset(c.layout, c.weights, dim, several), often.tolist(), strict=True):
+                flat.append(asked)
+                start.append(start[-1] + len(asked))
+                times.append(n)
+        first.append(len(times))
+    ports = port_of(np.arange(len(held), dtype=np.int64), m) if m.ports else np.zeros(len(held), np.int64)
+    granule = m.granule or m.row
+    found = _walked(np.concatenate(flat) if flat else np.zeros(0, np.int64), np.array(start, np.int64), np.array(times, np.int64), np.array(first, np.int64),
+                    held, ports, max(m.ports, 1), m.line, granule if m.row else 0, m.banks, m.row * m.banks)
+    lines, partial, pairs, banks, most = (visits * int(n) for n in found)
+    conflict = _exactly(most if m.ports else 0)
+    return replace(base, lines=_exactly(lines), partial=_exactly(partial), activations=_exactly(pairs), banks=_exactly(banks), conflict=conflict)
+
+
+@njit(cache=True, nogil=True)
+def _walked(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, ports: Ints, arrays: int, line: int, granule: int, banks: int, deep: int) -> Ints:
+    """Lines, lines in part, rows of banks, banks and words of the busiest array of all boxes.
+
+    A box is a row of every dimension: offsets flat[start[row]:start[row + 1]], which add up to addresses; first: the first row of each dimension.
+    """
+    dims = len(first) - 1
+    total = np.zeros(5, np.int64)
+    row, at = first[:-1].copy(), np.zeros(dims, np.int64)
+    asked, stamp = np.zeros(len(held), np.int64), np.zeros(len(held), np.int64)
+    rows = len(held) * line // deep + 2 if granule else 1
+    opened, used = np.zeros(rows * banks if granule else 1, np.int64), np.zeros(banks, np.int64)
+    words = np.zeros(arrays, np.int64)
+    touched = np.zeros(len(held), np.int64)
+    box = 0
+    for d in range(dims):
+        if first[d] == first[d + 1]:
+            return total
+    while True:
+        box += 1
+        often, some = 1, True
+        for d in range(dims):
+            often *= times[row[d]]
+            at[d] = start[row[d]]
+            some = some and start[row[d]] < start[row[d] + 1]
+        lines, partial, pairs, different, most = 0, 0, 0, 0, 0
+        while some:
+            address = 0
+            for d in range(dims):
+                address += flat[at[d]]
+            own = address // line
+            if stamp[own] != box:
+                stamp[own], asked[own], touched[lines] = box, 0, own
+                lines += 1
+            asked[own] += 1
+            if granule:
+                bank = address // granule % banks
+                pair = address // deep * banks + bank
+                if opened[pair] != box:
+                    opened[pair] = box
+                    pairs += 1
+                if used[bank] != box:
+                    used[bank] = box
+                    different += 1
+            d = dims - 1
+            while d >= 0:
+                at[d] += 1
+                if at[d] < start[row[d] + 1]:
+                    break
+                at[d] = start[row[d]]
+                d -= 1
+            some = d >= 0
+        words[:] = 0
+        for i in range(lines):
+            partial += asked[touched[i]] != held[touched[i]]
+            words[ports[touched[i]]] += 1
+            most = max(most, words[ports[touched[i]]])
+        for i, n in enumerate((lines, partial, pairs, different, most)):
+            total[i] += often * n
+        d = dims - 1
+        while d >= 0:
+            row[d] += 1
+            if row[d] < first[d + 1]:
+                break
+            row[d] = first[d]
+            d -= 1
+        if d < 0:
+            return total
 
 
 def port_of(words: Ints, m: Memory) -> Ints:
@@ -364,12 +431,17 @@ def _offsets(layout: Layout, values: Sequence[Ints]) -> Ints:
     """Addresses of a box."""
     at = np.zeros(1, np.int64)
     for dim, own in enumerate(values):
-        offset = np.zeros(len(own), np.int64)
-        for digit, weight in zip(layout.digits, layout.weights(), strict=True):
-            if digit.dim == dim:
-                offset += parts(digit, own) * weight
-        at = np.add.outer(at, offset).ravel()
+        at = np.add.outer(at, _offset(layout, layout.weights(), dim, own)).ravel()
     return at
+
+
+def _offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> Ints:
+    """What values of a stored dimension add to an address."""
+    offset = np.zeros(values.shape, np.int64)
+    for digit, weight in zip(layout.digits, weights, strict=True):
+        if digit.dim == dim:
+            offset += parts(digit, values) * weight
+    return offset
 
 
 def misses(runs: float, lines: float, together: int, run_start: float | None = None, per_line: float | None = None) -> float:

@@ -28,7 +28,7 @@ from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, tile_count, t
 from hw.arch import Access, Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 
-LISTED = 1 << 18  # elements whose addresses are listed where a cut divides no digit
+LISTED = 1 << 20  # elements whose addresses are listed where a cut divides no digit
 NONE = Span(0, 0, 0)
 
 
@@ -58,32 +58,20 @@ Key = tuple[str, str, str]  # (level, tensor, action)
 
 
 def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
-    """By (level, tensor, action); empty where no level is described. Sparse tensors move as if packed."""
-    described = {level.name: level for level in arch.levels if level.access}
-    found = {}
+    """By (level, tensor, action); empty where no level is described."""
+    described = {level.name for level in arch.levels if level.access}
+    found: dict[Key, Transfer] = {}
     for link in links(mapping, e) if described else ():
-        if link.parent.level in described and link.tensor.density == 1 and link.tensor.format == "dense" and (link.child or nonzero(e) == 1):
-            for one in _of_link(mapping, link, e, arch, layout_of(mapping, link, e, arch)):
-                found[one.level, one.tensor, one.action] = one
+        if link.parent.level in described:
+            found |= of_layout(mapping, link, e, arch, layout_of(mapping, link, e, arch))
     return found
 
 
-def table(mapping: Mapping, e: Einsum, arch: Arch, level: str, tensor: str, texts: Sequence[str]) -> list[tuple[str, float, float]]:
-    """(layout, energy_pj, port cycles) of each layout that no other one of the list beats in both, cheapest first: what it adds to the tensor at the level.
-
-    Traffic of a tensor depends on its own loops and its own layout alone: the best layouts of an einsum are the best of each tensor (by a sum of energies, or
-    of cycles of a port), and tensors can be tabulated one by one. A mapper calls it once per (tensor, loops above its child) that it meets.
-    """
-    link = next(one for one in links(mapping, e) if (one.parent.level, one.tensor.tensor) == (level, tensor))
-    at = next(one for one in arch.levels if one.name == level)
-    rows = []
-    for text in texts:
-        layout = parse(text, dim_names(link.tensor), shape_at(mapping, link, e, arch))
-        parts = list(_of_link(mapping, link, e, arch, layout))
-        pj = sum(one.extra_pj + one.extra_actions * (at.read_pj if one.action == "read" else at.write_pj) for one in parts)
-        rows.append((pj, sum(one.extra_actions / at.bandwidth + one.extra_cycles for one in parts), text))
-    best = [(text, pj, cycles) for pj, cycles, text in sorted(rows)]
-    return [one for i, one in enumerate(best) if all(one[2] < other[2] for other in best[:i])]
+def of_layout(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> dict[Key, Transfer]:
+    """The same of one tensor at one level, described, in a layout: its loops and its layout alone say what it moves. Sparse tensors move as if packed."""
+    if link.tensor.density != 1 or link.tensor.format != "dense" or not (link.child or nonzero(e) == 1):
+        return {}
+    return {(one.level, one.tensor, one.action): one for one in _of_link(mapping, link, e, arch, layout)}
 
 
 def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
@@ -170,6 +158,9 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
     found = _counted(c, _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), copies), visits)
     elems = found.elems * unit // bits
     packed = found.elems * unit
+    if copies and any(s.tile for s in layout.stored):  # the elements that counts have: copies are written beside them
+        once = _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), False)
+        packed = visits * unit * prod(sum(asked.size // len(times) * int(times.sum()) for asked, times in rows) for rows in once)
     opened = _opened(mapping, link, e, arch, own, c, copies, visits, found) if a.row_bits else NONE
     if action == "read" and link.tensor is e.output and link.tensor.partial():
         found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)

@@ -1,0 +1,186 @@
+"""Mappings and layouts of one einsum together, on machines whose levels describe lines, rows or banks.
+
+The search (search.py) sees lines: whatever the layouts, what all lanes ask for at once takes whole lines. So it finds mappings whose tiles fill lines, and its
+floor bounds every pair of a mapping and layouts. What a pair costs is counted (dse/sim/transfer.py), tensor by tensor: what a tensor moves depends on its own
+loops and its own layout alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import inf, log, prod
+
+from dse.assign.templates import layouts
+from dse.dataflow.optimal import optimal, partly_named
+from dse.dataflow.search import Spread, search, taken
+from dse.dataflow.space import FREE, Constraints, Tiles, named
+from dse.layout.address import Layout, row_major
+from dse.layout.text import show
+from dse.nest import Infeasible, Laid, Mapping
+from dse.sim import cost, transfer
+from dse.sim.boundary import ways
+from dse.sim.cost import overflow
+from dse.sim.counts import Count, count, footprints
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, einsum_cost, figure
+from dse.sim.terms import Link, links
+from dse.sim.transfer import Key, Transfer
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+LITTLE = 1e-3  # of energy and cycles: what a layout that is not looked for any further may cost
+ENOUGH = 64  # sets of layouts of inner levels that are compared
+Place = tuple[str, str]  # (level, tensor)
+
+
+@dataclass(slots=True)
+class Felt:
+    """A mapping on a machine, and what its tensors move in layouts that were asked for. times: by what described levels are slowed to."""
+
+    problem: Problem
+    mapping: Mapping
+    rows: tuple[Count, ...]
+    links: dict[Place, Link]
+    hops_pj: float
+    moved: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
+    times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
+
+    def of(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
+        """What a tensor moves at a level in a layout."""
+        if (place, layout) not in self.moved:
+            e, arch, counted = self.problem.einsum, self.problem.arch, {(row.level, row.tensor, row.action) for row in self.rows}
+            found = transfer.of_layout(self.mapping, self.links[place], e, arch, layout)
+            self.moved[place, layout] = {key: one for key, one in found.items() if key in counted}
+        return self.moved[place, layout]
+
+    def cost(self, chosen: Dict[Place, Layout]) -> tuple[float, float]:
+        """(energy, cycles) in layouts, one per place."""
+        e, arch = self.problem.einsum, self.problem.arch
+        moved = {key: one for place, layout in chosen.items() for key, one in self.of(place, layout).items()}
+        slow = transfer.slowed(arch, self.rows, e, moved)
+        speeds = tuple(level.bandwidth for level in slow.levels)
+        if speeds not in self.times:
+            self.times[speeds] = cost.price(self.mapping, self.rows, e, slow)
+        p = self.times[speeds]
+        return p.energy_pj + self.hops_pj + sum(part[-1] for part in transfer.parts(moved, arch)), p.latency_cycles
+
+    def alone(self, place: Place, layout: Layout) -> tuple[float, float]:
+        """(energy, port cycles) that a layout costs beside its elements, whatever the others are."""
+        arch, moved = self.problem.arch, self.of(place, layout)
+        level = next(level for level in arch.levels if level.name == place[0])
+        return sum(part[-1] for part in transfer.parts(moved, arch)), sum(one.extra_actions / level.bandwidth + one.extra_cycles for one in moved.values())
+
+    def front(self, place: Place, known: Sequence[Layout]) -> list[Layout]:
+        """Of some layouts those that no other one beats in energy and in cycles, cheapest first; behind one that costs next to nothing none is looked at."""
+        rows, (energy, cycles) = list[tuple[float, float, int]](), self.cost({})
+        for i, layout in enumerate(known):
+            rows.append((*self.alone(place, layout), i))
+            if rows[-1][0] <= LITTLE * energy and rows[-1][1] <= LITTLE * cycles:
+                break
+        rows.sort()
+        return [known[i] for n, (_, cycles, i) in enumerate(rows) if all(cycles < other[1] for other in rows[:n])]
+
+
+def felt(problem: Problem, mapping: Mapping) -> Felt:
+    e, arch = problem.einsum, problem.arch
+    described = {level.name for level in arch.levels if level.access}
+    places = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e) if link.parent.level in described}
+    hops = sum(way.energy_pj for way in ways(problem.boundary, mapping, e, arch))
+    return Felt(problem, replace(mapping, layouts=()), count(mapping, e, arch), places, hops)
+
+
+def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
+    """(energy, cycles, layouts) of a mapping in the best layouts; given: those that are fixed.
+
+    What layouts add to energy and to the cycles of a port are sums over tensors: the best are on the fronts of each (up to ENOUGH sets of these).
+    """
+    e, arch, objective = one.problem.einsum, one.problem.arch, one.problem.objective
+    fronts = {place: [given[place]] if place in given else one.front(place, layouts(one.mapping, link, e, arch)) for place, link in one.links.items()}
+    for most in (8, 2, 1):
+        if prod(map(len, fronts.values())) > ENOUGH:
+            fronts = {place: own[-most:] if objective == "latency" else own[:most] for place, own in fronts.items()}
+    sets = [dict(zip(fronts, own, strict=True)) for own in product(*fronts.values())]
+    found = [(*one.cost(chosen), i, chosen) for i, chosen in enumerate(sets)]
+    energy, cycles, _, chosen = min(found, key=lambda row: (figure(objective, *row[:2]), *row[:3]))
+    return energy, cycles, chosen
+
+
+def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, near: float = 0.0,
+          shared: frozenset[str] = frozenset()) -> list[EinsumCost] | Infeasible:
+    """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of all mappings of the space in all layouts.
+
+    shared: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are priced: the best one where lines are filled; the best
+    one where also indices of shared tensors that are lines apart share none; if none is within `near` of the floor, the best one where layouts cost nothing.
+    """
+    e, arch = problem.einsum, problem.arch
+    costs: list[EinsumCost] = []
+    floor, visited, space = 0.0, 0, named(tiles, arch, constraints)
+
+    def value() -> float:
+        return min((figure(problem.objective, one.energy_pj, one.latency_cycles) for one in costs), default=inf)
+
+    known: set[Mapping] = set()
+    apart = spread(e, arch, shared)
+    if taken(e, tiles) and not partly_named(constraints, arch):
+        for own in ({}, apart) if apart else ({},):
+            found = search(problem, tiles, constraints, spread=own)
+            visited += found.visited
+            floor = floor if own else found.floor
+            if found.floor == inf:
+                break
+            if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
+                known.add(found.mapping)
+                costs.append(in_best(felt(problem, found.mapping), shared))
+    if not costs or above(value(), floor) > near:
+        ideal = optimal(replace(problem, arch=arch.ideal()), tiles, constraints, near=near)
+        if isinstance(ideal, Infeasible):
+            return ideal
+        one, visited = ideal[0], visited + ideal[0].visited
+        floor = max(floor, figure(problem.objective, one.energy_pj, one.latency_cycles) / (1 + one.gap_in_space) if one.space else 0.0)
+        costs.append(in_best(felt(problem, one.mapping), shared))
+        space = one.space or space
+    best = min(costs, key=lambda one: (figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles, str(one.mapping)))
+    return [certified(best, problem.objective, floor, visited, space)]
+
+
+def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> EinsumCost:
+    """A mapping that was found where layouts cost nothing, in its best layouts."""
+    floor = figure(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space)
+    return certified(in_best(felt(problem, found.mapping), shared), problem.objective, floor if found.space else 0.0, found.visited, found.space)
+
+
+def in_best(one: Felt, shared: frozenset[str]) -> EinsumCost:
+    """The cost of a mapping in the best layouts, by the evaluator."""
+    home = one.problem.arch.levels[0].name
+    given = {place: row_major(transfer.dim_names(link.tensor), transfer.shape_at(one.mapping, link, one.problem.einsum, one.problem.arch))
+             for place, link in one.links.items() if place[0] == home and place[1] in shared}
+    chosen = settled(one, given)[2]
+    found = einsum_cost(one.problem, laid(one.mapping, chosen))
+    assert isinstance(found, EinsumCost)
+    return found
+
+
+def laid(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
+    """A mapping with its layouts, but for row-major ones, which need no word."""
+    return replace(mapping, layouts=tuple(Laid(*place, show(layout)) for place, layout in sorted(chosen.items(), key=lambda row: row[0])
+                                          if layout != row_major(layout.names, layout.shape)))
+
+
+def certified(one: EinsumCost, objective: str, floor: float, visited: int, space: str) -> EinsumCost:
+    gap = min(one.gap_to_bound, above(figure(objective, one.energy_pj, one.latency_cycles), floor))
+    return replace(one, gap_in_space=0.0 if gap <= PRECISE else gap, space=f"{space} and all layouts" if floor > 0 and space else "", visited=visited)
+
+
+def spread(e: Einsum, arch: Arch, shared: frozenset[str]) -> dict[str, Spread]:
+    """What shared tensors, row-major at the outermost level, cost beyond lines that are filled, about: every index of the dimension whose neighbours lie about
+    a line apart, and of those outside of it, takes a line, or the share of it up to the next index."""
+    line = arch.levels[0].access.line_bits if arch.levels[0].access else 0
+    found = {}
+    for p in e.tensors():
+        apart = [prod(d.size for d in p.dims[k + 1:]) * (p.bits or arch.word_bits) for k in range(len(p.dims))]
+        if line and p.tensor in shared and max(apart, default=0) > (p.bits or arch.word_bits):
+            near = min(range(len(apart)), key=lambda k: (abs(log(apart[k] / line)), k))
+            found[p.tensor] = (2 << near) - 1, min(apart[near] / line, 1.0)
+    return found

@@ -1,0 +1,103 @@
+"""Mappings and layouts of small problems, every pair of them: what the search over both is proven against. Shares nothing with dse/dataflow and dse/assign.
+
+Every mapping of the space (tests/enumeration.py); of every tensor at every described level every order of its dimensions, each whole or cut once, evenly or
+not. What a tensor moves in a layout depends on its own loops and its own layout: where energy is the objective and nothing leaks, the best layouts are those
+of each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations, product
+from math import inf
+from random import Random
+
+from dse.nest import Infeasible, Laid, Mapping, Store
+from dse.sim.evaluate import Problem, einsum_cost, figure
+from dse.sim.transfer import dim_names
+from hw.arch import Access, Arch
+from tests.enumeration import Order, mappings
+from tests.problems import random_problem
+from tests.streams import lies, with_layouts
+
+GROUPS = ("array", "one level", "windows", "two levels")
+MOST_LAYOUTS = 24
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The least energy of all pairs of a mapping and layouts, and how many mappings fit."""
+
+    energy: float
+    mapping: Mapping | None
+    mappings: int
+
+
+def problem(seed: int, most: int = 250, objective: str = "energy") -> tuple[Problem, str]:
+    """A small problem on a machine whose levels outside of all lanes move lines, some of them rows; nothing leaks; and its tiles."""
+    rng = Random(seed)
+    tiles = rng.choice(["perfect", "perfect", "ragged_lanes"])
+    found = random_problem(rng, rng.choice(GROUPS), tiles, most)
+    return replace(found, arch=lined_arch(rng, found.arch), objective=objective), tiles
+
+
+def lined_arch(rng: Random, arch: Arch) -> Arch:
+    border = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    levels = []
+    for v, level in enumerate(arch.levels):
+        line = 8 * rng.choice([1, 2, 4, 4, 8, 3])
+        row = line * rng.choice([2, 4])
+        rows = {"row_bits": row, "row_banks": rng.choice([1, 2]), "granule_bits": row, "row_pj": rng.choice([0.0, 30.0])}
+        rows = rows if not v and rng.random() < 0.6 else {}
+        levels.append(replace(level, access=Access(line, **rows)) if v < border and (not v or rng.random() < 0.5) else level)
+    return replace(arch, levels=tuple(levels), compute=replace(arch.compute, leak_mw=0.0))
+
+
+def texts(names: Sequence[str], shape: Sequence[int]) -> list[str]:
+    """Every order of dimensions that are whole or cut once."""
+    ways = []
+    for name, n in zip(names, shape, strict=True):
+        ways.append([(name,), *((f"{name}/{f}", f"{name.lower()}{f}") for f in range(2, n))] if n > 1 else [(name,)])
+    found = [" ".join(order) for cut in product(*ways) for order in permutations([part for parts in cut for part in parts])]
+    return found if len(found) <= MOST_LAYOUTS else Random(len(found)).sample(found, MOST_LAYOUTS)
+
+
+def enumerated(one: Problem, tiles: str, order: Order = "levels") -> Pair:
+    """The optimum over all pairs."""
+    e, arch = one.einsum, one.arch
+    described = {level.name for level in arch.levels if level.access}
+    names = {p.tensor: dim_names(p) for p in e.tensors()}
+    best, at, fits = inf, None, 0
+    for mapping in mappings(one, tiles, order):
+        plain = einsum_cost(one, mapping)
+        if isinstance(plain, Infeasible):
+            continue
+        fits += 1
+        layouts, saved = [], 0.0
+        for i, node in enumerate(mapping.nodes):
+            if not isinstance(node, Store) or node.level not in described:
+                continue
+            p = next(p for p in e.tensors() if p.tensor == node.tensor)
+            if not any((row.level, row.tensor) == (node.level, node.tensor) for row in plain.moved):
+                continue
+            least, text = plain.energy_pj, ""
+            for other in texts(names[p.tensor], lies(mapping, i, e, p, arch)):
+                found = einsum_cost(one, replace(mapping, layouts=(Laid(node.level, node.tensor, other),)))
+                if not isinstance(found, Infeasible) and found.energy_pj < least:
+                    least, text = found.energy_pj, other
+            saved += plain.energy_pj - least
+            layouts += [Laid(node.level, node.tensor, text)] if text else []
+        if plain.energy_pj - saved < best:
+            best, at = plain.energy_pj - saved, replace(mapping, layouts=tuple(layouts))
+    return Pair(best, at, fits)
+
+
+def priced_at_random(one: Problem, tiles: str, rng: Random, order: Order = "levels") -> Iterator[tuple[float, Mapping]]:
+    """The figure of every mapping in random layouts."""
+    names = {p.tensor: dim_names(p) for p in one.einsum.tensors()}
+    for mapping in mappings(one, tiles, order):
+        laid = with_layouts(rng, mapping, one.einsum, one.arch, names)
+        found = einsum_cost(one, laid)
+        if not isinstance(found, Infeasible):
+            yield figure(one.objective, found.energy_pj, found.latency_cycles), laid

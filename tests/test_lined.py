@@ -1,0 +1,88 @@
+"""Mappings and layouts together: against every pair of small problems, against random pairs, and what stands in the answer."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from dse import stack
+from dse.dataflow.lined import felt, lined
+from dse.dataflow.search import search
+from dse.nest import Infeasible, Loop, Store
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.stack import Picks
+from hw import machine
+from tests import lined as pairs
+from workloads import catalog
+from workloads.einsum import einsum
+
+EDGE = machine.arch(machine.load("burst_edge"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_pair_of_a_mapping_and_layouts_costs_less_than_the_floor(seed: int) -> None:
+    one, tiles = pairs.problem(seed, 60)
+    best, found = pairs.enumerated(one, tiles), lined(one, tiles)  # type: ignore[arg-type]
+    assert isinstance(found, Infeasible) == (best.mapping is None)
+    if not isinstance(found, Infeasible):
+        assert found[0].energy_pj / (1 + found[0].gap_in_space) <= best.energy * (1 + 1e-9), f"{found[0].mapping}\nagainst\n{best.mapping}"
+        assert found[0].proven == "" or found[0].energy_pj <= best.energy * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("objective", ["latency", "edp", "energy"])
+@pytest.mark.parametrize("seed", range(100, 103))
+def test_no_random_pair_costs_less_than_the_floor(seed: int, objective: str) -> None:
+    one, tiles = pairs.problem(seed, 60, objective)
+    floor = search(one, tiles).floor  # type: ignore[arg-type]
+    for value, mapping in pairs.priced_at_random(one, tiles, Random(seed)):
+        assert value >= floor * (1 - 1e-9), str(mapping)
+
+
+def test_mappings_are_chosen_with_lines_in_view() -> None:
+    """Sums of 56 x 56 x 64: where layouts cost nothing compute reads main memory, 16 bytes a time; with bursts of 256 bytes tiles go through registers."""
+    e = einsum("C[c,p,q] = A[c,p,q] + B[c,p,q]", {"c": 64, "p": 56, "q": 56}, "sum")
+    before = stack.laid(Problem(EDGE, e, "energy"), stack.exactly(Problem(EDGE.ideal(), e, "energy"), Random(0))[0])  # type: ignore[index]
+    (found,) = lined(Problem(EDGE, e, "energy"))  # type: ignore[misc]
+    assert isinstance(before, EinsumCost) and before.energy_pj > 100 * found.energy_pj and found.gap_in_space < 0.02
+    assert einsum_cost(Problem(EDGE, e, "energy"), found.mapping).energy_pj == found.energy_pj  # type: ignore[union-attr]
+    assert "all layouts" in found.certificate
+
+
+@pytest.mark.parametrize(("name", "objective"), [("burst_edge", "energy"), ("burst_edge", "latency"), ("burst_edge", "edp"), ("cpu_like", "energy"),
+                                                 ("gpu_like", "latency")])
+def test_never_worse_than_a_mapping_found_where_layouts_cost_nothing(name: str, objective: str) -> None:
+    arch = machine.arch(machine.load(name))
+    layers = ("C[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 32, "k": 40}), ("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 8, "c": 8, "p": 8, "q": 8, "r": 3})
+    for text, sizes in layers:
+        one = Problem(arch, einsum(text, sizes), objective)
+        before = stack.laid(one, stack.exactly(Problem(arch.ideal(), one.einsum, objective), Random(0))[0])  # type: ignore[index]
+        shared = frozenset(p.tensor for p in one.einsum.tensors())
+        assert isinstance(before, EinsumCost)
+        for own in (frozenset[str](), shared):
+            found = lined(one, shared=own)[0]  # type: ignore[index]
+            assert figure(objective, found.energy_pj, found.latency_cycles) <= figure(objective, before.energy_pj, before.latency_cycles) * (1 + 1e-9)
+            assert lined(one, shared=own)[0].mapping == found.mapping  # type: ignore[index]
+            assert not any(laid.level == arch.levels[0].name and laid.tensor in own for laid in found.mapping.layouts)
+
+
+def test_what_a_tensor_moves_is_counted_one_by_one() -> None:
+    """The sums of a mapping in layouts are the evaluator's."""
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 12, "n": 16, "k": 20})
+    for objective in ("energy", "latency"):
+        one = Problem(EDGE, e, objective)
+        (found,) = lined(one)  # type: ignore[misc]
+        again = felt(one, found.mapping)
+        moved = {(t.level, t.tensor): t for t in found.moved}
+        assert set(again.links) == set(moved) and again.mapping.layouts == ()
+        assert {type(node) for node in again.mapping.nodes} <= {Loop, Store}
+
+
+def test_what_two_einsums_share_is_row_major() -> None:
+    net = catalog.load("mlp_s")
+    shared = stack.shared(net)
+    assert all(own for own in shared.values())
+    found = stack.solve(EDGE, net, Picks())
+    assert isinstance(found, list)
+    for cost in found[0].einsums:
+        assert not any(laid.tensor in shared[cost.key] for laid in cost.mapping.layouts)
