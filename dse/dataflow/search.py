@@ -440,6 +440,7 @@ def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> list[int]:
     home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
     may = [v for v, level in enumerate(arch.levels) if tensor in holdable(e, level) and v >= home]
     must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.kept or 0 < v == home}
+    may = [v for v in may if v in must or (room := arch.levels[v].capacity_bits) is None or room >= bits_of(e, arch)[tensor]]
     return [sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)]
 
 

@@ -91,6 +91,7 @@ class Graph:
     left_out: int
     options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
     singles: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)
+    in_turn: dict[tuple[int, ...], tuple[Option, Make] | None] = field(default_factory=dict)
     plans: int = 0
 
 
@@ -263,7 +264,14 @@ def _room(g: Graph, labels: dict[str, int], alive: Sequence[Alive], first: int, 
 
 
 def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> tuple[Option, Make] | None:
-    """An einsum alone in its segment."""
+    """An einsum alone in its segment, of equal questions once."""
+    key = (i, *(labels[one.tensor] for one in alive if one.first <= i <= one.last))
+    if key not in g.in_turn:
+        g.in_turn[key] = _alone(g, i, labels, alive)
+    return g.in_turn[key]
+
+
+def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> tuple[Option, Make] | None:
     e, room = g.workload.einsums[i], _room(g, labels, alive, i, i)
     if room is None:
         return None
@@ -368,7 +376,7 @@ def _nests(g: Graph, own: Sequence[Einsum], places: Sequence[Place], room: float
            bound: Callable[[int, Place], float]) -> tuple[list[Nest], float]:
     """Nests of a plan, and the sum of their floors; no more of them once the plan cannot be better than the best one."""
     found: list[Nest] = []
-    floors = [bound(j, place) for j, place in enumerate(places)]
+    floors = [max(bound(j, place), g.nests.known_floor(own[j], place, room)) for j, place in enumerate(places)]
     for j, (e, place) in enumerate(zip(own, places, strict=True)):
         if sum(floors) >= best:
             break

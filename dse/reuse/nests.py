@@ -72,13 +72,21 @@ class Nests:
     known: dict[tuple[object, ...], list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
     searches: int = 0
 
-    def best(self, e: Einsum, place: Place, room: float) -> Nest:
-        """The nest of an einsum at a place, in `room` bits of its own at the level. An answer for more room that takes no more than there is holds for less."""
+    def known_floor(self, e: Einsum, place: Place, room: float) -> float:
+        """What answers for no less room say: in less, no nest costs less."""
+        return max((nest.floor for asked, _, nest in self._answers(e, place) if room <= asked), default=0.0)
+
+    def _answers(self, e: Einsum, place: Place) -> list[tuple[float, Einsum, Nest]]:
+        """At a place, whatever the room: (room, einsum, nest)."""
         order = [p.tensor for p in (e.output, *e.inputs)]
         ranks = list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank, _ in d.terms))
         names = [tuple(order.index(t) for t in order if t in own) for own in (place.handed, place.held, place.kept, place.leaving)]
         key = (canonical_key(e), place.level, ranks.index(place.rank) if place.rank else -1, place.tile, *names)
-        known = self.known.setdefault(key, [])
+        return self.known.setdefault(key, [])
+
+    def best(self, e: Einsum, place: Place, room: float) -> Nest:
+        """The nest of an einsum at a place, in `room` bits of its own at the level. An answer for more room that takes no more than there is holds for less."""
+        known = self._answers(e, place)
         for asked, first, nest in known:
             if room == asked or (nest.bits <= room <= asked if nest.mapping else room <= asked and nest.floor == inf):
                 return nest if first is e or not nest.mapping else replace(nest, mapping=renamed(nest.mapping, first, e))
