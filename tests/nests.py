@@ -77,9 +77,7 @@ def searched(arch: Arch, e: Einsum) -> Arch:
     cut = any(not within(dim, [e.sizes()[rank] for rank in dim.ranks()]) for p in e.tensors() for dim in p.dims)
     ramp, border = any(f.ramp for f in arch.fanouts), min([f.outside for f in arch.fanouts], default=len(arch.levels))
     levels = tuple(replace(level, bandwidth=inf if ramp or (cut and v >= border) else level.bandwidth) for v, level in enumerate(arch.levels))
-    least = min(level.write_pj * (e.output.bits or arch.word_bits) / level.width_bits for level in levels)
-    merge_pj = min(arch.compute.merge_pj, least) if all(all(f.reduce) for f in arch.fanouts) else 0.0
-    return replace(arch, levels=levels, compute=replace(arch.compute, merge_pj=merge_pj), overlap="free")
+    return replace(arch, levels=levels, overlap="free")
 
 
 def free_edge() -> Arch:

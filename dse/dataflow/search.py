@@ -399,11 +399,12 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
-    if output and not compute and shared:  # sums that lanes merge: what they drain, less what the parent writes; never more than its write, or bounds were none
-        pj = min(arch.compute.merge_pj, per_elem(levels[parent], word) * levels[parent].write_pj)
-        for merged, lines, more in ((0, (0, APART), pj), (shared, (line, apart), -pj)) if pj else ():
+    between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
+    if output and not compute and between and arch.compute.merge_pj:
+        # Sums that lanes merge: what they drain, less what is left of it. Both grow alike with smaller tiles, and what is left does not depend on lanes.
+        for merged, pj in ((0, arch.compute.merge_pj), (between, -arch.compute.merge_pj)):
             for row in (found, low):
-                _more(row, (kernels.WORDS, x, k, merged, 0, *lines), 0, more)
+                _more(row, (kernels.WORDS, x, k, merged, 0, 0, APART), 0, pj)
     return found, low
 
 
