@@ -17,6 +17,7 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import before, enumerated
 from dse.dataflow.improve import improved
 from dse.dataflow.optimal import optimal
+from dse.dataflow.search import search
 from dse.dataflow.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow, least, row_stationary
 from dse.nest import Infeasible, faults, parse
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
@@ -218,6 +219,11 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
         problem = Problem(arch, e, objective)
         (one,) = optimal(problem)
         assert [*compared(problem, enumerated_anew(problem, "ragged_lanes", "tensors"), [one], "merged")] == [] and one.proven
+    for ruled in (FREE, Constraints((("X", ("k",)),), least_lanes=4)):
+        found = search(Problem(arch, e, "energy"), "perfect", ruled)
+        assert found.mapping
+        again = einsum_cost(Problem(arch, e, "energy"), found.mapping)
+        assert isinstance(again, EinsumCost) and isclose(found.floor, again.energy_pj)
 
 
 @pytest.mark.parametrize(("overlap", "registers"), [("free", False), ("free", True), ("buffered", True)])
