@@ -26,6 +26,7 @@ dse/sim/network dse/sim/boundary dse/sim/times dse/sim/cost dse/sim/bounds dse/s
 dse/sim/graph dse/sim/kernels dse/join dse/assign/templates
 dse/dataflow/space dse/dataflow/steps dse/dataflow/cost_descending dse/dataflow/improve
 dse/dataflow/lanes dse/dataflow/search_kernels dse/dataflow/search dse/dataflow/optimal dse/dataflow/lined
+dse/assign/convert dse/assign/layouts
 dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/exhaustive
 dse/dataflow/random dse/dataflow/annealing
 dse/compile dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
