@@ -41,7 +41,8 @@ PICKS: dict[str, str] = {
     "ol": "ALT-OL: the same, solved as one graph", "wp": "ALT-WP: makers write what products read; other operators stay row-major",
     "fp": "ALT-FP: between products what its maker would choose alone", "bp": "ALT-BP: between products what its reader would choose alone",
     "bf": "the best single layout for all tensors: row-major, or the second dimension innermost",
-    "ind": "every product what it would choose alone, conversions between", "alt": "least in all: layouts and conversions of the whole graph, exact over its labels"}
+    "ind": "every product what it would choose alone, conversions between",
+    "alt": "least in all: layouts and conversions of the whole graph, exact over its labels"}
 assert tuple(PICKS) == get_args(Pick)
 
 
@@ -127,7 +128,7 @@ class _Graph:
         self.arch, self.workload, self.objective, self.solved = arch, workload, objective, solved
         self.home, self.times = arch.levels[0].name, counts(workload)
         self.keys = [canonical_key(e) for e in workload.einsums]
-        self.firsts = {key: e for key, e in reversed(list(zip(self.keys, workload.einsums, strict=True)))}
+        self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
         self.apart = shared(workload)
         self.free = {key: [settled(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings] for key, found in solved.items()}
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
@@ -229,7 +230,8 @@ class _Graph:
         return self.costs[key, at]
 
     def _layouts(self, key: str, mapping: int, e: Einsum, at: Sequence[Layout | None]) -> dict[Place, Layout]:
-        return self.free[key][mapping] | {(self.home, p.tensor): replace(layout, names=dim_names(p)) for p, layout in zip(e.tensors(), at, strict=True) if layout}
+        chosen = {(self.home, p.tensor): replace(layout, names=dim_names(p)) for p, layout in zip(e.tensors(), at, strict=True) if layout}
+        return self.free[key][mapping] | chosen
 
     def _tensor(self, one: Shared, allowed: dict[str, tuple[int, ...]], same: frozenset[str]) -> Table:
         """Copies into all layouts that are wanted and not made; of a view the copy is row-major."""
@@ -253,7 +255,7 @@ class _Graph:
         conversions = list(self._conversions(choice, value))
         renames: dict[tuple[int, int], str] = {}
         after: dict[int, list[tuple[Einsum, Mapping]]] = {}
-        for number, (one, to, conversion) in enumerate(conversions):
+        for number, (one, to, _) in enumerate(conversions):
             made = one.labels[choice.labels[one.maker.node]]
             name = f"{one.tensor}_as_{number}"
             e = copied(made.shape, self._bits(one), f"convert_{name}", one.tensor, name)
