@@ -176,8 +176,8 @@ class _Graph:
     def rules(self, pick: str) -> Iterator[Rule]:
         every = {use.node: (0,) if use.view else tuple(range(len(one.labels))) for one in self.shared for use in (one.maker, *one.readers)}
         product_ = [e.kind == "mac" for e in self.workload.einsums]
-        if pick in ("alt",):
-            yield every, frozenset()
+        if pick == "alt":
+            yield every, self.unconverted(every)
             return
         if pick in ("ol", "bf"):
             for label in (0, 1) if pick == "bf" else (0,):
@@ -196,6 +196,19 @@ class _Graph:
                 allowed |= {one.maker.node: (self.alone(one.maker if pick == "fp" else complex_[0]),)}
                 same |= {use.node for use in complex_}
         yield allowed, frozenset(same)
+
+    def unconverted(self, every: dict[str, tuple[int, ...]]) -> frozenset[str]:
+        """Readers of tensors that no least choice converts: a copy alone costs more than all that layouts can save, from the best choice without copies to the
+        best one of einsums that stand alone."""
+        same = {one.tensor: frozenset(use.node for use in one.readers if not use.view) for one in self.shared}
+        einsums = [self._einsum(i, every) for i in range(len(self.keys))]
+        alone = sum(figure(self.objective, *(float(v) for v in min(t.values, key=lambda row: figure(self.objective, *row)))) for t in einsums)
+        found = join(self.tables((every, frozenset().union(*same.values()))), figure=self.objective).choices
+        if not found or self.objective == "edp":
+            return frozenset()
+        most = figure(self.objective, found[0].energy, found[0].latency) - alone
+        dear = [one for one in self.shared if self.times[one.maker.einsum] * self.conversions.floor(self._bits(one), one.labels[0].shape) > most * (1 + 1e-9)]
+        return frozenset().union(*(same[one.tensor] for one in dear))
 
     def alone(self, use: Use) -> int:
         """The label that an einsum would choose for a tensor, if it stood alone."""
@@ -313,8 +326,8 @@ class _Graph:
 
     def saved(self, one: Shared, value: float) -> float:
         """What the least costs more if a tensor is not converted; inf if it must be."""
-        every, _ = next(self.rules("alt"))
-        found = join(self.tables((every, frozenset(use.node for use in one.readers if not use.view))), figure=self.objective).choices
+        every, same = next(self.rules("alt"))
+        found = join(self.tables((every, same | {use.node for use in one.readers if not use.view})), figure=self.objective).choices
         return figure(self.objective, found[0].energy, found[0].latency) - value if found else inf
 
 
