@@ -73,6 +73,7 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
             *(("solver.mapper", name, _does(mapper)) for name, mapper in stack.DATAFLOW.items()),
             *(("solver.tiles", name, does) for name, does in stack.TILES.items()),
             *(("solver.dataflow", name, does) for name, does in stack.DATAFLOWS.items()),
+            *(("solver.layout", name, does) for name, does in stack.LAYOUT.items()),
             *(("solver.reuse", name, does) for name, does in stack.REUSE.items())]
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from dse import check, directives, explain, folder, record, screen, stack
 from dse import schedule as schedules
+from dse.assign.layouts import Conversion
 from dse.nest import Infeasible
 from dse.reuse.classify import CLASSIFIERS
 from dse.reuse.traffic import Reuse, reuse
@@ -82,6 +83,7 @@ class Mapped:
     workload: Workload
     found: Solution | Infeasible
     picks: Picks = Picks()
+    conversions: tuple[Conversion, ...] = ()
 
     def plot(self, kind: str = "nest", einsum: str | None = None, tell: stack.Tell = stack.silent) -> Picture:
         """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule).
@@ -117,7 +119,8 @@ class Mapped:
         """What `dse map` prints. einsum: whose nest and traffic; "all": of each; None: of the costliest."""
         if isinstance(self.found, Infeasible):
             return screen.safe(f"infeasible: {self.found}\n")
-        return screen.solution(self.arch, self.workload, self.found, einsum, room)
+        told = screen.block(explain.conversions(self.conversions, self.picks.objective), room) if self.conversions else ""
+        return screen.solution(self.arch, self.workload, self.found, einsum, room) + told
 
     def __repr__(self) -> str:
         return self.text()
@@ -146,6 +149,11 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
         if given:
             raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
         return Mapped(arch, loaded, _around(arch, loaded, picks, Path(schedule), tell), picks)
+    if picks.layout != "row_major":
+        if given:
+            raise ValueError(f"layout {layouts[0]}: solver.layout = {picks.layout} chooses them; leave one of both out")
+        best = stack.in_best_layouts(arch, loaded, picks, tell)
+        return Mapped(arch, loaded, best, picks) if isinstance(best, Infeasible) else Mapped(arch, best.workload, best.solution, picks, best.conversions)
     found = stack.kept(arch, loaded, picks, tell)
     if given and isinstance(found, list):
         found = stack.in_layouts(arch, loaded, picks, found[0], given)

@@ -9,6 +9,7 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from dse.assign.layouts import Conversion
 from dse.directives import text, written
 from dse.nest import Loop, to_data
 from dse.schedule import in_turn
@@ -285,6 +286,13 @@ def _laid(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
                    "yes" if one.exact else "no")
         if len(own) > 1:
             yield level.name, "all", "", "", sum(useful), sum(moved), sum(useful) / (sum(moved) or 1), None, None, None, ""
+
+
+def conversions(found: Sequence[Conversion], objective: str) -> Table:
+    """Copies of tensors in other layouts, and what the whole costs more without each."""
+    saved = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
+    rows = tuple((one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved) for one in found)
+    return Table("conversions", ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved), rows, "saved: less than without the conversion.")
 
 
 def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:

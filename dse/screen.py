@@ -206,12 +206,12 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     at = {own: i for i, (c, _) in enumerate(costed) for group in unique(workload) if c.name in group.names for own in group.names}
     at |= {c.name: i for i, (c, _) in enumerate(costed)}
     blocks = [facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)]
-    blocks += [_block(one, room) for one in explain.network(arch, workload, found, name == "all")]
+    blocks += [block(one, room) for one in explain.network(arch, workload, found, name == "all")]
     blocks += [f"{found.schedule}\n"] if found.schedule else []
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
     for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
         nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
-        blocks += ["\n".join(_wrapped(line, room) for line in nest.splitlines()) + "\n", *(_block(one, room) for one in tables)]
+        blocks += ["\n".join(_wrapped(line, room) for line in nest.splitlines()) + "\n", *(block(one, room) for one in tables)]
     return "\n".join(blocks)
 
 
@@ -222,11 +222,11 @@ def residency(arch: Arch, workload: Workload, found: Reuse, room: int = WIDE) ->
     for one in tables:
         left = len(one.rows) - MOST_ROWS
         notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
-        blocks.append(_block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), room))
+        blocks.append(block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), room))
     return "\n".join(blocks)
 
 
-def _block(one: explain.Table, room: int) -> str:
+def block(one: explain.Table, room: int) -> str:
     return table(one.header, one.rows, one.title, room=room) + (_wrapped(one.note, room) + "\n" if one.note else "")
 
 

@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import Literal
 
 from dse import cache, schedule
+from dse.assign.layouts import PICKS, Assigned, Pick, assigned, shared
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
-from dse.dataflow.lined import best_in, lined
+from dse.dataflow.lined import best_in, lined, pairs
 from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
@@ -31,7 +32,7 @@ from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
 from workloads.einsum import Einsum, canonical_key
-from workloads.graph import Unique, Workload, counts, owner, unique
+from workloads.graph import Unique, Workload, counts, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
@@ -57,6 +58,7 @@ NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
          "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or in turn, whichever is found to cost least",
          "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best", **CONFIGURATIONS}
+LAYOUT = PICKS
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
 
@@ -70,6 +72,7 @@ class Picks:
 
     Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
     stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
+    layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
     reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines: weights: pinned, there before the run, or streamed, loaded in
     every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
@@ -81,6 +84,7 @@ class Picks:
     tiles: Literal["perfect", "ragged_lanes", "ragged"] = "ragged_lanes"
     dataflow: Dataflow = "free"
     near: Cost = 0.01
+    layout: Pick = "row_major"
     reuse: Literal["none", "tiles", "pipelines", "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
     weights: Literal["streamed", "pinned"] = "streamed"
     spatial_layer_pipe: bool = True
@@ -156,18 +160,21 @@ def _mapped(problem: Problem, picks: Picks, mapper: Mapper, shared: frozenset[st
         raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.tiles=perfect)") from None
 
 
-def shared(workload: Workload) -> dict[str, frozenset[str]]:
-    """Per different einsum, by key, the tensors of its first one that one of those equal to it shares with others."""
-    made = {e.output.tensor for e in workload.einsums}
-    read = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} | {result for result, _ in workload.carried}
-    both, again = made & read, {name for _, name in workload.carried}
-    found: dict[str, frozenset[str]] = {}
-    firsts: dict[str, Einsum] = {}
-    for e in workload.einsums:
-        first = firsts.setdefault(canonical_key(e), e)
-        own = {mine.tensor for mine, p in zip(first.tensors(), e.tensors(), strict=True) if owner(p.tensor, made) in both or p.tensor in again}
-        found[canonical_key(e)] = found.get(canonical_key(e), frozenset()) | own
-    return found
+def in_best_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Assigned | Infeasible:
+    """A workload with the layouts that `picks.layout` chooses between its einsums, conversions as einsums more. Raises ValueError where there is no choice."""
+    if not arch.described() or picks.mapper != "optimal" or picks.tiling != "mapper" or picks.reuse != "none":
+        none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
+        why = "needs the mapper optimal, without solver.reuse" if arch.described() else none
+        raise ValueError(f"solver.layout = {picks.layout}: {why}; leave it out")
+    groups, apart, found = unique(workload), shared(workload), {}
+    efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
+    for number, group in enumerate(groups):
+        tell(number, efforts, group.einsum.name)
+        own = pairs(Problem(arch, group.einsum, picks.objective), picks.tiles, dataflow(picks.dataflow, group.einsum, arch), picks.near, apart[group.key])
+        if isinstance(own, Infeasible):
+            return own
+        found[group.key] = own
+    return assigned(arch, workload, picks.objective, picks.layout, found)
 
 
 def _ruled(e: Einsum, arch: Arch) -> Constraints:

@@ -27,7 +27,7 @@ dse/sim/graph dse/sim/kernels dse/join dse/assign/templates
 dse/dataflow/space dse/dataflow/steps dse/dataflow/cost_descending dse/dataflow/improve
 dse/dataflow/lanes dse/dataflow/search_kernels dse/dataflow/search
 dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/optimal dse/dataflow/lined
-dse/dataflow/exhaustive
+dse/assign/convert dse/assign/layouts dse/dataflow/exhaustive
 dse/dataflow/random dse/dataflow/annealing
 dse/compile dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
 dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper

@@ -114,14 +114,29 @@ def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
     shared: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are priced: the best one where lines are filled; the best
     one where also indices of shared tensors that are lines apart share none; if none is within `near` of the floor, the best one where layouts cost nothing.
     """
+    found = pairs(problem, tiles, constraints, near, shared)
+    if isinstance(found, Infeasible):
+        return found
+    best = min(found.costs, key=lambda one: (figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles, str(one.mapping)))
+    return [certified(best, problem.objective, found.floor, found.visited, found.space)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Mappings, and what each costs in its best layouts; no pair of a mapping and layouts costs less than the floor."""
+
+    mappings: tuple[Felt, ...]
+    costs: tuple[EinsumCost, ...]
+    floor: float
+    visited: int
+    space: str
+
+
+def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float, shared: frozenset[str]) -> Pairs | Infeasible:
+    """As `lined`, all that was priced."""
     e, arch = problem.einsum, problem.arch
-    costs: list[EinsumCost] = []
+    known: dict[Mapping, tuple[Felt, EinsumCost]] = {}
     floor, visited, space = 0.0, 0, named(tiles, arch, constraints)
-
-    def value() -> float:
-        return min((figure(problem.objective, one.energy_pj, one.latency_cycles) for one in costs), default=inf)
-
-    known: set[Mapping] = set()
     apart = spread(e, arch, shared)
     if taken(e, tiles) and not partly_named(constraints, arch):
         for own in ({}, apart) if apart else ({},):
@@ -131,18 +146,19 @@ def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
             if found.floor == inf:
                 break
             if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
-                known.add(found.mapping)
-                costs.append(in_best(felt(problem, found.mapping), shared))
-    if not costs or above(value(), floor) > near:
+                one = felt(problem, found.mapping)
+                known[found.mapping] = one, in_best(one, shared)
+    value = min((figure(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf)
+    if above(value, floor) > near or not known:
         ideal = optimal(replace(problem, arch=arch.ideal()), tiles, constraints, near=near)
         if isinstance(ideal, Infeasible):
             return ideal
-        one, visited = ideal[0], visited + ideal[0].visited
-        floor = max(floor, figure(problem.objective, one.energy_pj, one.latency_cycles) / (1 + one.gap_in_space) if one.space else 0.0)
-        costs.append(in_best(felt(problem, one.mapping), shared))
-        space = one.space or space
-    best = min(costs, key=lambda one: (figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles, str(one.mapping)))
-    return [certified(best, problem.objective, floor, visited, space)]
+        best, visited = ideal[0], visited + ideal[0].visited
+        floor = max(floor, figure(problem.objective, best.energy_pj, best.latency_cycles) / (1 + best.gap_in_space) if best.space else 0.0)
+        one = felt(problem, best.mapping)
+        known[best.mapping] = one, in_best(one, shared)
+        space = best.space or space
+    return Pairs(tuple(one for one, _ in known.values()), tuple(cost for _, cost in known.values()), floor, visited, space)
 
 
 def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> EinsumCost:

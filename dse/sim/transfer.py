@@ -209,6 +209,8 @@ def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, own: Layout, c:
         return Span(best.n, min(1, best.lo), best.hi)
     for i in sorted({_first_loop(mapping, link, arch), *at}):
         rows = _boxes(mapping, link, e, arch, own, c.layout, i, copies)
+        if lo and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each) > c.memory.row * c.memory.banks:
+            continue  # more than one row of each bank holds
         united = _counted(c, rows, min(_visits(mapping, link, e, arch, i), visits))
         lo = lo or united.activations.lo
         if united.activations.hi <= united.banks.lo and united.activations.hi < best.hi:

@@ -64,6 +64,8 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         raise StudyError(faults.text(path))
     name = read.name(document, faults)
     solver = read.solver(document.get("solver", {}), faults)
+    if solver.layout != "row_major":
+        faults.add(f"solver.layout = {solver.layout} is of dse map: the tables of a run have no conversions; leave it out")
     search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults, within)
     given = document.get("workloads")

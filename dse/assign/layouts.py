@@ -1,0 +1,348 @@
+"""Layouts of a whole graph: one per tensor and use, conversions between them where they pay, as labels and factors of the graph engine (dse/join.py).
+
+    nodes     a tensor as its maker writes it; as each einsum reads it
+    factors   an einsum over the nodes of what it shares: its best mapping in these layouts; a tensor over all of its nodes: copies into every other layout
+              that readers want, each made once
+
+Weights are laid out before the run, and so is what the run begins with; what one einsum alone sees lies as is best for it. An element-wise einsum may read one
+layout and write another one: so it takes a conversion in. Labels: row-major, the second dimension innermost, and the best of the loops of maker and readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+from typing import Literal, get_args
+
+import numpy as np
+
+from dse.assign.convert import Conversions, copied
+from dse.assign.templates import layouts
+from dse.dataflow.lined import Felt, Pairs, Place, settled
+from dse.join import Choice, Table, join
+from dse.layout.address import Layout, row_major
+from dse.layout.text import parse, show
+from dse.nest import Infeasible, Laid, Mapping
+from dse.schedule import Branch, Schedule, Segment, renamed
+from dse.sim.evaluate import EinsumCost, Solution, above, certified, figure
+from dse.sim.graph import evaluate
+from dse.sim.transfer import dim_names
+from hw.arch import Arch
+from workloads.einsum import Einsum, Projection, canonical_key
+from workloads.graph import Workload, counts, owner
+
+LABELS = 8  # layouts of a tensor
+READERS = 3  # that may each have a layout of their own
+Pick = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
+PICKS: dict[str, str] = {
+    "row_major": "row-major between einsums, each einsum on its own; all else as is best",
+    "ol": "ALT-OL: the same, solved as one graph", "wp": "ALT-WP: makers write what products read; other operators stay row-major",
+    "fp": "ALT-FP: between products what its maker would choose alone", "bp": "ALT-BP: between products what its reader would choose alone",
+    "bf": "the best single layout for all tensors: row-major, or the second dimension innermost",
+    "ind": "every product what it would choose alone, conversions between",
+    "alt": "least in all: layouts and conversions of the whole graph, exact over its labels"}
+assert tuple(PICKS) == get_args(Pick)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A copy of a tensor in another layout. saved: what the whole costs more without it."""
+
+    tensor: str
+    layout: str
+    to: str
+    readers: tuple[str, ...]
+    energy_pj: float
+    latency_cycles: float
+    saved: float
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A workload with its conversions as copies, solved. floor: no mappings, layouts and conversions cost less."""
+
+    workload: Workload
+    solution: Solution
+    conversions: tuple[Conversion, ...]
+    value: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A tensor as an einsum (by number, position in its tensors) sees it. view: in another shape, which is row-major."""
+
+    einsum: int
+    position: int
+    node: str
+    view: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A tensor with its maker and its readers."""
+
+    tensor: str
+    maker: Use
+    readers: tuple[Use, ...]
+    labels: tuple[Layout, ...]
+
+
+def shared(workload: Workload) -> dict[str, frozenset[str]]:
+    """Per different einsum, by key, the tensors of its first one that one of those equal to it shares with others."""
+    made = {e.output.tensor for e in workload.einsums}
+    again = {name for _, name in workload.carried}
+    both = made & {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} | {result for result, _ in workload.carried}
+    found: dict[str, frozenset[str]] = {}
+    firsts: dict[str, Einsum] = {}
+    for e in workload.einsums:
+        first = firsts.setdefault(canonical_key(e), e)
+        own = {mine.tensor for mine, p in zip(first.tensors(), e.tensors(), strict=True) if owner(p.tensor, made) in both or p.tensor in again}
+        found[canonical_key(e)] = found.get(canonical_key(e), frozenset()) | own
+    return found
+
+
+def assigned(arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], pick: str, solved: dict[str, Pairs]) -> Assigned | Infeasible:
+    """The workload in the layouts of a pick. solved: mappings of its different einsums, by key."""
+    g = _Graph(arch, workload, objective, solved)
+    best: tuple[float, Choice, list[Table]] | None = None
+    for rule in g.rules(pick):
+        tables = g.tables(rule)
+        found = join(tables, figure=objective).choices
+        if found and (best is None or figure(objective, found[0].energy, found[0].latency) < best[0]):
+            best = figure(objective, found[0].energy, found[0].latency), found[0], tables
+    if best is None:
+        return Infeasible("layouts", 1, 0, workload.name, "assignments")
+    return g.told(pick, *best)
+
+
+Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]  # labels that nodes may have; nodes of readers that must have their maker's
+
+
+class _Graph:
+    """What a workload's layouts are chosen from. Made for one solve."""
+
+    def __init__(self, arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], solved: dict[str, Pairs]) -> None:
+        self.arch, self.workload, self.objective, self.solved = arch, workload, objective, solved
+        self.home, self.times = arch.levels[0].name, counts(workload)
+        self.keys = [canonical_key(e) for e in workload.einsums]
+        self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
+        self.apart = shared(workload)
+        self.free = {key: [settled(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings] for key, found in solved.items()}
+        self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
+        self.conversions = Conversions(arch, objective)
+        self.shared = list(self._shared())
+        self.nodes = {(use.einsum, use.position): (one, use) for one in self.shared for use in (one.maker, *one.readers)}
+        self.capped = any(len({use.node for use in one.readers}) < len(one.readers) for one in self.shared)
+
+    def _fixed(self, one: Felt, names: frozenset[str]) -> dict[Place, Layout]:
+        found = {place: link.tensor for place, link in one.links.items() if place[0] == self.home and place[1] in names}
+        return {place: row_major(dim_names(p), tuple(d.size for d in p.dims)) for place, p in found.items()}
+
+    def _shared(self) -> Iterator[Shared]:
+        made = {e.output.tensor: i for i, e in enumerate(self.workload.einsums)}
+        names = {name: result for result, name in self.workload.carried}
+        readers: dict[str, list[tuple[int, int]]] = {}
+        for i, e in enumerate(self.workload.einsums):
+            for x, p in enumerate(e.inputs):
+                readers.setdefault(owner(names.get(p.tensor, p.tensor), made), []).append((i, x))
+        for tensor, i in made.items():
+            e, own = self.workload.einsums[i], readers.get(tensor, [])
+            shape = _shape(e.output)
+            uses = [Use(j, x, f"{tensor}<" if len(own) > READERS and _shape(self._at(j, x)) == shape else f"{tensor}<{j}.{x}",
+                        _shape(self._at(j, x)) != shape) for j, x in own]
+            if own and e.output.format == "dense":
+                plain = row_major(_names(len(shape)), shape)
+                wide = [parse(" ".join([*(n for k, n in enumerate(plain.names) if k != 1), plain.names[1]]), plain.names, shape)] if len(shape) > 2 else []
+                wanted = [self._own(i, len(e.inputs)), *(self._own(use.einsum, use.position) for use in uses if not use.view)]
+                rows = [own_[k] for k in range(LABELS) for own_ in wanted if k < len(own_)]
+                yield Shared(tensor, Use(i, len(e.inputs), f"{tensor}>", False), tuple(uses), tuple(dict.fromkeys([plain, *wide, *rows]))[:LABELS])
+
+    def _at(self, i: int, x: int) -> Projection:
+        return self.workload.einsums[i].tensors()[x]
+
+    def _own(self, i: int, x: int) -> list[Layout]:
+        """What an einsum wants of a tensor: the best layouts of its mappings."""
+        found: list[Layout] = []
+        for one in self.solved[self.keys[i]].mappings:
+            place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
+            if place in one.links:
+                known = layouts(one.mapping, one.links[place], one.problem.einsum, self.arch)
+                found += [replace(layout, names=_names(len(layout.shape))) for layout in one.front(place, known)[:2]]
+        return list(dict.fromkeys(found))
+
+    def rules(self, pick: str) -> Iterator[Rule]:
+        every = {use.node: (0,) if use.view else tuple(range(len(one.labels))) for one in self.shared for use in (one.maker, *one.readers)}
+        product_ = [e.kind == "mac" for e in self.workload.einsums]
+        if pick == "alt":
+            yield every, self.unconverted(every)
+            return
+        if pick in ("ol", "bf"):
+            for label in (0, 1) if pick == "bf" else (0,):
+                yield {node: (min(label, len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0) if not use.view else 0,)
+                       for one in self.shared for use in (one.maker, *one.readers) for node in [use.node]}, frozenset()
+            return
+        allowed, same = dict(every), set[str]()
+        for one in self.shared:
+            complex_ = [use for use in one.readers if product_[use.einsum] and not use.view]
+            if pick == "wp":
+                allowed |= {use.node: (0,) for use in (one.maker, *one.readers) if not product_[use.einsum]}
+                same |= {use.node for use in complex_}
+            elif pick == "ind":
+                allowed |= {use.node: (self.alone(use),) for use in (one.maker, *complex_) if product_[use.einsum]}
+            elif product_[one.maker.einsum] and complex_:
+                allowed |= {one.maker.node: (self.alone(one.maker if pick == "fp" else complex_[0]),)}
+                same |= {use.node for use in complex_}
+        yield allowed, frozenset(same)
+
+    def unconverted(self, every: dict[str, tuple[int, ...]]) -> frozenset[str]:
+        """Readers of tensors that no least choice converts: a copy alone costs more than all that layouts can save, from the best choice without copies to the
+        best one of einsums that stand alone."""
+        same = {one.tensor: frozenset(use.node for use in one.readers if not use.view) for one in self.shared}
+        einsums = [self._einsum(i, every) for i in range(len(self.keys))]
+        alone = sum(figure(self.objective, *(float(v) for v in min(t.values, key=lambda row: figure(self.objective, *row)))) for t in einsums)
+        found = join(self.tables((every, frozenset().union(*same.values()))), figure=self.objective).choices
+        if not found or self.objective == "edp":
+            return frozenset()
+        most = figure(self.objective, found[0].energy, found[0].latency) - alone
+        dear = [one for one in self.shared if self.times[one.maker.einsum] * self.conversions.floor(self._bits(one), one.labels[0].shape) > most * (1 + 1e-9)]
+        return frozenset().union(*(same[one.tensor] for one in dear))
+
+    def alone(self, use: Use) -> int:
+        """The label that an einsum would choose for a tensor, if it stood alone."""
+        own = self._einsum(use.einsum, {})
+        best = min(range(len(own.labels)), key=lambda row: (figure(self.objective, *own.values[row]), row))
+        return int(own.labels[best][own.scope.index(use.node)])
+
+    def tables(self, rule: Rule) -> list[Table]:
+        allowed, same = rule
+        return [*(self._einsum(i, allowed) for i in range(len(self.keys))), *(self._tensor(one, allowed, same) for one in self.shared)]
+
+    def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
+        """Rows: labels of what an einsum shares, once per mapping, in the order of the mappings."""
+        uses = [(x, *self.nodes[i, x]) for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes]
+        scope = tuple(dict.fromkeys(use.node for _, _, use in uses))
+        many = {use.node: allowed.get(use.node, (0,) if use.view else tuple(range(len(one.labels)))) for _, one, use in uses}
+        labels, values = [], []
+        for at in product(*(many[node] for node in scope)):
+            chosen = dict(zip(scope, at, strict=True))
+            for energy, cycles in self._cost(i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses}):
+                labels.append(at)
+                values.append((energy * self.times[i], cycles * self.times[i]))
+        return Table(scope, np.array(labels, np.int64).reshape(len(labels), len(scope)), np.array(values, np.float64).reshape(-1, 2))
+
+    def _cost(self, i: int, chosen: dict[int, Layout | None]) -> list[tuple[float, float]]:
+        """(energy, cycles) of every mapping in these layouts; None: row-major."""
+        key = self.keys[i]
+        first = self.firsts[key]
+        at = tuple(chosen.get(x) for x in range(len(first.tensors())))
+        if (key, at) not in self.costs:
+            self.costs[key, at] = [one.cost(self._layouts(key, n, first, at)) for n, one in enumerate(self.solved[key].mappings)]
+        return self.costs[key, at]
+
+    def _layouts(self, key: str, mapping: int, e: Einsum, at: Sequence[Layout | None]) -> dict[Place, Layout]:
+        chosen = {(self.home, p.tensor): replace(layout, names=dim_names(p)) for p, layout in zip(e.tensors(), at, strict=True) if layout}
+        return self.free[key][mapping] | chosen
+
+    def _tensor(self, one: Shared, allowed: dict[str, tuple[int, ...]], same: frozenset[str]) -> Table:
+        """Copies into all layouts that are wanted and not made; of a view the copy is row-major."""
+        scope = tuple(dict.fromkeys([one.maker.node, *(use.node for use in one.readers)]))
+        labels, values, n = [], [], self.times[one.maker.einsum]
+        for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
+            made, wanted = at[0], dict(zip(scope[1:], at[1:], strict=True))
+            if any(wanted[node] != made for node in wanted if node in same):
+                continue
+            copies = [self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])[1:] for to in sorted({*wanted.values()} - {made})]
+            labels.append(at)
+            values.append((n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies)))
+        return Table(scope, np.array(labels, np.int64).reshape(len(labels), len(scope)), np.array(values, np.float64).reshape(-1, 2))
+
+    def _bits(self, one: Shared) -> int | None:
+        return self.workload.einsums[one.maker.einsum].output.bits
+
+    def told(self, pick: str, value: float, choice: Choice, tables: Sequence[Table]) -> Assigned:
+        """The workload with conversions as copies, every einsum in its mapping and layouts, priced by the evaluator."""
+        e_of, nests, repeats = list[Einsum](), dict[str, Mapping](), list[int]()
+        conversions = list(self._conversions(choice, value))
+        renames: dict[tuple[int, int], str] = {}
+        after: dict[int, list[tuple[Einsum, Mapping]]] = {}
+        for number, (one, to, _) in enumerate(conversions):
+            made = one.labels[choice.labels[one.maker.node]]
+            name = f"{one.tensor}_as_{number}"
+            e = copied(made.shape, self._bits(one), f"convert_{name}", one.tensor, name)
+            nest = renamed(self.conversions.cost(self._bits(one), made, to)[0], copied(made.shape, self._bits(one)), e)
+            after.setdefault(one.maker.einsum, []).append((e, _in_layouts(nest, e, self.home, {0: made, 1: to})))
+            renames |= {(use.einsum, use.position): name for use in one.readers if one.labels[choice.labels[use.node]] == to}
+        for i, e in enumerate(self.workload.einsums):
+            own = replace(e, inputs=tuple(replace(p, tensor=renames[i, x]) if (i, x) in renames and not self.nodes[i, x][1].view else p
+                                          for x, p in enumerate(e.inputs)))
+            nests[e.name] = self._nest(i, own, choice, tables[i])
+            e_of.append(own)
+            repeats.append(self.times[i])
+            for copy, nest in after.get(i, []):
+                e_of.append(copy)
+                repeats.append(self.times[i])
+                nests[copy.name] = nest
+        whole = replace(self.workload, einsums=tuple(e_of), repeats=tuple(repeats))
+        schedule = Schedule(tuple(Segment((Branch(name, nests[name]),)) for name in (e.name for e in whole.einsums)))
+        found = evaluate(self.arch, whole, schedule, self.objective)
+        assert isinstance(found, Solution)
+        floors = {key: one.floor for key, one in self.solved.items()}
+        runs = [(n, floors[key]) for key, n in zip(self.keys, self.times, strict=True)]
+        floor = sum(n * one for n, one in runs) if self.objective != "edp" else sum(n * one**0.5 for n, one in runs) ** 2
+        gap, to_bound = above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), found.gap_to_bound
+        status = "capped: readers of one tensor share a copy" if self.capped else "exact over its labels"
+        said = f"layouts {pick} ({status}); {len(conversions)} conversions; at most {100 * gap:.3g} % above any mappings in any layouts"
+        einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
+        solution = replace(found, einsums=einsums, gap_in_space=gap, certificate=certified(said, to_bound))
+        return Assigned(whole, solution, tuple(told for _, _, told in conversions), value, floor)
+
+    def _proven(self, one: EinsumCost, floor: float) -> EinsumCost:
+        return replace(one, gap_in_space=min(one.gap_to_bound, above(figure(self.objective, one.energy_pj, one.latency_cycles), floor)))
+
+    def _nest(self, i: int, e: Einsum, choice: Choice, table: Table) -> Mapping:
+        """The mapping that the chosen row is of, in its layouts."""
+        row = choice.rows[i]
+        alike = np.flatnonzero((table.labels == table.labels[row]).all(axis=1)) if table.scope else np.arange(len(table.labels))
+        key, number = self.keys[i], int(np.searchsorted(alike, row))
+        first, one = self.firsts[key], self.solved[key].mappings[number]
+        at = [None if (i, x) not in self.nodes or self.nodes[i, x][1].view else
+              self.nodes[i, x][0].labels[choice.labels[self.nodes[i, x][1].node]] for x in range(len(first.tensors()))]
+        chosen = self._layouts(key, number, first, at)
+        nest = renamed(one.mapping, first, e)
+        named = {p.tensor: own for p, own in zip(first.tensors(), e.tensors(), strict=True)}
+        return replace(nest, layouts=tuple(_laid(level, named[tensor], layout) for (level, tensor), layout in sorted(chosen.items(), key=lambda row: row[0])
+                                           if layout != row_major(layout.names, layout.shape)))
+
+    def _conversions(self, choice: Choice, value: float) -> Iterator[tuple[Shared, Layout, Conversion]]:
+        for one in self.shared:
+            made = choice.labels[one.maker.node]
+            for to in sorted({choice.labels[use.node] for use in one.readers} - {made}):
+                _, energy, cycles = self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])
+                readers = tuple(self.workload.einsums[use.einsum].name for use in one.readers if choice.labels[use.node] == to)
+                yield one, one.labels[to], Conversion(one.tensor, show(one.labels[made]), show(one.labels[to]), readers, energy, cycles, self.saved(one, value))
+
+    def saved(self, one: Shared, value: float) -> float:
+        """What the least costs more if a tensor is not converted; inf if it must be."""
+        every, same = next(self.rules("alt"))
+        found = join(self.tables((every, same | {use.node for use in one.readers if not use.view})), figure=self.objective).choices
+        return figure(self.objective, found[0].energy, found[0].latency) - value if found else inf
+
+
+def _names(dims: int) -> tuple[str, ...]:
+    return tuple(f"D{k}_" for k in range(dims))
+
+
+def _shape(p: Projection) -> tuple[int, ...]:
+    return tuple(d.size for d in p.dims)
+
+
+def _laid(level: str, p: Projection, layout: Layout) -> Laid:
+    return Laid(level, p.tensor, show(replace(layout, names=dim_names(p))))
+
+
+def _in_layouts(nest: Mapping, e: Einsum, home: str, chosen: dict[int, Layout]) -> Mapping:
+    return replace(nest, layouts=tuple(_laid(home, e.tensors()[x], layout) for x, layout in chosen.items() if layout != row_major(layout.names, layout.shape)))
+

@@ -1,0 +1,196 @@
+"""Layouts of graphs: against all choices of labels, priced one by one; the order of ALT's ablations; what a conversion is worth."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from math import isclose
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from dse.assign import layouts as graphs
+from dse.assign.convert import Conversions
+from dse.assign.layouts import PICKS, assigned, shared
+from dse.cli import main
+from dse.dataflow.lined import Pairs, pairs
+from dse.dataflow.space import FREE
+from dse.layout.address import row_major
+from dse.layout.text import show
+from dse.nest import Infeasible, Laid
+from dse.schedule import Branch, Schedule, Segment, renamed
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.sim.graph import evaluate
+from dse.sim.transfer import dim_names
+from hw import machine
+from hw.arch import Arch
+from workloads.einsum import Einsum, canonical_key, einsum
+from workloads.graph import Workload, unique
+
+EDGE = machine.arch(machine.load("burst_edge"))
+SMALL = replace(EDGE, levels=(replace(EDGE.levels[0], access=replace(EDGE.levels[0].access, line_bits=256)),  # type: ignore[type-var]
+                              replace(EDGE.levels[1], capacity_bits=8 * 1024), *EDGE.levels[2:]))  # no matrix fits on chip whole
+OBJECTIVES = ("energy", "latency", "edp")
+
+
+def network(rng: Random) -> Workload:
+    """Products, sums and copies of small matrices, some read twice, some readers repeated, so that copies may pay."""
+    n = {"m": rng.choice([32, 64]), "n": rng.choice([32, 96])}
+    found = [einsum("T0[m,n] += A[m,k] * W[k,n]", {**n, "k": 12}, "e0")]
+    for i in range(1, rng.randint(2, 3)):
+        before = f"T{rng.randrange(i)}"
+        kind = rng.choice(["mac", "down", "sum", "turn"])
+        own = dict(zip("mn", (n["m"], n["n"]), strict=True))
+        if kind == "mac":
+            found.append(einsum(f"T{i}[m,n] += {before}[m,k] * W{i}[k,n]", {**own, "k": own["n"]}, f"e{i}"))
+        elif kind == "down":
+            found.append(einsum(f"T{i}[m,n] += {before}[k,n] * W{i}[m,k]", {**own, "k": own["m"]}, f"e{i}"))
+        elif kind == "sum":
+            found.append(einsum(f"T{i}[m,n] = {before}[m,n] + T{rng.randrange(i)}_again[m,n]", own, f"e{i}"))
+        else:
+            found.append(einsum(f"T{i}[m,n] = {before}[m,n]", own, f"e{i}"))
+    if rng.random() < 0.5:  # a reader that sees the first one in another shape, row-major
+        found.append(einsum("U[u] += T0[v] * V[u,v]", {"u": 4, "v": n["m"] * n["n"]}, "flat"))
+    return Workload("random", tuple(found), repeats=tuple(rng.choice([1, 500]) if e.name not in ("e0", "flat") else 1 for e in found))
+
+
+def solve(arch: Arch, net: Workload, objective: str) -> dict[str, Pairs]:
+    apart = shared(net)
+    found = {group.key: pairs(Problem(arch, group.einsum, objective), "perfect", FREE, 0.01, apart[group.key]) for group in unique(net)}
+    return {key: one for key, one in found.items() if not isinstance(one, Infeasible)}
+
+
+def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pairs], share: float = 1.0) -> float:
+    """The least over all labels of all nodes and all mappings, all by the evaluator. share: of what a copy costs."""
+    g = graphs._Graph(arch, net, objective, solved)  # type: ignore[arg-type]
+    nodes = {use.node: one for one in g.shared for use in (one.maker, *one.readers)}
+    cost: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+
+    def of(i: int, e: Einsum, chosen: dict[str, int]) -> list[tuple[float, float]]:
+        at = tuple(chosen[g.nodes[i, x][1].node] if (i, x) in g.nodes else -1 for x in range(len(e.tensors())))
+        if (i, at) not in cost:
+            cost[i, at] = []
+            for n, one in enumerate(solved[canonical_key(e)].mappings):
+                first = next(f for f in net.einsums if canonical_key(f) == canonical_key(e))
+                laid = {place: show(layout) for place, layout in g.free[canonical_key(e)][n].items()}
+                for x, p in enumerate(first.tensors()):
+                    if at[x] >= 0 and not g.nodes[i, x][1].view:
+                        layout = g.nodes[i, x][0].labels[at[x]]
+                        laid["DRAM", p.tensor] = show(replace(layout, names=dim_names(p)))
+                found = einsum_cost(Problem(arch, first, objective), replace(one.mapping, layouts=tuple(Laid(*place, text) for place, text in laid.items())))
+                assert isinstance(found, EinsumCost)
+                cost[i, at].append((found.energy_pj, found.latency_cycles))
+        return cost[i, at]
+
+    copied: dict[tuple[graphs.Layout, graphs.Layout], tuple[float, float]] = {}
+
+    def copy(a: graphs.Layout, b: graphs.Layout) -> tuple[float, float]:
+        if (a, b) not in copied:
+            e = graphs.copied(a.shape, None)
+            laid = tuple(Laid("DRAM", p.tensor, show(replace(own, names=dim_names(p)))) for p, own in zip(e.tensors(), (a, b), strict=True))
+            found = einsum_cost(Problem(arch, e, objective), replace(g.conversions.cost(None, a, b)[0], layouts=laid))
+            assert isinstance(found, EinsumCost)
+            copied[a, b] = share * found.energy_pj, share * found.latency_cycles
+        return copied[a, b]
+
+    best = float("inf")
+    views = {use.node for one in g.shared for use in one.readers if use.view}
+    for at in product(*((0,) if node in views else range(len(one.labels)) for node, one in nodes.items())):
+        chosen = dict(zip(nodes, at, strict=True))
+        copies = [(*copy(one.labels[chosen[one.maker.node]], one.labels[to]), g.times[one.maker.einsum])
+                  for one in g.shared for to in {chosen[use.node] for use in one.readers} - {chosen[one.maker.node]}]
+        for mapped in product(*(of(i, e, chosen) for i, e in enumerate(net.einsums))):
+            rows = [*((*own, n) for own, n in zip(mapped, g.times, strict=True)), *copies]
+            best = min(best, figure(objective, sum(n * energy for energy, _, n in rows), sum(n * cycles for _, cycles, n in rows)))
+    return best
+
+
+def cheaper(share: float) -> Any:
+    """Copies at a share of their cost, so that many pay."""
+    cost, floor = Conversions.cost, Conversions.floor
+
+    def scaled(self: Conversions, *asked: Any) -> Any:
+        mapping, energy, cycles = cost(self, *asked)
+        return mapping, share * energy, share * cycles
+
+    return patch.multiple(Conversions, cost=scaled, floor=lambda self, *asked: share * floor(self, *asked))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cheap_copies_are_made_where_they_pay(seed: int) -> None:
+    rng = Random(seed)
+    net, objective = network(rng), rng.choice(["energy", "latency"])
+    with patch.object(graphs, "LABELS", 3), cheaper(1e-3):
+        solved = solve(SMALL, net, objective)
+        found = assigned(SMALL, net, objective, "alt", solved)  # type: ignore[arg-type]
+        assert not isinstance(found, Infeasible) and isclose(found.value, enumerated(SMALL, net, objective, solved, 1e-3), rel_tol=1e-9)
+        assert all(one.saved >= -1e-9 * found.value for one in found.conversions)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_graph_engine_finds_the_least_of_all_choices(seed: int) -> None:
+    rng = Random(seed)
+    net, objective = network(rng), rng.choice(OBJECTIVES)
+    with patch.object(graphs, "LABELS", 3):
+        solved = solve(SMALL, net, objective)
+        found = {pick: assigned(SMALL, net, objective, pick, solved) for pick in ("alt", "ol", "wp", "bf", "ind", "fp", "bp")}  # type: ignore[arg-type]
+        values = {pick: one.value for pick, one in found.items() if not isinstance(one, Infeasible)}
+        assert isclose(values["alt"], enumerated(SMALL, net, objective, solved), rel_tol=1e-9)
+    for pick, one in found.items():
+        assert not isinstance(one, Infeasible)
+        assert isclose(figure(objective, one.solution.energy_pj, one.solution.latency_cycles), one.value, rel_tol=1e-9), pick
+        assert one.floor <= one.value * (1 + 1e-9) and all(told.saved >= -1e-9 * one.value for told in one.conversions if pick == "alt")
+    assert all(values["alt"] <= other * (1 + 1e-9) for other in values.values())
+    assert values["wp"] <= values["ol"] * (1 + 1e-9) and values["bf"] <= values["ol"] * (1 + 1e-9)
+
+
+def test_a_conversion_pays_and_forbidding_it_never_helps() -> None:
+    """A tensor whose rows one product reads and whose columns many do; a copy in between is a copy einsum that the evaluator prices."""
+    net = Workload("two ways", (einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 512, "k": 8}, "make"),
+                                einsum("U[n] += T[m,n] * V[m]", {"m": 64, "n": 512}, "columns")))
+    found = assigned(EDGE, net, "energy", "ind", solve(EDGE, net, "energy"))
+    best = assigned(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
+    assert not isinstance(found, Infeasible) and not isinstance(best, Infeasible)
+    assert best.value <= found.value and len(found.workload.einsums) == 2 + len(found.conversions)
+    assert all(one.saved >= 0 for one in best.conversions)
+
+
+def test_a_tensor_seen_in_another_shape_is_row_major_there() -> None:
+    net = Workload("view", (einsum("T[c,p,q] += A[d,p,q] * B[c,d]", {"c": 16, "d": 8, "p": 4, "q": 4}, "conv"),
+                            einsum("U[n] += T[k] * W[k,n]", {"k": 256, "n": 32}, "dense")))
+    found = assigned(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
+    assert not isinstance(found, Infeasible)
+    dense = next(one for one in found.solution.einsums if one.name == "dense")
+    assert not any(laid.level == "DRAM" and laid.tensor.startswith("T") for laid in dense.mapping.layouts)
+    assert isinstance(row_major(("K",), (256,)).room(), int)
+
+
+def test_map_takes_a_pick_and_prints_conversions(capsys) -> None:  # type: ignore[no-untyped-def]
+    for pick in ("alt", "ind"):
+        assert main(["map", "gemm:m=16,n=64,k=32", "burst_edge", "--set", f"solver.layout={pick}", "--format", "json"]) == 0
+        assert f"layouts {pick} (exact over its labels)" in json.loads(capsys.readouterr().out)["certificate"]
+    assert set(PICKS) == {"row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"}
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["map", "gemm:m=8,n=8,k=8", "burst_edge", "--set", "solver.layout=best"], "solver.layout"),
+    (["map", "gemm:m=8,n=8,k=8", "edge_array", "--set", "solver.layout=alt"], "describes no lines, rows or banks"),
+    (["map", "gemm:m=8,n=8,k=8", "burst_edge", "--set", "solver.layout=alt", "--set", "solver.mapper=random"], "needs the mapper optimal"),
+    (["map", "gemm:m=8,n=8,k=8", "burst_edge", "--set", "solver.layout=alt", "--layout", "A=M K"], "leave one of both out")])
+def test_a_bad_pick_is_one_line(words: list[str], said: str, capsys) -> None:  # type: ignore[no-untyped-def]
+    assert main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert said in lines[-1], lines
+
+
+def test_schedules_of_a_pick_are_priced_by_the_evaluator() -> None:
+    """The same nests, given as a schedule, cost the same."""
+    net = Workload("one", (einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 16, "n": 32, "k": 24}, "e"),))
+    found = assigned(EDGE, net, "energy", "alt", solve(EDGE, net, "energy"))
+    assert not isinstance(found, Infeasible)
+    nest = renamed(found.solution.einsums[0].mapping, net.einsums[0], net.einsums[0])
+    again = evaluate(EDGE, net, Schedule((Segment((Branch("e", nest),)),)))
+    assert not isinstance(again, Infeasible) and again.energy_pj == found.solution.energy_pj
