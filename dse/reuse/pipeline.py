@@ -40,6 +40,8 @@ WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the othe
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
 PLACED = 8  # choices of stages that are laid out per limit
+BUDGET = 1200  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
+FEW = 8  # parts of an einsum that runs alone
 VISITED = 4000  # places that a layout looks at
 SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared"
 Objective = Literal["energy", "latency", "edp"]
@@ -80,6 +82,7 @@ class Found:
     looked: int = 0
     left: int = 0
     evaluated: int = 0
+    undone: int = 0
     known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
 
 
@@ -96,7 +99,10 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     n = len(workload.einsums)
     alone = [_alone(g, i) for i in range(n)]
     made: dict[Range, Option] = {}
-    for r in ranges:
+    for r in sorted(ranges, key=lambda one: (-_saved(g, one), one.tile > 0)):
+        if g.nodes.searches > BUDGET:
+            g.undone += 1
+            continue
         whole = objective == "energy" and r.tile and any((r.first, r.last) == (other.first, other.last) and not other.tile for other in made)
         if not whole and (option := _segment(g, r, alone[r.first:r.last + 1])):
             made[r] = option
@@ -179,12 +185,23 @@ def _ranges(g: Found) -> list[Range]:
     return found
 
 
+def _saved(g: Found, r: Range) -> float:
+    """Energy of main memory that a segment saves: what it hands on is not read there, and what nobody else reads is not written."""
+    outer, total = g.arch.levels[0], 0.0
+    for e in g.workload.einsums[r.first:r.last + 1]:
+        for p in e.tensors():
+            if p.tensor in r.handed:
+                pj = outer.read_pj if p is not e.output else 0.0 if p.tensor in r.leaving else outer.write_pj
+                total += p.stored_elems() * (p.bits or g.arch.word_bits) / outer.width_bits * pj
+    return total
+
+
 def _alone(g: Found, i: int) -> Option | None:
     """An einsum on as many nodes as it likes, all others idle."""
     e, outer = g.workload.einsums[i], g.arch.levels[0].name
     around = Around(pinned=_pinned(g, e))
     best: Option | None = None
-    for stage in sorted(_stages(g, e, around, 1.0), key=lambda one: _rough(g, [one], 1))[:TRIED]:
+    for stage in sorted(_stages(g, e, around, 1.0, FEW), key=lambda one: _rough(g, [one], 1))[:TRIED]:
         for shape in stage.shapes[:2]:
             nest = own_nest(stage, shape, e, around, outer)
             stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in around.pinned)
@@ -211,13 +228,13 @@ def _pinned(g: Found, e: Einsum) -> frozenset[str]:
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
-def _stages(g: Found, e: Einsum, around: Around, share: float) -> list[Stage]:
+def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PARTS) -> list[Stage]:
     """Ways to run an einsum on about so many of the nodes that no other one undercuts in energy, cycles and nodes."""
     most = g.arch.instances(1)
-    key = (e, around, round(share * most))
+    key = (e, around, round(share * most), parts)
     if key not in g.known:
         found = []
-        for tile in _worth(g, e, share * most):
+        for tile in _worth(g, e, share * most, parts):
             stage = g.nodes.stage(e, tile, around, "energy")
             found += [stage] if stage else []
             lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
@@ -230,11 +247,11 @@ def _stages(g: Found, e: Einsum, around: Around, share: float) -> list[Stage]:
             if not any(b.cycles <= one.cycles and b.nodes <= one.nodes for b in kept):
                 kept.append(one)
         g.left += len(kept)
-        g.known[key] = kept or (_stages(g, e, around, share / 2) if share * most > 1 else [])
+        g.known[key] = kept or (_stages(g, e, around, share / 2, parts) if share * most > 1 else [])
     return g.known[key]
 
 
-def _worth(g: Found, e: Einsum, nodes: float) -> list[dict[str, int]]:
+def _worth(g: Found, e: Einsum, nodes: float, parts: int) -> list[dict[str, int]]:
     """Parts for about so many nodes; of those that leave as much work to a node (to a fiftieth), and cut one rank alike, what takes least from outside."""
     best: dict[tuple[int, ...], tuple[float, dict[str, int]]] = {}
     sizes, most = e.sizes(), g.arch.instances(1)
@@ -247,7 +264,7 @@ def _worth(g: Found, e: Einsum, nodes: float) -> list[dict[str, int]]:
             cell = round(50 * log(work)), *(round(log2(-(-sizes[rank] // t))) for rank, t in tile.items())
             best[cell] = min(best.get(cell, (inf, tile)), (taken, tile), key=lambda one: one[0])
     near = sorted(best.values(), key=lambda one: (abs(log(prod(-(-sizes[rank] // t) for rank, t in one[1].items()) / nodes)), one[0]))
-    return [tile for _, tile in near[:PARTS]]
+    return [tile for _, tile in near[:parts]]
 
 
 def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | None:
@@ -383,6 +400,6 @@ def _told(g: Found, solution: Solution, ranges: int) -> Solution:
               solution.gap_to_bound)
     said = "; ".join(part for part in solution.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     where = f"at most {percent(gap)} above the optimum in {SPACE}"
-    tried = f"{ranges} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
+    tried = f"{ranges - g.undone} of {ranges} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
     text = f"{said}; " if said else ""
     return replace(solution, gap_in_space=gap, certificate=text + certified(f"{where} ({tried})", solution.gap_to_bound))

@@ -29,6 +29,7 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 
 ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
+PLACED = 20_000  # nodes of a nest that a search places at most
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
 
 
@@ -180,7 +181,7 @@ class Nodes:
         priced = [level for v, level in enumerate(levels) if inner[v]]  # what lanes take and do not hold would be charged nowhere
         kept = tuple((level.name, t) for level in priced for t in holdable(part, level))
         constraints = Constraints(homes=tuple(sorted((t, levels[1].name) for t in homes)), kept=kept, name="a node")
-        found = optimal(Problem(node, part, objective, BELOW), "ragged_lanes", constraints, near=0.01)
+        found = optimal(Problem(node, part, objective, BELOW), "ragged_lanes", constraints, PLACED, near=0.01)
         return found[0] if isinstance(found, list) else None
 
 

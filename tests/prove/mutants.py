@@ -67,6 +67,8 @@ MUTANTS = (
     Mutant("the last of unequal lanes has a whole share", HOPS, "min(low + (i + 1) * c.tile, high)", "low + (i + 1) * c.tile", UNEVEN),
     Mutant("unequal lanes that have nothing take words", HOPS, "        if low + i * c.tile >= high:", "        if low + i * c.tile > high:", UNEVEN),
     Mutant("lanes with less work fetch as often", HOPS, "if c.whole % c.tile and c.rank not in p.ranks() and (left :=", "if False and (left :=", UNEVEN),
+    Mutant("lanes of unequal shares are asked alike", PLACED, "used * Fraction(left.get(node.rank, 1), node.tile)", "used * -(-left.get(node.rank, 1) // node.tile)",
+           "tests/test_schedule.py::test_the_lane_that_holds_most_is_asked_most"),
     Mutant("a rectangle is a row too low", STAGES, "-(-sizes[rest] // outer), -(-outer // tile[rest])", "sizes[rest] // outer, -(-outer // tile[rest])",
            RECTANGLES),
     Mutant("what later ranks bring x 1.1", KERNELS, "low[q] = rows[i + 1, q] * later[i + 1, left, q]", "low[q] = 1.1 * rows[i + 1, q] * later[i + 1, left, q]"),
