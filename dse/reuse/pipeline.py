@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf, log, log2, prod, sqrt
+from math import inf, log, log2, prod
 from typing import Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from dse.reuse.stages import Around, Nodes, Shape, Stage, floor, own_nest, tiles
 from dse.reuse.trips import segments as looped
 from dse.reuse.trips import trips
 from dse.schedule import Branch, Lanes, Schedule, Segment
-from dse.sim.evaluate import Solution, above, certified, figure, percent
+from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
@@ -392,12 +392,14 @@ def _least(g: Found) -> float:
         inside = [p for p in e.tensors() if (p is e.output and p.tensor in read) or (p is not e.output and owner(p.tensor, made) in made)
                   or p.tensor in _pinned(g, e)]
         total = [a + n * b for a, b in zip(total, floor(e, g.arch, inside), strict=True)]
-    return figure(g.objective, *total) if g.objective != "edp" else float(sqrt(total[0] * total[1]) ** 2)
+    return figure(g.objective, *total)
 
 
 def _told(g: Found, solution: Solution, ranges: int) -> Solution:
-    gap = min(above(figure(g.objective, solution.energy_pj, solution.steady_cycles if g.objective == "latency" else solution.latency_cycles), _least(g)),
-              solution.gap_to_bound)
+    value, least = figure(g.objective, solution.energy_pj, solution.latency_cycles), _least(g)
+    if least > value * (1 + PRECISE):
+        raise Violated(f"{g.workload.name} on {g.arch.name}: lower bound {least} above the cost {value} of\n{solution.schedule}")
+    gap = min(above(value, least), solution.gap_to_bound)
     said = "; ".join(part for part in solution.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     where = f"at most {percent(gap)} above the optimum in {SPACE}"
     tried = f"{ranges - g.undone} of {ranges} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
