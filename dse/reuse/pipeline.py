@@ -33,7 +33,7 @@ from workloads.einsum import Einsum
 from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
-GRANULES = (4, 16)  # numbers of granules; where energy is asked for, only if a segment does not fit all at once
+GRANULES = (8, 64)  # numbers of granules; where energy is asked for, only if a segment does not fit all at once
 TRIED = 12  # limits on the cycles of a stage that are tried
 PARTS = 24  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
