@@ -51,7 +51,7 @@ def test_rectangles_do_all_the_parts(seed: int) -> None:
 
 
 def test_stages_lie_beside_each_other() -> None:
-    g = pipeline.Found(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI, "energy"))
+    g = pipeline.Found(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
     rng = Random(3)
     seen = 0
     for _ in range(200):

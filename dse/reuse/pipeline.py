@@ -5,7 +5,7 @@
 
 A segment: einsums next to each other in the order of the workload, each on a rectangle of nodes; what they hand on stays in the lanes that make it; all at
 once, or in granules of one shared loop. Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together
-need no more nodes than there are (`dse/join.py`), and rectangles must lie beside each other. The evaluator prices what is found.
+need no more nodes than there are (`dse/join.py`), and rectangles must lie beside each other. The evaluator prices what is found. (One search, whose steps share what was found: so one file.)
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Option:
 
 @dataclass(slots=True)
 class Found:
-    """pruned: ways to run stages that were looked at, and those that were left once others that cost no more in no more cycles and nodes were gone."""
+    """A search. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated: segments; undone: not looked at."""
 
     arch: Arch
     workload: Workload
@@ -94,7 +94,7 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
                          f"take kapla_multi, or solver.reuse=none")
     if arch.described():
         raise ValueError(f"{arch.name}: solver.reuse = pipelines counts no lines, rows or banks, which this machine prices; take solver.reuse=none")
-    g = Found(arch, workload, objective, weights, Nodes(arch, objective))
+    g = Found(arch, workload, objective, weights, Nodes(arch))
     ranges = [r for r in _ranges(g) if temporal or not r.tile] if spatial else []
     n = len(workload.einsums)
     alone = [_alone(g, i) for i in range(n)]

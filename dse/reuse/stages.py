@@ -122,7 +122,6 @@ class Nodes:
     """Answers of the mapper for one node, by its part of the einsum and what stands around it."""
 
     arch: Arch
-    objective: str
     known: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0
 
