@@ -5,7 +5,8 @@
 
 A segment: einsums next to each other in the order of the workload, each on a rectangle of nodes; what they hand on stays in the lanes that make it; all at
 once, or in granules of one shared loop. Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together
-need no more nodes than there are (`dse/join.py`), and rectangles must lie beside each other. The evaluator prices what is found. (One search, whose steps share what was found: so one file.)
+need no more nodes than there are (`dse/join.py`), and rectangles must lie beside each other. The evaluator prices what is found.
+One search, whose steps share what was found: so one file.
 """
 
 from __future__ import annotations
