@@ -16,7 +16,7 @@ from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.reuse.pipeline import pipelined
 from dse.schedule import Branch, Lanes, Schedule, Segment
 from dse.sim import placed
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.sim.evaluate import EinsumCost, Problem, Violated, einsum_cost
 from dse.sim.faults import faults
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumeration import mappings, size
@@ -144,7 +144,10 @@ def intervals(many: int) -> Iterator[tuple[tuple[int, int], ...]]:
 def compared(seed: int) -> tuple[str, float]:
     """What is wrong with the answer to a random case, and by how much it lies above the best of all."""
     arch, workload, weights = random_case(seed)
-    found = pipelined(arch, workload, "energy", weights)
+    try:
+        found = pipelined(arch, workload, "energy", weights)
+    except Violated as fault:
+        return f"seed {seed}: {fault}", 0.0
     best = least(arch, workload, weights)
     if isinstance(found, Infeasible):
         return (f"seed {seed}: {found}, listed {best}" if best < inf else ""), 0.0

@@ -245,6 +245,14 @@ def test_what_is_no_nest_is_refused_in_one_line(old: str, new: str, says: str) -
     assert says in str(fault.value) and len(str(fault.value).splitlines()) == 1
 
 
+def test_a_tensor_that_no_update_moves_stands_below_its_lanes() -> None:
+    given_text = BASE.replace("    update(k+=1)\n    update(m+=1)\n", "")
+    for old, new in (("A}(m=1, k=1)", "A}(m=8, k=6)"), ("B}(k=1, n=1)", "B}(k=6, n=1)"), ("C}(m=1, n=1)", "C}(m=8, n=1)")):
+        given_text = given_text.replace(old, new)
+    assert str(mapping_of(parse(given_text)[0], GEMM)).splitlines()[1:5] == [
+        "spatial n over X in tiles of 2", "  store REGF A", "  for n in tiles of 1", "    store REGF B C"]
+
+
 @pytest.mark.parametrize(("nest", "says"), [
     ("store L0 A B C\nfor m in tiles of 1\nstore L1 B\nfor k in tiles of 1\nfor n in tiles of 1\nmac", "nodes must be raised"),
     ("store L0 A B C\nstore L1 A\nstore L2 B\nstore L1 C\nfor k in tiles of 1\nfor n in tiles of 1\nfor m in tiles of 1\nmac", "levels interleave"),

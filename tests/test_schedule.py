@@ -158,6 +158,15 @@ def test_a_pipeline_is_billed_by_hand() -> None:
     assert found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0) and found.steady_cycles == 4 * max(stages) and "pinned" in found.certificate
 
 
+def test_the_lane_that_holds_most_is_asked_most() -> None:
+    """Of each granule of T1 the first lane of stage a holds 8 words of 12, which stage b reads: its port is that of the stage."""
+    slow = replace(NODES, levels=(NODES.levels[0], replace(NODES.levels[1], bandwidth=1 / 16)))
+    found = evaluate(slow, FC, parse_schedule(PIPE.replace("spatial n over X in tiles of 3", "spatial n over X in tiles of 4")))
+    assert isinstance(found, Solution)
+    own = sum(row.busiest_elems for c in found.einsums for row in c.counts if (c.name, row.level) == ("a", "BUF"))
+    assert found.segments[0].stage_cycles[0] == 16 * (own + 4 * 8) / 4
+
+
 @pytest.mark.parametrize(("text", "says"), [(PIPE, True), (FUSED, False), (KEPT, True)])
 def test_times_that_know_no_waits_are_named(text: str, says: bool) -> None:
     """On a machine whose fills wait: stages and kept tensors; where all overlaps nothing is left out."""
@@ -207,7 +216,6 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
     ("store DRAM T0 T2", "store DRAM T0", "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2"),
     ("spatial n over X in tiles of 3", "spatial k over X in tiles of 2",
      "mapping of a: spatial k splits the sums of T1, which no lane then holds whole; split another rank"),
-    ("spatial n over X in tiles of 3", "spatial n over X in tiles of 4", "mapping of a: lanes share T1 out unevenly (n in tiles of 4); take tiles that divide"),
     ("weights pinned", "weights pinned\nkeep BUF T1 1/2", "keep BUF T1: BUF stands in lanes: what lies spread over them is not kept beside stages, "
      "nor where networks are priced"),
     ("store BUF W1 T1 T2", "hold BUF T1\nstore BUF W1 T1 T2",

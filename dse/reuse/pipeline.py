@@ -6,6 +6,7 @@
 A segment: einsums next to each other in the order of the workload, each on a rectangle of nodes; what they hand on stays in the lanes that make it; all at
 once, or in granules of one shared loop. Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together
 need no more nodes than there are (`dse/join.py`), and rectangles must lie beside each other. The evaluator prices what is found.
+One search, whose steps share what was found: so one file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf, log, log2, prod, sqrt
+from math import inf, log, log2, prod
 from typing import Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ from dse.reuse.stages import Around, Nodes, Shape, Stage, floor, own_nest, tiles
 from dse.reuse.trips import segments as looped
 from dse.reuse.trips import trips
 from dse.schedule import Branch, Lanes, Schedule, Segment
-from dse.sim.evaluate import Solution, above, certified, figure, percent
+from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
@@ -33,13 +34,15 @@ from workloads.einsum import Einsum
 from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
-GRANULES = (4, 16)  # numbers of granules; where energy is asked for, only if a segment does not fit all at once
+GRANULES = (8, 64)  # numbers of granules; where energy is asked for, only if a segment does not fit all at once
 TRIED = 12  # limits on the cycles of a stage that are tried
 PARTS = 24  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
 PLACED = 8  # choices of stages that are laid out per limit
+BUDGET = 1200  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
+FEW = 8  # parts of an einsum that runs alone
 VISITED = 4000  # places that a layout looks at
 SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared"
 Objective = Literal["energy", "latency", "edp"]
@@ -70,7 +73,7 @@ class Option:
 
 @dataclass(slots=True)
 class Found:
-    """pruned: ways to run stages that were looked at, and those that were left once others that cost no more in no more cycles and nodes were gone."""
+    """A search. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated: segments; undone: not looked at."""
 
     arch: Arch
     workload: Workload
@@ -80,6 +83,7 @@ class Found:
     looked: int = 0
     left: int = 0
     evaluated: int = 0
+    undone: int = 0
     known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
 
 
@@ -91,12 +95,15 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
                          f"take kapla_multi, or solver.reuse=none")
     if arch.described():
         raise ValueError(f"{arch.name}: solver.reuse = pipelines counts no lines, rows or banks, which this machine prices; take solver.reuse=none")
-    g = Found(arch, workload, objective, weights, Nodes(arch, objective))
+    g = Found(arch, workload, objective, weights, Nodes(arch))
     ranges = [r for r in _ranges(g) if temporal or not r.tile] if spatial else []
     n = len(workload.einsums)
     alone = [_alone(g, i) for i in range(n)]
     made: dict[Range, Option] = {}
-    for r in ranges:
+    for r in sorted(ranges, key=lambda one: (-_saved(g, one), one.tile > 0)):
+        if g.nodes.searches > BUDGET:
+            g.undone += 1
+            continue
         whole = objective == "energy" and r.tile and any((r.first, r.last) == (other.first, other.last) and not other.tile for other in made)
         if not whole and (option := _segment(g, r, alone[r.first:r.last + 1])):
             made[r] = option
@@ -179,12 +186,23 @@ def _ranges(g: Found) -> list[Range]:
     return found
 
 
+def _saved(g: Found, r: Range) -> float:
+    """Energy of main memory that a segment saves: what it hands on is not read there, and what nobody else reads is not written."""
+    outer, total = g.arch.levels[0], 0.0
+    for e in g.workload.einsums[r.first:r.last + 1]:
+        for p in e.tensors():
+            if p.tensor in r.handed:
+                pj = outer.read_pj if p is not e.output else 0.0 if p.tensor in r.leaving else outer.write_pj
+                total += p.stored_elems() * (p.bits or g.arch.word_bits) / outer.width_bits * pj
+    return total
+
+
 def _alone(g: Found, i: int) -> Option | None:
     """An einsum on as many nodes as it likes, all others idle."""
     e, outer = g.workload.einsums[i], g.arch.levels[0].name
     around = Around(pinned=_pinned(g, e))
     best: Option | None = None
-    for stage in sorted(_stages(g, e, around, 1.0), key=lambda one: _rough(g, [one], 1))[:TRIED]:
+    for stage in sorted(_stages(g, e, around, 1.0, FEW), key=lambda one: _rough(g, [one], 1))[:TRIED]:
         for shape in stage.shapes[:2]:
             nest = own_nest(stage, shape, e, around, outer)
             stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in around.pinned)
@@ -211,13 +229,13 @@ def _pinned(g: Found, e: Einsum) -> frozenset[str]:
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
-def _stages(g: Found, e: Einsum, around: Around, share: float) -> list[Stage]:
+def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PARTS) -> list[Stage]:
     """Ways to run an einsum on about so many of the nodes that no other one undercuts in energy, cycles and nodes."""
     most = g.arch.instances(1)
-    key = (e, around, round(share * most))
+    key = (e, around, round(share * most), parts)
     if key not in g.known:
         found = []
-        for tile in _worth(g, e, share * most):
+        for tile in _worth(g, e, share * most, parts):
             stage = g.nodes.stage(e, tile, around, "energy")
             found += [stage] if stage else []
             lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
@@ -230,11 +248,11 @@ def _stages(g: Found, e: Einsum, around: Around, share: float) -> list[Stage]:
             if not any(b.cycles <= one.cycles and b.nodes <= one.nodes for b in kept):
                 kept.append(one)
         g.left += len(kept)
-        g.known[key] = kept or (_stages(g, e, around, share / 2) if share * most > 1 else [])
+        g.known[key] = kept or (_stages(g, e, around, share / 2, parts) if share * most > 1 else [])
     return g.known[key]
 
 
-def _worth(g: Found, e: Einsum, nodes: float) -> list[dict[str, int]]:
+def _worth(g: Found, e: Einsum, nodes: float, parts: int) -> list[dict[str, int]]:
     """Parts for about so many nodes; of those that leave as much work to a node (to a fiftieth), and cut one rank alike, what takes least from outside."""
     best: dict[tuple[int, ...], tuple[float, dict[str, int]]] = {}
     sizes, most = e.sizes(), g.arch.instances(1)
@@ -247,7 +265,7 @@ def _worth(g: Found, e: Einsum, nodes: float) -> list[dict[str, int]]:
             cell = round(50 * log(work)), *(round(log2(-(-sizes[rank] // t))) for rank, t in tile.items())
             best[cell] = min(best.get(cell, (inf, tile)), (taken, tile), key=lambda one: one[0])
     near = sorted(best.values(), key=lambda one: (abs(log(prod(-(-sizes[rank] // t) for rank, t in one[1].items()) / nodes)), one[0]))
-    return [tile for _, tile in near[:PARTS]]
+    return [tile for _, tile in near[:parts]]
 
 
 def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | None:
@@ -375,14 +393,16 @@ def _least(g: Found) -> float:
         inside = [p for p in e.tensors() if (p is e.output and p.tensor in read) or (p is not e.output and owner(p.tensor, made) in made)
                   or p.tensor in _pinned(g, e)]
         total = [a + n * b for a, b in zip(total, floor(e, g.arch, inside), strict=True)]
-    return figure(g.objective, *total) if g.objective != "edp" else float(sqrt(total[0] * total[1]) ** 2)
+    return figure(g.objective, *total)
 
 
 def _told(g: Found, solution: Solution, ranges: int) -> Solution:
-    gap = min(above(figure(g.objective, solution.energy_pj, solution.steady_cycles if g.objective == "latency" else solution.latency_cycles), _least(g)),
-              solution.gap_to_bound)
+    value, least = figure(g.objective, solution.energy_pj, solution.latency_cycles), _least(g)
+    if least > value * (1 + PRECISE):
+        raise Violated(f"{g.workload.name} on {g.arch.name}: lower bound {least} above the cost {value} of\n{solution.schedule}")
+    gap = min(above(value, least), solution.gap_to_bound)
     said = "; ".join(part for part in solution.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     where = f"at most {percent(gap)} above the optimum in {SPACE}"
-    tried = f"{ranges} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
+    tried = f"{ranges - g.undone} of {ranges} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
     text = f"{said}; " if said else ""
     return replace(solution, gap_in_space=gap, certificate=text + certified(f"{where} ({tried})", solution.gap_to_bound))

@@ -16,19 +16,21 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf, log2, prod
 
-from dse.dataflow.optimal import optimal
+from dse.dataflow.search import search, taken
 from dse.dataflow.space import Constraints
 from dse.nest import Loop, Mapping, Store, holdable
 from dse.reuse.nests import BELOW
 from dse.schedule import renamed
 from dse.sim import bounds
-from dse.sim.counts import held_elems
-from dse.sim.evaluate import EinsumCost, Problem
+from dse.sim.cost import overflow
+from dse.sim.counts import count, footprints, held_elems
+from dse.sim.evaluate import EinsumCost, Problem, priced
 from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 
 ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
+PLACED = 4_000  # nodes of a nest that a search places at most
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
 
 
@@ -120,7 +122,6 @@ class Nodes:
     """Answers of the mapper for one node, by its part of the einsum and what stands around it."""
 
     arch: Arch
-    objective: str
     known: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0
 
@@ -177,11 +178,16 @@ class Nodes:
         levels = (replace(outer, read_pj=price, write_pj=price, bandwidth=inf, leak_mw=arch.leak_mw() / nodes, access=None),
                   replace(levels[1], capacity_bits=room), *levels[2:])
         node = replace(arch, levels=levels, fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in arch.fanouts[1:]))
-        priced = [level for v, level in enumerate(levels) if inner[v]]  # what lanes take and do not hold would be charged nowhere
-        kept = tuple((level.name, t) for level in priced for t in holdable(part, level))
+        asked = [level for v, level in enumerate(levels) if inner[v]]  # what lanes take and do not hold would be charged nowhere
+        kept = tuple((level.name, t) for level in asked for t in holdable(part, level))
         constraints = Constraints(homes=tuple(sorted((t, levels[1].name) for t in homes)), kept=kept, name="a node")
-        found = optimal(Problem(node, part, objective, BELOW), "ragged_lanes", constraints, near=0.01)
-        return found[0] if isinstance(found, list) else None
+        problem = Problem(node, part, objective, BELOW)
+        found = search(problem, "ragged_lanes", constraints, PLACED) if taken(part, "ragged_lanes") else None
+        if found is None or found.mapping is None:
+            return None
+        rows = footprints(found.mapping, part)
+        own = [row for row in rows if (row.tensor, row.level) not in constraints.homes]
+        return None if overflow(own, part, node) else priced(problem, found.mapping, count(found.mapping, part, node), rows)
 
 
 def own_nest(stage: Stage, shape: Shape, e: Einsum, around: Around, outer: str) -> Mapping:
