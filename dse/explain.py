@@ -55,8 +55,8 @@ def _space(solution: Solution) -> str:
     """What was chosen from, in all."""
     if not solution.schedule:
         return SPACE
-    found = solution.saved is not None or solution.memory
-    return f"schedules of the whole graph, weights {solution.schedule.weights}" if found else "the schedule as given"
+    given = "(given schedule)" in solution.certificate
+    return "the schedule as given" if given else f"schedules of the whole graph, weights {solution.schedule.weights}"
 
 
 def _known(gap: float) -> float | None:
