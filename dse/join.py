@@ -15,9 +15,9 @@ Equal nodes share their tables' arrays. EDP is the product of two sums and is ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import combinations
 from math import inf, prod
 from typing import Literal
 
@@ -76,11 +76,10 @@ class Joined:
     largest: int
 
 
-def tabulated(scope: Sequence[str], labels: Sequence[int], cost: Callable[..., Iterable[Sequence[float]]], rooms: tuple[str, ...] = ()) -> Table:
-    """The table of a factor that is a function of labels; labels: how many each node of the scope has."""
-    rows = [(at, row) for at in product(*map(range, labels)) for row in cost(*at)]
+def table(scope: Sequence[str], rows: Sequence[tuple[Sequence[int], Sequence[float]]], rooms: Sequence[str] = ()) -> Table:
+    """The table of a factor from its rows: a label per node of the scope; energy, latency, what is taken of each room."""
     return Table(tuple(scope), np.array([at for at, _ in rows], np.int64).reshape(len(rows), len(scope)),
-                 np.array([row for _, row in rows], np.float64).reshape(len(rows), SUMS + len(rooms)), rooms)
+                 np.array([row for _, row in rows], np.float64).reshape(len(rows), SUMS + len(rooms)), tuple(rooms))
 
 
 def figures(values: Floats, figure: Figure) -> Floats:

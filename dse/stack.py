@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -135,14 +135,20 @@ def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent)
     than optimal find their mappings where layouts cost nothing."""
     groups, mapper, apart = unique(workload), _mapper(picks), shared(workload) if arch.described() else {}
     costs: list[EinsumCost | Infeasible] = []
-    efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
-    for number, group in enumerate(groups):
-        tell(number, efforts, group.einsum.name)
+    for group in _begun(groups, tell):
         found = _mapped(Problem(arch, group.einsum, picks.objective), picks, mapper, apart.get(group.key, frozenset()), Random(f"{picks.seed}/{group.key}"))
         if isinstance(found, Infeasible):
             return found
         costs.append(found)
     return _in_turn(arch, groups, picks, costs)
+
+
+def _begun(groups: Sequence[Unique], tell: Tell) -> Iterator[Unique]:
+    """The einsums one after the other; says each that is begun."""
+    efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
+    for number, group in enumerate(groups):
+        tell(number, efforts, group.einsum.name)
+        yield group
 
 
 def _mapped(problem: Problem, picks: Picks, mapper: Mapper, shared: frozenset[str], rng: Random) -> EinsumCost | Infeasible:
@@ -167,9 +173,7 @@ def in_best_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = s
         why = "needs the mapper optimal, without solver.reuse" if arch.described() else none
         raise ValueError(f"solver.layout = {picks.layout}: {why}; leave it out")
     groups, apart, found = unique(workload), shared(workload), {}
-    efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
-    for number, group in enumerate(groups):
-        tell(number, efforts, group.einsum.name)
+    for group in _begun(groups, tell):
         own = pairs(Problem(arch, group.einsum, picks.objective), picks.tiles, dataflow(picks.dataflow, group.einsum, arch), picks.near, apart[group.key])
         if isinstance(own, Infeasible):
             return own

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.join import Room, Table, join, tabulated
+from dse.join import Room, Table, join, table
 from tests.joins import KINDS, random_problem, wrong
 
 
@@ -37,14 +37,14 @@ def test_beams_let_rows_fall_and_say_so() -> None:
 
 
 def test_what_never_fits_together_has_no_choice() -> None:
-    rows = tabulated(("a",), (2,), lambda a: [(1, 1, 3)], ("r",))
+    rows = table(("a",), [((a,), (1, 1, 3)) for a in range(2)], ("r",))
     found = join([rows, rows], {"r": Room(5.0)})
     assert found.choices == () and found.floor == np.inf
 
 
 def test_rooms_of_different_times_do_not_add_up() -> None:
     """Two tensors that live one after the other: the peak is the larger one."""
-    early, late = tabulated(("a",), (1,), lambda a: [(1, 1, 3)], ("g@1",)), tabulated(("b",), (1,), lambda b: [(1, 1, 4)], ("g@2",))
+    early, late = table(("a",), [((0,), (1, 1, 3))], ("g@1",)), table(("b",), [((0,), (1, 1, 4))], ("g@2",))
     found = join([early, late], {"g@1": Room(4.0, "g"), "g@2": Room(4.0, "g")}, "front")
     assert [one.peaks for one in found.choices] == [(("g", 4.0),)]
 

@@ -21,7 +21,7 @@ import numpy as np
 from dse.assign.convert import Conversions, copied
 from dse.assign.templates import layouts
 from dse.dataflow.lined import Felt, Pairs, Place, settled
-from dse.join import Choice, Table, join
+from dse.join import Choice, Table, join, table
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse, show
 from dse.nest import Infeasible, Laid, Mapping
@@ -225,13 +225,12 @@ class _Graph:
         uses = [(x, *self.nodes[i, x]) for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes]
         scope = tuple(dict.fromkeys(use.node for _, _, use in uses))
         many = {use.node: allowed.get(use.node, (0,) if use.view else tuple(range(len(one.labels)))) for _, one, use in uses}
-        labels, values = [], []
+        rows = []
         for at in product(*(many[node] for node in scope)):
             chosen = dict(zip(scope, at, strict=True))
             for energy, cycles in self._cost(i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses}):
-                labels.append(at)
-                values.append((energy * self.times[i], cycles * self.times[i]))
-        return Table(scope, np.array(labels, np.int64).reshape(len(labels), len(scope)), np.array(values, np.float64).reshape(-1, 2))
+                rows.append((at, (energy * self.times[i], cycles * self.times[i])))
+        return table(scope, rows)
 
     def _cost(self, i: int, chosen: dict[int, Layout | None]) -> list[tuple[float, float]]:
         """(energy, cycles) of every mapping in these layouts; None: row-major."""
@@ -249,15 +248,14 @@ class _Graph:
     def _tensor(self, one: Shared, allowed: dict[str, tuple[int, ...]], same: frozenset[str]) -> Table:
         """Copies into all layouts that are wanted and not made; of a view the copy is row-major."""
         scope = tuple(dict.fromkeys([one.maker.node, *(use.node for use in one.readers)]))
-        labels, values, n = [], [], self.times[one.maker.einsum]
+        rows, n = [], self.times[one.maker.einsum]
         for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
             made, wanted = at[0], dict(zip(scope[1:], at[1:], strict=True))
             if any(wanted[node] != made for node in wanted if node in same):
                 continue
             copies = [self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])[1:] for to in sorted({*wanted.values()} - {made})]
-            labels.append(at)
-            values.append((n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies)))
-        return Table(scope, np.array(labels, np.int64).reshape(len(labels), len(scope)), np.array(values, np.float64).reshape(-1, 2))
+            rows.append((at, (n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies))))
+        return table(scope, rows)
 
     def _bits(self, one: Shared) -> int | None:
         return self.workload.einsums[one.maker.einsum].output.bits

@@ -14,7 +14,7 @@ from itertools import product
 from math import inf, log, prod
 
 from dse.assign.templates import layouts
-from dse.dataflow.optimal import optimal, partly_named
+from dse.dataflow.optimal import optimal, partly_named, rank
 from dse.dataflow.search import Spread, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, named
 from dse.layout.address import Layout, row_major
@@ -42,6 +42,7 @@ class Felt:
     problem: Problem
     mapping: Mapping
     rows: tuple[Count, ...]
+    counted: frozenset[Key]
     links: dict[Place, Link]
     hops_pj: float
     moved: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
@@ -50,9 +51,8 @@ class Felt:
     def of(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
         """What a tensor moves at a level in a layout."""
         if (place, layout) not in self.moved:
-            e, arch, counted = self.problem.einsum, self.problem.arch, {(row.level, row.tensor, row.action) for row in self.rows}
-            found = transfer.of_layout(self.mapping, self.links[place], e, arch, layout)
-            self.moved[place, layout] = {key: one for key, one in found.items() if key in counted}
+            found = transfer.of_layout(self.mapping, self.links[place], self.problem.einsum, self.problem.arch, layout)
+            self.moved[place, layout] = {key: one for key, one in found.items() if key in self.counted}
         return self.moved[place, layout]
 
     def cost(self, chosen: Dict[Place, Layout]) -> tuple[float, float]:
@@ -88,7 +88,8 @@ def felt(problem: Problem, mapping: Mapping) -> Felt:
     described = {level.name for level in arch.levels if level.access}
     places = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e) if link.parent.level in described}
     hops = sum(way.energy_pj for way in ways(problem.boundary, mapping, e, arch))
-    return Felt(problem, replace(mapping, layouts=()), count(mapping, e, arch), places, hops)
+    rows = count(mapping, e, arch)
+    return Felt(problem, replace(mapping, layouts=()), rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, hops)
 
 
 def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
@@ -117,7 +118,7 @@ def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
     found = pairs(problem, tiles, constraints, near, shared)
     if isinstance(found, Infeasible):
         return found
-    best = min(found.costs, key=lambda one: (figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles, str(one.mapping)))
+    best = min(found.costs, key=lambda one: rank(problem, one))
     return [certified(best, problem.objective, found.floor, found.visited, found.space)]
 
 

@@ -47,7 +47,7 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
     fits = [start for start in starts if _fits(problem, start, constraints)]
     if not fits:
         return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else _nothing(problem, constraints)
-    best = min((_priced(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: _rank(problem, one))
+    best = min((_priced(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: rank(problem, one))
     return [_told(problem, best, found.floor, found.visited, "every space" if best.gap_to_bound <= PRECISE else space)]
 
 
@@ -61,10 +61,10 @@ def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float
     rounder = dict.fromkeys(_rounded(e, multiple) for multiple in ROUND) if taken(e, "perfect") else {}
     found = (search(replace(problem, einsum=one), "perfect", constraints, CLOSER).mapping for one in rounder if one != e)
     starts = [even[0].mapping, *(start for one in found if one and _fits(problem, start := _fitted(e, one), constraints))]
-    best = min((_priced(problem, improved(problem, start, "ragged", constraints)) for start in starts), key=lambda one: _rank(problem, one))
+    best = min((_priced(problem, improved(problem, start, "ragged", constraints)) for start in starts), key=lambda one: rank(problem, one))
     if constraints == FREE and arch.overlap == "free" and not uncovered(e, arch):
         exact = solved(problem, budget)
-        best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: _rank(problem, one))
+        best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: rank(problem, one))
         if isinstance(exact, list) and exact[0].space:
             return [replace(best, gap_in_space=0.0, space=exact[0].space, visited=exact[0].visited)]
     return [_told(problem, best, 0.0, even[0].visited, "every space")]
@@ -98,17 +98,17 @@ def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constr
     """What the search found; where its cycles are fewer than the evaluator's, what others find below it that count first and last tiles too."""
     assert found.mapping is not None
     best, floor, visited = _priced(problem, found.mapping), found.floor, found.visited
-    if above(_rank(problem, best)[0], floor) > max(near, PRECISE) and problem.arch.overlap == "buffered":
-        value, energy, cycles, _ = _rank(problem, best)
+    if above(rank(problem, best)[0], floor) > max(near, PRECISE) and problem.arch.overlap == "buffered":
+        value, energy, cycles, _ = rank(problem, best)
         closer = search(problem, tiles, constraints, CLOSER, ends=True, than=(value / (1 + near), energy, cycles))
         floor, visited = max(floor, closer.floor), visited + closer.visited
         others = [_priced(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
-        best = min([best, *others], key=lambda one: _rank(problem, one))
+        best = min([best, *others], key=lambda one: rank(problem, one))
     return _told(problem, best, floor, visited, named(tiles, problem.arch, constraints))
 
 
 def _told(problem: Problem, one: EinsumCost, floor: float, visited: int, space: str) -> EinsumCost:
-    gap = min(one.gap_to_bound, above(_rank(problem, one)[0], floor))
+    gap = min(one.gap_to_bound, above(rank(problem, one)[0], floor))
     proven = gap <= PRECISE
     return replace(one, gap_in_space=0.0 if proven else gap, space=space if proven or floor > 0 else "", visited=visited)
 
@@ -136,5 +136,6 @@ def _priced(problem: Problem, mapping: Mapping) -> EinsumCost:
     return priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum))
 
 
-def _rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
+def rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
+    """What answers are ordered by, least first."""
     return figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles, str(one.mapping)

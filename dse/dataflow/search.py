@@ -239,7 +239,7 @@ def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequ
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
         np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
-                 np.int64), OBJECTIVES[problem.objective])
+                 np.int64), any(begin < end for _, begin, end in parts.waits), OBJECTIVES[problem.objective])
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,10 +438,10 @@ def _numbers(arch: Arch, name: str) -> set[int]:
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> list[int]:
     """Sets of levels that may hold a tensor, as masks; never none."""
-    home = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0)
+    home, bits = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0), bits_of(e, arch)[tensor]
     may = [v for v, level in enumerate(arch.levels) if tensor in holdable(e, level) and v >= home]
     must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.kept or 0 < v == home}
-    may = [v for v in may if v in must or (room := arch.levels[v].capacity_bits) is None or room >= bits_of(e, arch)[tensor]]
+    may = [v for v in may if v in must or (room := arch.levels[v].capacity_bits) is None or room >= bits]
     return [sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)]
 
 

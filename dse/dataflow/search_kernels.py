@@ -88,7 +88,7 @@ class Machine(NamedTuple):
     or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
     of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
     gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
-    outside does not sink below them, where a tile that moves would count twice.
+    outside does not sink below them, where a tile that moves would count twice. ends: whether first fills and last drains are waited for at some level.
     """
 
     room: Floats
@@ -102,6 +102,7 @@ class Machine(NamedTuple):
     leak: float
     ramps: Floats
     gaps: Ints
+    ends: bool
     objective: int
 
 
@@ -710,7 +711,7 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     figure(w.parts[d + 1], m, w.figure)
     if not below(w.figure, best):
-        if first_tiles(m):  # smaller ones, of this node or of those to come outside, are waited for less
+        if m.ends:  # smaller first tiles, of this node or of those to come outside, are waited for less
             fetched(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
             figure(w.parts[d + 1], m, w.figure)
         return OVER if below(w.figure, best) else BOUND
@@ -723,15 +724,6 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     for r in range(w.tile.shape[1]):
         w.tile[d + 1, r] = w.at[d, r]
     return DONE
-
-
-@lean
-def first_tiles(m: Machine) -> bool:
-    """Whether first and last tiles are waited for at some level."""
-    some = False
-    for v in range(m.waits.shape[0]):
-        some = some or m.waits[v, 1] < m.waits[v, 2]
-    return some
 
 
 @lean
@@ -1415,16 +1407,15 @@ def hopeful(upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats
 
 
 @lean
-def held_somewhere(least: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
-    """Whether some choice of levels for all tensors is below the best, with the parts of the same choice; w.figure has its figure, the least of all if asked
-    for. parts [X + 1, P], at [X]: scratch."""
-    x, found, tensors = 0, False, at.shape[0]
-    for i in range(3):
-        w.lowest[i] = best[i]
-    for i in range(parts.shape[1]):
-        parts[0, i] = t.base[i]
-    at[0] = t.keeps[0] - 1
-    while x >= 0 and (least or not found):
+def next_held(begun: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, limit: Floats) -> bool:
+    """Moves at [X] on to the next choice of levels for all tensors below a limit, with the parts of the same choice; w.figure has its figure; False: there is
+    none. parts [X + 1, P]: scratch."""
+    x, tensors = at.shape[0] - 1, at.shape[0]
+    if not begun:
+        for i in range(parts.shape[1]):
+            parts[0, i] = t.base[i]
+        x, at[0] = 0, t.keeps[0] - 1
+    while x >= 0:
         at[x] += 1
         if at[x] >= t.keeps[x + 1]:
             x -= 1
@@ -1433,12 +1424,22 @@ def held_somewhere(least: bool, t: Terms, m: Machine, sums: Floats, rest: Floats
             parts[x + 1, i] = parts[x, i] + sums[at[x], i]
             w.guess[i] = parts[x + 1, i] + rest[x + 1, i]
         figure(w.guess, m, w.figure)
-        if not below(w.figure, w.lowest):
+        if not below(w.figure, limit):
             continue
-        if x < tensors - 1:
-            x += 1
-            at[x] = t.keeps[x] - 1
-            continue
+        if x == tensors - 1:
+            return True
+        x += 1
+        at[x] = t.keeps[x] - 1
+    return False
+
+
+@lean
+def held_somewhere(least: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
+    """Whether some choice of levels for all tensors is below the best; w.figure has its figure, the least of all if asked for. parts, at: scratch."""
+    found = False
+    for i in range(3):
+        w.lowest[i] = best[i]
+    while (least or not found) and next_held(found, t, m, sums, rest, parts, at, w, w.lowest):
         found = True
         for i in range(3):
             w.lowest[i] = w.figure[i]
@@ -1469,24 +1470,7 @@ def placements(t: Terms, sums: Floats, rest: Floats, m: Machine, w: Work, best: 
     tensors, size, n = t.keeps.shape[0] - 1, 64, 0
     chosen, bound = np.empty((size, tensors), np.int64), np.empty((size, 3))
     at, parts = np.zeros(tensors, np.int64), np.empty((tensors + 1, t.base.shape[0]))
-    parts[0] = t.base
-    x = 0
-    at[0] = t.keeps[0] - 1
-    while x >= 0:
-        at[x] += 1
-        if at[x] >= t.keeps[x + 1]:
-            x -= 1
-            continue
-        for i in range(parts.shape[1]):
-            parts[x + 1, i] = parts[x, i] + sums[at[x], i]
-            w.guess[i] = parts[x + 1, i] + rest[x + 1, i]
-        figure(w.guess, m, w.figure)
-        if not below(w.figure, best):
-            continue
-        if x < tensors - 1:
-            x += 1
-            at[x] = t.keeps[x] - 1
-            continue
+    while next_held(n > 0, t, m, sums, rest, parts, at, w, best):
         if n == size:
             size *= 2
             chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))

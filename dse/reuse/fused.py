@@ -18,10 +18,8 @@ from itertools import combinations, product
 from math import inf, prod, sqrt
 from typing import Literal
 
-import numpy as np
-
 from dse.dataflow.space import Constraints, Tiles
-from dse.join import Choice, Table, join
+from dse.join import Choice, Table, join, table
 from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.nests import Nest, Nests, Place, alone, kept_nest
 from dse.reuse.trips import Members, segments
@@ -109,14 +107,9 @@ class Factors:
     def add(self, first: int, scope: Sequence[str], found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]]) -> None:
         """What may exist but was not found has a floor only."""
         real = [row for row in found if row[1] is None or row[1].energy < inf]
-        self.tables.append(_table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in real]))
-        self.floors.append(_table(scope, [(at, (o.floor if o else 0.0, 0.0)) for at, o, _ in found]))
+        self.tables.append(table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in real]))
+        self.floors.append(table(scope, [(at, (o.floor if o else 0.0, 0.0)) for at, o, _ in found]))
         self.rows.append((first, [make for _, _, make in real]))
-
-
-def _table(scope: Sequence[str], rows: Sequence[tuple[tuple[int, ...], tuple[float, float]]]) -> Table:
-    return Table(tuple(scope), np.array([at for at, _ in rows], np.int64).reshape(len(rows), len(scope)),
-                 np.array([costs for _, costs in rows], np.float64).reshape(len(rows), 2))
 
 
 def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, constraints: Callable[[Einsum], Constraints],

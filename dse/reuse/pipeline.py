@@ -19,11 +19,11 @@ from typing import Literal
 
 import numpy as np
 
-from dse.join import Room, Table, join
+from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
 from dse.reuse.stages import Around, Nodes, Shape, Stage, floor, own_nest, tiles
+from dse.reuse.trips import runs, trips
 from dse.reuse.trips import segments as looped
-from dse.reuse.trips import trips
 from dse.schedule import Branch, Lanes, Schedule, Segment
 from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from dse.sim.faults import faults
@@ -118,8 +118,7 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
             return Infeasible("the nodes", 1, 0, workload.einsums[i].name, "mappings")
         rows.append([o for _, o in found])
         costs = [[o.energy, o.latency, *_rooms(o, i, n if rooms else 0)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
-        tables.append(Table(tuple(f"border {j}" for j in near), np.array([at for at, _ in found], np.int64).reshape(len(found), len(near)),
-                            np.array(costs, np.float64).reshape(len(found), 2 + len(rooms)), tuple(rooms)))
+        tables.append(table([f"border {j}" for j in near], [(at, row) for (at, _), row in zip(found, costs, strict=True)], tuple(rooms)))
     joined = join(tables, rooms, objective)
     if not joined.choices:
         return Infeasible("the nodes", 1, 0, workload.einsums[0].name, "mappings")
@@ -161,28 +160,18 @@ def _ranges(g: Found) -> list[Range]:
     """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
-    readers: dict[str, set[int]] = {}
-    for i, e in enumerate(w.einsums):
-        for p in e.inputs:
-            readers.setdefault(owner(p.tensor, maker), set()).add(i)
-    loops = {(m.first, m.last): m for m in looked} if (looked := looped(w)) else {}
-    once = [n == 1 for n in counts(w)]
-    for first in range(len(w.einsums)):
-        for last in range(first + 1, min(first + MOST_STAGES, len(w.einsums))):
-            own = w.einsums[first:last + 1]
-            if not all(once[first:last + 1]):
-                break
-            handed = frozenset(e.output.tensor for e in own if any(first <= i <= last for i in readers.get(e.output.tensor, ())))
-            reads = [{p.tensor for p in e.inputs} & handed for e in own]
-            again = any(owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs)  # read by another name
-            if again or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
-                continue
-            leaving = frozenset(t for t in handed if any(not first <= i <= last for i in readers[t]))
-            found.append(Range(first, last, handed, leaving))
-            if (first, last) in loops:
-                for axis in loops[first, last].axes:
-                    n = own[0].sizes()[axis[0]]
-                    found += [Range(first, last, handed, leaving, axis, n // b) for b in GRANULES if n % b == 0 and n > b]
+    loops = {(m.first, m.last): m for m in looped(w)}
+    for first, last, made, leaving in runs(w, MOST_STAGES):
+        own, handed = w.einsums[first:last + 1], frozenset(made)
+        reads = [{p.tensor for p in e.inputs} & handed for e in own]
+        again = any(owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs)  # read by another name
+        if again or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
+            continue
+        found.append(Range(first, last, handed, leaving))
+        if (first, last) in loops:
+            for axis in loops[first, last].axes:
+                n = own[0].sizes()[axis[0]]
+                found += [Range(first, last, handed, leaving, axis, n // b) for b in GRANULES if n % b == 0 and n > b]
     return found
 
 

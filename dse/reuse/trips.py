@@ -33,25 +33,33 @@ class Members:
     axes: tuple[tuple[str, ...], ...]
 
 
-def segments(workload: Workload) -> list[Members]:
-    """All runs of einsums that hand tensors on, and that a loop can be shared by. The first makes one of them, the last reads one: others gain nothing."""
+Run = tuple[int, int, tuple[str, ...], frozenset[str]]  # first, last; tensors that one makes and others read; of them those that others outside read too
+
+
+def runs(workload: Workload, most: int) -> Iterator[Run]:
+    """All runs of two to `most` einsums that run once."""
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     readers: dict[str, set[int]] = {}
     for i, e in enumerate(workload.einsums):
         for p in e.inputs:
             readers.setdefault(owner(p.tensor, made), set()).add(i)
     once = [n == 1 for n in counts(workload)]
-    found = []
     for first in range(len(workload.einsums)):
-        for last in range(first + 1, min(first + MOST_MEMBERS, len(workload.einsums))):
-            own = workload.einsums[first:last + 1]
+        for last in range(first + 1, min(first + most, len(workload.einsums))):
             if not all(once[first:last + 1]):
                 break
-            handed = tuple(e.output.tensor for e in own if any(first <= i <= last for i in readers.get(e.output.tensor, ())))
-            leaving = frozenset(t for t in handed if any(not first <= i <= last for i in readers[t]))
-            ends = own[0].output.tensor in handed and any(owner(p.tensor, made) in handed for p in own[-1].inputs)
-            if ends and (axes := tuple(_axes(own, handed, made))):
-                found.append(Members(first, last, handed, leaving, axes))
+            handed = tuple(e.output.tensor for e in workload.einsums[first:last + 1] if any(first <= i <= last for i in readers.get(e.output.tensor, ())))
+            yield first, last, handed, frozenset(t for t in handed if any(not first <= i <= last for i in readers[t]))
+
+
+def segments(workload: Workload) -> list[Members]:
+    """All runs of einsums that hand tensors on, and that a loop can be shared by. The first makes one of them, the last reads one: others gain nothing."""
+    made, found = {e.output.tensor: i for i, e in enumerate(workload.einsums)}, []
+    for first, last, handed, leaving in runs(workload, MOST_MEMBERS):
+        own = workload.einsums[first:last + 1]
+        ends = own[0].output.tensor in handed and any(owner(p.tensor, made) in handed for p in own[-1].inputs)
+        if ends and (axes := tuple(_axes(own, handed, made))):
+            found.append(Members(first, last, handed, leaving, axes))
     return found
 
 
