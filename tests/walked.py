@@ -389,7 +389,7 @@ class SegmentWalk:
                 many = alive[node.tensor] if self.fan and handed else 0
                 twice = not many and self.visits[node] > 1 and not self.pinned(self.users[node.tensor][0], node.level, node.tensor)
                 room = bits(node.level, node.tensor, n * max(many, 1), twice)
-                if not self.kept_whole(self.users[node.tensor][0], node.level, node.tensor) or self.hands(node.tensor):
+                if not all(self.kept_whole(user, node.level, node.tensor) for user in self.users[node.tensor]) or self.hands(node.tensor):
                     shared_most[i] = max(shared_most[i], room)
             for (level, tensor), n in own:
                 at = self.home.get(tensor)
