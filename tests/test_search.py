@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from math import isclose
 
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dse.dataflow.lanes import options, wired
 from dse.dataflow.optimal import optimal
 from dse.dataflow.search import search, taken
+from dse.dataflow.search_kernels import CELLS, quotients
 from dse.nest import Infeasible
 from dse.sim.evaluate import Problem
 from dse.sim.terms import tile_sizes
@@ -43,3 +48,14 @@ def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
             sizes = tile_sizes(10, cuts)
             assert own.pieces[tile, 0] == sum(n for _, n in sizes) and own.elems[tile, 0] == sum(size * n for size, n in sizes) == 10
     assert any(border.cuts == ((0, 5), (0, 3)) for (border,) in own.borders)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 70), max_size=5), st.data())
+def test_what_is_left_of_an_array_is_told_apart_and_never_too_little(sizes: list[int], data: st.DataObject) -> None:
+    """Of few cells each is what is left; of many one that is no less."""
+    left = quotients(np.array(sizes, np.int64))
+    rest = [size // data.draw(st.integers(1, size)) for size in sizes]
+    there = left.lanes[sum(int(left.cell[d, n]) for d, n in enumerate(rest))]
+    assert len(left.lanes) <= CELLS and (there >= rest).all() and (there <= sizes).all()
+    assert np.prod([len({size // k for k in range(1, size + 1)}) for size in sizes]) > CELLS or list(there) == rest

@@ -34,6 +34,10 @@ TOLD: dict[str, tuple[Tiles, Problem]] = {
     "later ranks bring their least": ("perfect", on("energy", einsum("C[b] = A[b]", {"b": 2}), level(pj=1), array(1, 2))),
     "later ranks have the lanes that are left; skipped reads are no cost": (
         "ragged_lanes", on("energy", einsum("C[b,m] += A[b,m,k] * B[b,k]", {"b": 3, "m": 2, "k": 2}), level(pj=1), array(1, 4, 2))),
+    "lanes may use the dimensions in several ways, which leave different ones": (
+        "ragged_lanes", on("edp", einsum(VECTOR, {"n": 3, "k": 3}), level(pj=100), array(1, 3, 2))),
+    "later ranks may use what is left in several ways": (
+        "ragged_lanes", on("energy", einsum(MATRIX, {"m": 3, "n": 3, "k": 2}), level(pj=1, bandwidth=1), array(1, 3, 4))),
     "a group of options is as low as its lowest": (
         "ragged_lanes", on("latency", einsum("C[m] += A[m,k] * B[k]", {"m": 5, "k": 3}), level(), array(1, 8), level(bandwidth=0.5, bypass=False),
                            array(2, 2))),

@@ -138,8 +138,7 @@ class Tables:
 
 def _wide(f: Fanout) -> Fanout:
     """At least as many lanes, in few different sizes: machines of similar arrays share tables. What they cost plays no part in these."""
-    powers = [(name, 1 << (n - 1).bit_length()) for name, n in f.dims]
-    dims = tuple((name, 3 * k // 4 if n <= 3 * k // 4 and k > 2 else k) for (name, k), (_, n) in zip(powers, f.dims, strict=True))
+    dims = tuple((name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length())) for name, n in f.dims)
     return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.ramp)
 
 
@@ -176,7 +175,7 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
     array = kernels.Einsum(seen, full, part, first, np.array(kind, np.int64), np.array(offset, np.int64), np.array(stored, np.int64),
                            np.array(rank_of, np.int64).reshape(-1, 2), np.array(coef, np.int64).reshape(-1, 2),
-                           np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]), np.argsort([-len(o.ways) for o in own], kind="stable"))
+                           np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]), np.argsort([len(o.ways) for o in own], kind="stable"))
     pool = _pool(own, [sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n]) for n in range(borders + 1)])
     return Tables(ranks, tuple(p.tensor for p in tensors), own, array, pool, _memo(own, array, borders + 1), sinks)
 

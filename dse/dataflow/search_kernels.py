@@ -29,6 +29,8 @@ def lean(f: F) -> F:
 
 ENERGY, LATENCY, EDP = 0, 1, 2
 STEPS, RAMP = 1, 2  # parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them ports
+FIRST, ALL = 8, 1 << 62  # choices of lanes that are followed before others are looked for; all of them
+CELLS = 512  # numbers of lanes that may be left, told apart (`quotients`)
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 # Kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a node and by compute; words of the
 # first tiles that are fetched and of the last ones that are drained.
@@ -1066,31 +1068,6 @@ def summed(least: Floats, t: Terms, span: Ints, of: Ints, coef: Floats, upto: in
     return upto
 
 
-@njit(cache=True, nogil=True)
-def spread_lanes(i: int, o: int, used: Ints, many: Ints, way: Ints, p: Pool, m: Machine) -> bool:
-    """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D], none needing no fewer than another. way [O, 2]: from,
-    to in p.ways."""
-    n, dims = 0, m.size.shape[0]
-    for u in range(many[i]):
-        for k in range(way[o, 0], way[o, 1]):
-            fits = True
-            for c in range(dims):
-                used[i + 1, n, c] = used[i, u, c] * p.ways[k, c]
-                fits = fits and used[i + 1, n, c] <= m.size[c]
-            if not fits:
-                continue
-            beaten = False
-            for j in range(n):
-                worse = True
-                for c in range(dims):
-                    worse = worse and used[i + 1, j, c] <= used[i + 1, n, c]
-                beaten = beaten or worse
-            if not beaten and n < used.shape[1] - 1:
-                n += 1
-    many[i + 1] = n
-    return n > 0
-
-
 class Hulls(NamedTuple):
     """Dimensions that add up ranks, as lanes bound them, of N pairs [N, 2] of a quantity and a dimension.
 
@@ -1107,7 +1084,7 @@ class Hulls(NamedTuple):
 
 class Choices(NamedTuple):
     """Options C of all ranks, as lanes bound them; or groups of options with equally many lanes, each as low as any of it. first [R + 1]; alone [C, Q] what one
-    brings to a quantity, but for hulls; lanes, alive, ragged [C]; way [C, 2] from, to in Pool.ways."""
+    brings to a quantity, but for hulls; lanes, alive, ragged [C]; way [C, 2] from, to in ways [W, D]."""
 
     first: Ints
     alone: Floats
@@ -1115,7 +1092,89 @@ class Choices(NamedTuple):
     alive: Bools
     ragged: Bools
     way: Ints
+    ways: Ints
     hulls: Hulls
+
+
+@njit(cache=True, nogil=True)
+def spread_lanes(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
+    """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D], none needing no fewer than another."""
+    n, dims = 0, m.size.shape[0]
+    for u in range(many[i]):
+        for k in range(c.way[o, 0], c.way[o, 1]):
+            fits = True
+            for d in range(dims):
+                used[i + 1, n, d] = used[i, u, d] * c.ways[k, d]
+                fits = fits and used[i + 1, n, d] <= m.size[d]
+            if not fits:
+                continue
+            beaten = False
+            for j in range(n):
+                worse = True
+                for d in range(dims):
+                    worse = worse and used[i + 1, j, d] <= used[i + 1, n, d]
+                beaten = beaten or worse
+            if not beaten and n < used.shape[1] - 1:
+                n += 1
+    many[i + 1] = n
+    return n > 0
+
+
+class Left(NamedTuple):
+    """How many lanes are left in the dimensions, in C cells: lanes [C, D] at most, cell [D, .] what so many in one dimension add to the number of a cell."""
+
+    lanes: Ints
+    cell: Ints
+
+
+@njit(cache=True, nogil=True)
+def quotients(size: Ints) -> Left:
+    """The cells of all that may be left: a dimension divided by whole numbers, in coarser steps where these are many."""
+    dims, most, steps, many, cells = size.shape[0], 1, np.ones(size.shape[0], np.int64), np.zeros(size.shape[0], np.int64), CELLS + 1
+    for d in range(dims):
+        most = max(most, size[d])
+    found = np.zeros((dims, most + 1), np.bool_)
+    while cells > CELLS:
+        cells = 1
+        for d in range(dims):
+            found[d] = False
+            n = size[d]
+            while n > 0:
+                found[d, n] = True
+                n = min(size[d] // (size[d] // n + 1), n - steps[d])
+            many[d] = found[d].sum()
+            cells *= many[d]
+        for d in range(dims):
+            steps[d] *= 2
+    lanes, cell, stride = np.ones((cells, dims), np.int64), np.zeros(found.shape, np.int64), 1
+    for d in range(dims):
+        values = np.flatnonzero(found[d])
+        for n in range(1, size[d] + 1):
+            cell[d, n] = stride * np.searchsorted(values, n)
+        for c in range(cells):
+            lanes[c, d] = values[c // stride % many[d]]
+        stride *= many[d]
+    return Left(lanes, cell)
+
+
+@njit(cache=True, nogil=True)
+def least_inside(c: Choices, order: Ints, left: Left) -> Floats:
+    """[R + 1, C, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if so many lanes are left to them."""
+    ranks, dims = order.shape[0], left.lanes.shape[1]
+    found = np.ones((ranks + 1, left.lanes.shape[0], c.alone.shape[1]))
+    for i in range(ranks - 1, -1, -1):
+        found[i] = np.inf
+        for o in range(c.first[order[i]], c.first[order[i] + 1]):
+            for k in range(c.way[o, 0], c.way[o, 1] if c.alive[o] else 0):
+                for j in range(left.lanes.shape[0]):
+                    after = 0
+                    for d in range(dims):
+                        n = left.lanes[j, d] // c.ways[k, d]
+                        after = after + left.cell[d, n] if n > 0 and after >= 0 else -1
+                    if after >= 0:
+                        for q in range(c.alone.shape[1]):
+                            found[i, j, q] = min(found[i, j, q], c.alone[o, q] * found[i + 1, after, q])
+    return found
 
 
 @njit(cache=True, nogil=True)
@@ -1149,10 +1208,7 @@ def least_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
 @lean
 def fitting(lanes: int, caps: Ints) -> int:
     """The least number in caps that is no smaller."""
-    j: int = min(lanes, caps.shape[0]) - 1
-    while caps[j] < lanes:
-        j += 1
-    return j
+    return int(np.searchsorted(caps, lanes))
 
 
 @njit(cache=True, nogil=True)
@@ -1215,31 +1271,40 @@ def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         first[r + 1] = n
     start[n] = c.lanes.shape[0]
     alone, alive, ragged, way = np.full((n, c.alone.shape[1]), np.inf), np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros((n, 2), np.int64)
+    ways, many = np.empty_like(c.ways), 0
     for g in range(n):
-        way[g, 0], way[g, 1] = c.way[start[g], 0], c.way[start[g + 1] - 1, 1]
+        way[g, 0] = many
+        for o in range(start[g], start[g + 1]):
+            for k in range(c.way[o, 0], c.way[o, 1] if c.alive[o] else 0):
+                known = False
+                for j in range(way[g, 0], many):
+                    known = known or (ways[j] == c.ways[k]).all()
+                if not known:
+                    ways[many], many = c.ways[k], many + 1
+        way[g, 1] = many
         for o in range(start[g], start[g + 1]):
             alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.ragged[o]
             for q in range(c.alone.shape[1] if c.alive[o] else 0):
                 alone[g, q] = min(alone[g, q], c.alone[o, q])
     pairs, at = c.hulls.pairs.shape[0], 0
-    begin, many, low, value = np.empty(pairs, np.int64), np.empty(pairs, np.int64), np.full((pairs, n + 1), np.inf), np.full(c.hulls.value.shape[0], np.inf)
+    begin, wide, low, value = np.empty(pairs, np.int64), np.empty(pairs, np.int64), np.full((pairs, n + 1), np.inf), np.full(c.hulls.value.shape[0], np.inf)
     for j in range(pairs):
         a, b = e.rank[c.hulls.pairs[j, 1]]
         from_a, to_a = (c.first[a], c.first[a + 1]) if a >= 0 else (0, 1)
         from_b, to_b = (c.first[b], c.first[b + 1]) if b >= 0 else (0, 1)
-        begin[j], many[j] = at, first[b + 1] - first[b] if b >= 0 else 1
+        begin[j], wide[j] = at, first[b + 1] - first[b] if b >= 0 else 1
         for i in range(from_a, to_a):
             for k in range(from_b, to_b):
                 one = c.hulls.value[c.hulls.first[j] + (i - from_a) * c.hulls.many[j] + k - from_b]
-                own = at + (of[i] - first[a] if a >= 0 else 0) * many[j] + (of[k] - first[b] if b >= 0 else 0)
+                own = at + (of[i] - first[a] if a >= 0 else 0) * wide[j] + (of[k] - first[b] if b >= 0 else 0)
                 value[own] = min(value[own], one)
                 if a >= 0:
                     low[j, of[i]] = min(low[j, of[i]], one)
                 if b >= 0:
                     low[j, of[k]] = min(low[j, of[k]], one)
                 low[j, n] = min(low[j, n], one)
-        at += (first[a + 1] - first[a] if a >= 0 else 1) * many[j]
-    return Choices(first, alone, c.lanes[start[:n]], alive, ragged, way, Hulls(c.hulls.pairs, begin, many, value, low)), start[: n + 1]
+        at += (first[a + 1] - first[a] if a >= 0 else 1) * wide[j]
+    return Choices(first, alone, c.lanes[start[:n]], alive, ragged, way, ways, Hulls(c.hulls.pairs, begin, wide, value, low)), start[: n + 1]
 
 
 @njit(cache=True, nogil=True)
@@ -1302,98 +1367,130 @@ def may_beat(last: bool, c: Choices, t: Terms, e: Einsum, m: Machine, x: Scratch
 
 
 @njit(cache=True, nogil=True)
-def walked(c: Choices, begin: Ints, end: Ints, later: Floats, caps: Ints, total: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work,
-           best: Floats) -> tuple[Ints, Floats]:
-    """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best, with the least figure [n, 3] that each may have.
+def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: Left, t: Terms, e: Einsum, m: Machine, rules: Rules, w: Work,
+           best: Floats) -> tuple[Ints, Floats, Floats]:
+    """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best, with the least figure [n, 3] that each may have: the
+    `most` lowest of them, and a figure [3] that no other is below.
 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
-    lanes that are left (`least_later`), they bound all choices for these.
+    lanes that are left (`least_inside`), they bound all choices for these.
     """
     ranks, many_q, size, n, x = w.option.shape[0], t.quantity.shape[0], 64, 0, scratch(t, w)
     chosen, bound = np.empty((size, ranks), np.int64), np.empty((size, 3))
     used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
-    rows, lanes, ragged = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.zeros(ranks + 1, np.bool_)
-    i, w.option[e.order[0]], x.known[e.order[0]] = 0, begin[e.order[0]] - 1, True
+    rows, lanes, ragged, limit = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.zeros(ranks + 1, np.bool_), best.copy()
+    i, w.option[e.order[0]], x.known[e.order[0]] = 0, end[e.order[0]], True
     while i >= 0:
         r = e.order[i]
-        w.option[r] += 1
+        w.option[r] -= 1  # most lanes first
         o = w.option[r]
-        if o >= end[r]:
+        if o < begin[r]:
             x.known[r] = False
             i -= 1
             continue
         lanes[i + 1] = lanes[i] * c.lanes[o]
-        if not c.alive[o] or not spread_lanes(i, o, used, many, c.way, p, m):
+        if not c.alive[o] or not spread_lanes(i, o, used, many, c, m):
             continue
         if many[i + 1] == used.shape[1] - 1:  # more ways to use the dimensions than are kept: nothing is proven
             w.tally[2] = -1
-        last, left = i == ranks - 1, fitting(total // lanes[i + 1], caps)
+        last = i == ranks - 1
         ragged[i + 1] = ragged[i] or c.ragged[o]
         if last and (lanes[ranks] < rules.least or (rules.ragged and not ragged[ranks])):
             continue
         for q in range(many_q):
             rows[i + 1, q] = rows[i, q] * c.alone[o, q]
-            x.low[q] = rows[i + 1, q] * later[i + 1, left, q]
-        if (last or best[0] < np.inf) and not may_beat(last, c, t, e, m, x, w, best):
+            x.low[q] = np.inf
+        for u in range(many[i + 1]):
+            cell = 0
+            for d in range(m.size.shape[0]):
+                cell += left.cell[d, m.size[d] // used[i + 1, u, d]]
+            for q in range(many_q):
+                x.low[q] = min(x.low[q], rows[i + 1, q] * later[i + 1, cell, q])
+        if (last or limit[0] < np.inf) and not may_beat(last, c, t, e, m, x, w, limit):
             continue
         if not last:
             i += 1
             x.known[e.order[i]] = True
-            w.option[e.order[i]] = begin[e.order[i]] - 1
+            w.option[e.order[i]] = end[e.order[i]]
             continue
         if n == size:
             size *= 2
             chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
+        at = n
+        if n == most:
+            at = by_bound(bound[:n])[n - 1]
         for j in range(ranks):
-            chosen[n, j] = w.option[j]
-        bound[n], n = w.figure, n + 1
-    return chosen[:n], bound[:n]
+            chosen[at, j] = w.option[j]
+        bound[at], n = w.figure, min(n + 1, most)
+        if n == most:
+            limit[:] = bound[by_bound(bound[:n])[n - 1]]
+    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), limit if n == most else np.full(3, np.inf)
+
+
+@njit(cache=True, nogil=True)
+def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Choices:
+    """All options that fit the machine."""
+    ranks, many_q, compute = w.option.shape[0], t.quantity.shape[0], int(m.position[m.room.shape[0]])
+    alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
+    for r in range(ranks):
+        for o in range(p.first[r], p.first[r + 1]):
+            for q in range(many_q if alive[o] else 0):
+                alone[o, q] = factor(q, r, o, t, e, p)
+    return Choices(p.first, alone, p.lanes[:, compute, 0].astype(np.int64), alive, p.ragged, p.way, p.ways, hull_bounds(t, e, p, memo, w.option))
 
 
 @njit(cache=True, nogil=True)
 def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
                  best: Floats) -> tuple[Ints, Floats]:
     """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have: first how many lanes each rank has, then how
-    they share it out. If there is a best, each choice whose figure is lower than all before is followed at once: others are held against what it leads to.
+    they share it out. The choice of the least figure is followed before others are looked for, which are held against what it leads to; later on each choice
+    whose figure is lower than all before.
     """
-    ranks, many_q, compute, total = w.option.shape[0], t.quantity.shape[0], int(m.position[m.room.shape[0]]), 1
+    ranks, many_q, total, c, left = w.option.shape[0], t.quantity.shape[0], 1, choices(t, e, p, m, memo, w), quotients(m.size)
     for d in range(m.size.shape[0]):
         total *= m.size[d]
     few = min(total, 32)
     caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
-    alone, alive = np.empty((p.first[ranks], many_q)), usable(p, m)
-    for r in range(ranks):
-        for o in range(p.first[r], p.first[r + 1]):
-            for q in range(many_q if alive[o] else 0):
-                alone[o, q] = factor(q, r, o, t, e, p)
-    c = Choices(p.first, alone, p.lanes[:, compute, 0].astype(np.int64), alive, p.ragged, p.way, hull_bounds(t, e, p, memo, w.option))
-    if best[0] < np.inf:
-        hopeful_options(c, total, caps, t, e, m, w, best)
-    groups, start = grouped(c, e)
-    of_groups, low_of_groups = walked(groups, groups.first[:-1], groups.first[1:], least_later(groups, e.order, caps), caps, total, t, e, p, m, rules, w, best)
+    all_left, later = Left(m.size.copy().reshape(1, -1), np.zeros_like(left.cell)), np.ones((ranks + 1, 1, many_q))
     chosen, bound, n, record = np.empty((1024, ranks), np.int64), np.empty((1024, 3)), 0, np.full(3, np.inf)
-    all_lanes, later = np.array([total]), np.ones((ranks + 1, 1, many_q))
-    for g in by_bound(low_of_groups):
-        if not below(low_of_groups[g], best):
-            continue
-        own = of_groups[g]
-        for i in range(ranks - 1, -1, -1):
-            for q in range(many_q):
-                later[i, 0, q] = later[i + 1, 0, q] * groups.alone[own[e.order[i]], q]
-        if (start[own + 1] - start[own]).max() == 1:
-            found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, 3)
-        else:
-            found, low = walked(c, start[own], start[own + 1], later, all_lanes, total, t, e, p, m, rules, w, best)
-        for v in by_bound(low):
-            if best[0] < np.inf and below(low[v], record) and below(low[v], best):
-                record[:] = low[v]
-                w.option[:] = found[v]
-                followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
-                if w.tally[1] <= w.tally[2]:
-                    continue
-            if n == chosen.shape[0]:
-                chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
-            chosen[n], bound[n], n = found[v], low[v], n + 1
+    done, many = np.empty((FIRST * FIRST, ranks), np.int64), 0
+    for most in (FIRST, ALL):
+        if best[0] < np.inf:
+            hopeful_options(c, total, caps, t, e, m, w, best)
+        groups, start = grouped(c, e)
+        inside = least_inside(groups, e.order, left)
+        of_groups, low_of_groups, rest = walked(most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, w, best)
+        for g in by_bound(low_of_groups):
+            if not below(low_of_groups[g], best):
+                continue
+            own = of_groups[g]
+            for i in range(ranks - 1, -1, -1):
+                for q in range(many_q):
+                    later[i, 0, q] = later[i + 1, 0, q] * groups.alone[own[e.order[i]], q]
+            if (start[own + 1] - start[own]).max() == 1:
+                found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, 3)
+            else:
+                found, low, others = walked(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, w, best)
+                if below(others, rest):
+                    rest[:] = others
+            for v in by_bound(low):
+                known = False
+                for j in range(many if most == ALL else 0):
+                    known = known or (done[j] == found[v]).all()
+                if not known and below(low[v], best) and (most == FIRST or below(low[v], record)):
+                    w.option[:] = found[v]
+                    followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+                    known = w.tally[1] <= w.tally[2]
+                    if known and most == FIRST:
+                        done[many], many = found[v], many + 1
+                    elif known:
+                        record[:] = low[v]
+                if most == ALL and not known:
+                    if n == chosen.shape[0]:
+                        chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
+                    chosen[n], bound[n], n = found[v], low[v], n + 1
+        if w.tally[1] <= w.tally[2] and not below(rest, best):  # nothing that was left out is lower
+            break
     return chosen[:n], bound[:n]
 
 
