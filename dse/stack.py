@@ -26,6 +26,7 @@ from dse.reuse.classify import dominance
 from dse.reuse.fused import fused, told
 from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.reuse.pipeline import pipelined
+from dse.reuse.published import SAID, published
 from dse.sim import transfer
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
 from dse.sim.graph import evaluate
@@ -57,7 +58,8 @@ PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its ma
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
          "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or in turn, whichever is found to cost least",
-         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best", **CONFIGURATIONS}
+         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best", **SAID,
+         **CONFIGURATIONS}
 LAYOUT = PICKS
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
@@ -73,8 +75,8 @@ class Picks:
     Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
     stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
     layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
-    reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines: weights: pinned, there before the run, or streamed, loaded in
-    every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules.
+    reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
+    loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
 
@@ -85,7 +87,8 @@ class Picks:
     dataflow: Dataflow = "free"
     near: Cost = 0.01
     layout: Pick = "row_major"
-    reuse: Literal["none", "tiles", "pipelines", "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
+    reuse: Literal["none", "tiles", "pipelines", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing",
+                   "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
     weights: Literal["streamed", "pinned"] = "streamed"
     spatial_layer_pipe: bool = True
     temporal_layer_pipe: bool = True
@@ -115,6 +118,9 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] |
         return best if isinstance(best, Infeasible) else [best]
     if picks.reuse == "pipelines":
         piped = pipelined(arch, workload, picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe)
+        return piped if isinstance(piped, Infeasible) else [piped]
+    if picks.reuse in SAID:
+        piped = published(arch, workload, picks.reuse, picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe, picks.seed)
         return piped if isinstance(piped, Infeasible) else [piped]
     known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 

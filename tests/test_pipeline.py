@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dse import cli, door
 from dse.nest import Infeasible, Mapping
-from dse.reuse import pipeline
+from dse.reuse import segments
 from dse.reuse.pipeline import pipelined
-from dse.reuse.stages import Nodes, Stage, shapes, tiles
+from dse.reuse.stages import Nodes, Shape, Stage, shapes, tiles
 from dse.sim.evaluate import Solution
 from hw import machine
 from tests.piped import compared
@@ -51,13 +51,13 @@ def test_rectangles_do_all_the_parts(seed: int) -> None:
 
 
 def test_stages_lie_beside_each_other() -> None:
-    g = pipeline.Found(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
+    g = segments.Found(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
     rng = Random(3)
     seen = 0
     for _ in range(200):
         sides = [(rng.randint(1, 4), rng.randint(1, 4)) for _ in range(rng.randint(1, 5))]
-        stages = [Stage((), Mapping(()), (pipeline.Shape(y, x, ()),), 1.0, 1.0) for y, x in sides]
-        found = pipeline._laid(g, stages)
+        stages = [Stage((), Mapping(()), (Shape(y, x, ()),), 1.0, 1.0) for y, x in sides]
+        found = segments.laid(g, stages)
         if found is None:
             assert sum(y * x for y, x in sides) > 16 or len(sides) > 1
             continue

@@ -11,7 +11,7 @@ to a lane inside of the node, what the array charges for it. These prices rank n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf, log2, prod
@@ -24,7 +24,7 @@ from dse.schedule import renamed
 from dse.sim import bounds
 from dse.sim.cost import overflow
 from dse.sim.counts import count, footprints, held_elems
-from dse.sim.evaluate import EinsumCost, Problem, priced
+from dse.sim.evaluate import EinsumCost, Problem, figure, priced
 from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
@@ -117,18 +117,24 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
     return sorted(found.values(), key=lambda one: (one.rows * one.columns, abs(one.rows - one.columns), one.rows))
 
 
+Inside = Callable[[Problem], list[Mapping]]  # nests that a mapper offers, for a node by itself
+
+
 @dataclass(slots=True)
 class Nodes:
-    """Answers of the mapper for one node, by its part of the einsum and what stands around it."""
+    """Answers of the mapper for one node, by its part of the einsum and what stands around it. inside: None, the exact one."""
 
     arch: Arch
+    inside: Inside | None = None
     known: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0
 
     def stage(self, e: Einsum, tile: dict[str, int], around: Around, objective: str) -> Stage | None:
         """The best nest of a node, None: none fits, or no rectangle does the parts."""
-        if not (own := shapes(e, tile, self.arch)):
-            return None
+        return self.on(e, tile, around, objective, own) if (own := shapes(e, tile, self.arch)) else None
+
+    def on(self, e: Einsum, tile: dict[str, int], around: Around, objective: str, own: Sequence[Shape]) -> Stage | None:
+        """The same on given rectangles."""
         part = replace(e, extents=tuple((rank, tile.get(rank, n)) for rank, n in e.extents))
         lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
         room = self._room(part, around)
@@ -182,12 +188,29 @@ class Nodes:
         kept = tuple((level.name, t) for level in asked for t in holdable(part, level))
         constraints = Constraints(homes=tuple(sorted((t, levels[1].name) for t in homes)), kept=kept, name="a node")
         problem = Problem(node, part, objective, BELOW)
+        if self.inside:
+            return _best(problem, [_whole(nest, homes, outer.name) for nest in self.inside(problem)], homes)
         found = search(problem, "ragged_lanes", constraints, PLACED) if taken(part, "ragged_lanes") else None
-        if found is None or found.mapping is None:
-            return None
-        rows = footprints(found.mapping, part)
-        own = [row for row in rows if (row.tensor, row.level) not in constraints.homes]
-        return None if overflow(own, part, node) else priced(problem, found.mapping, count(found.mapping, part, node), rows)
+        return None if found is None or found.mapping is None else _best(problem, [found.mapping], homes)
+
+
+def _whole(nest: Mapping, homes: Collection[str], outer: str) -> Mapping:
+    """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops."""
+    first = {node.tensor: node for node in reversed(nest.nodes) if isinstance(node, Store) and node.tensor in homes and node.level != outer}
+    rest = [node for node in nest.nodes if not (isinstance(node, Store) and (node == first.get(node.tensor) or (node.tensor in homes and node.level == outer)))]
+    lead = next((i for i, node in enumerate(rest) if not (isinstance(node, Store) and node.level == outer)), len(rest))
+    return replace(nest, nodes=(*rest[:lead], *first.values(), *rest[lead:]))
+
+
+def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) -> EinsumCost | None:
+    """The cheapest of those that fit beside what is kept."""
+    e, arch = problem.einsum, problem.arch
+    costs = []
+    for nest in nests:
+        rows = footprints(nest, e)
+        if not overflow([row for row in rows if not (row.tensor in homes and row.level == arch.levels[1].name)], e, arch):
+            costs.append(priced(problem, nest, count(nest, e, arch), rows))
+    return min(costs, key=lambda c: (figure(problem.objective, c.energy_pj, c.latency_cycles), str(c.mapping)), default=None)
 
 
 def own_nest(stage: Stage, shape: Shape, e: Einsum, around: Around, outer: str) -> Mapping:
