@@ -16,7 +16,7 @@ from dse.join import Room, Table, join
 from dse.nest import Infeasible
 from dse.reuse.published import MOST, divisors, options
 from dse.reuse.segments import Found, Objective, Option, Range, by_itself, check, chosen, laid, members_of, pinned, price_of, ranges_of, times, value, written
-from dse.reuse.stages import Around, Nodes, Stage, floor, tiles
+from dse.reuse.stages import Around, Nodes, Stage, floor, may_share, part_of, tiles
 from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -26,6 +26,7 @@ TRIED = 12  # limits on the cycles of a stage that are tried
 PARTS = 24  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
 PADDED = 1.15  # operations that lanes have time for, over those that there are
+STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
 PLACED = 8  # choices of stages that are laid out per limit
 BUDGET = 1200  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
@@ -91,13 +92,12 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
     key = (e, around, round(share * most), parts)
     if key not in g.known:
         found = []
-        for tile in _worth(g, e, share * most, parts):
+        for tile in _worth(g, e, around, share * most, parts):
             stage = g.nodes.stage(e, tile, around, "energy")
             found += [stage] if stage else []
             lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
-            if stage and stage.cycles * lanes * g.arch.instances(len(g.arch.levels)) > SLOW * e.points() * most and (
-                    fast := g.nodes.stage(e, tile, around, "latency")):
-                found.append(fast)
+            if stage and stage.cycles * lanes * g.arch.instances(len(g.arch.levels)) > SLOW * e.points() * most:
+                found += [fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, around, objective))]
         g.looked += len(found)
         kept: list[Stage] = []
         for one in sorted(found, key=lambda s: (s.energy, s.cycles, s.nodes)):
@@ -108,20 +108,28 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
     return g.known[key]
 
 
-def _worth(g: Found, e: Einsum, nodes: float, parts: int) -> list[dict[str, int]]:
-    """Parts for about so many nodes; of those that leave as much work to a node (to a fiftieth), and cut one rank alike, what takes least from outside."""
-    best: dict[tuple[int, ...], tuple[float, dict[str, int]]] = {}
+def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int) -> list[dict[str, int]]:
+    """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes as many; of those that leave as much work to a node
+    (to a fiftieth), and cut ranks alike, one."""
+    best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, most = e.sizes(), g.arch.instances(1)
-    given = [(prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), tile) for tile in tiles(e, min(round(WIDE * nodes) + 3, most))]
+    cut = tiles(e, min(round(WIDE * nodes) + 3, most), may_share(g.arch, around))
+    given = [(prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), tile) for tile in cut]
     low = min(nodes / WIDE - 2, max(lanes for lanes, _ in given))
     for lanes, tile in given:
         work = prod(tile.get(rank, n) for rank, n in sizes.items())
-        if lanes >= low and work * lanes <= PADDED * e.points():
-            taken = sum(prod(tile.get(rank, sizes[rank]) for rank in p.ranks()) for p in e.tensors())
-            cell = round(50 * log(work)), *(round(log2(-(-sizes[rank] // t))) for rank, t in tile.items())
+        if lanes >= low and work * lanes <= PADDED * e.points() and g.nodes.room(part_of(e, tile), around) > 0:
+            taken = lanes * g.nodes.outside(e, tile, around)[0] + g.nodes.added_up(e, tile, around)
+            cell = round(50 * log(work)), *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items())
             best[cell] = min(best.get(cell, (inf, tile)), (taken, tile), key=lambda one: one[0])
-    near = sorted(best.values(), key=lambda one: (abs(log(prod(-(-sizes[rank] // t) for rank, t in one[1].items()) / nodes)), one[0]))
-    return [tile for _, tile in near[:parts]]
+    ranked: list[tuple[int, float, dict[str, int]]] = []
+    near: dict[int, int] = {}
+    for taken, tile in sorted(best.values(), key=lambda one: one[0]):
+        lanes = prod(-(-sizes[rank] // t) for rank, t in tile.items())
+        size = abs(round(STEP * log2(lanes / nodes)))
+        near[size] = near.get(size, 0) + 1
+        ranked.append((near[size], taken, tile))
+    return [tile for _, _, tile in sorted(ranked, key=lambda one: one[:2])[:parts]]
 
 
 def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | None:

@@ -121,7 +121,8 @@ def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:
     for j, (e, ((part, _),)) in enumerate(zip(own, granule, strict=True)):
         last = max([i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}], default=j)
         inputs = frozenset(p.tensor for p in e.inputs)
-        found.append((part, Around(inputs & r.handed, pinned(g, e), e.output.tensor in r.handed, min(last - j + 1, many))))
+        found.append((part, Around(inputs & r.handed, pinned(g, e), e.output.tensor in r.handed, min(last - j + 1, many),
+                                    e.output.tensor in r.leaving)))
     return found
 
 
