@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import islice
 from math import inf, log, log2, prod
 
 import numpy as np
 
-from dse.join import Room, Table, join
 from dse.nest import Infeasible
 from dse.reuse.published import MOST, divisors, options
 from dse.reuse.segments import Found, Objective, Option, Range, by_itself, check, chosen, laid, members_of, pinned, price_of, ranges_of, times, value, written
@@ -23,14 +24,16 @@ from workloads.einsum import Einsum
 from workloads.graph import Workload, counts, owner
 
 TRIED = 12  # limits on the cycles of a stage that are tried
-PARTS = 24  # parts of an einsum that are tried, those nearest to its share of the nodes
+LESS = 0.998  # energy of stages under the next limit that is tried, at most
+PARTS = 12  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
-PLACED = 8  # choices of stages that are laid out per limit
-BUDGET = 1200  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
-FEW = 8  # parts of an einsum that runs alone
+PLACED = 60  # choices of stages that are laid out per limit
+LISTED = 5000  # choices that are listed for that
+BUDGET = 300  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
+FEW = 4  # parts of an einsum that runs alone
 SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared"
 
 
@@ -101,15 +104,20 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
         g.looked += len(found)
         kept: list[Stage] = []
         for one in sorted(found, key=lambda s: (s.energy, s.cycles, s.nodes)):
-            if not any(b.cycles <= one.cycles and b.nodes <= one.nodes for b in kept):
+            if not any(b.cycles <= one.cycles and _smaller(b, one) for b in kept):
                 kept.append(one)
         g.left += len(kept)
         g.known[key] = kept or (_stages(g, e, around, share / 2, parts) if share * most > 1 else [])
     return g.known[key]
 
 
+def _smaller(one: Stage, other: Stage) -> bool:
+    """Whether one lies wherever the other one does."""
+    return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
+
+
 def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int) -> list[dict[str, int]]:
-    """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes as many; of those that leave as much work to a node
+    """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and ranks as many; of those that leave as much work to a node
     (to a fiftieth), and cut ranks alike, one."""
     best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, most = e.sizes(), g.arch.instances(1)
@@ -123,12 +131,12 @@ def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int) -> lis
             cell = round(50 * log(work)), *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items())
             best[cell] = min(best.get(cell, (inf, tile)), (taken, tile), key=lambda one: one[0])
     ranked: list[tuple[int, float, dict[str, int]]] = []
-    near: dict[int, int] = {}
+    near: dict[object, int] = {}
     for taken, tile in sorted(best.values(), key=lambda one: one[0]):
         lanes = prod(-(-sizes[rank] // t) for rank, t in tile.items())
-        size = abs(round(STEP * log2(lanes / nodes)))
-        near[size] = near.get(size, 0) + 1
-        ranked.append((near[size], taken, tile))
+        kind = abs(round(STEP * log2(lanes / nodes))), *tile
+        near[kind] = near.get(kind, 0) + 1
+        ranked.append((near[kind], taken, tile))
     return [tile for _, _, tile in sorted(ranked, key=lambda one: one[:2])[:parts]]
 
 
@@ -144,39 +152,44 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | Non
         return None
     best: Option | None = None
     bar = sum(value(g, one) if one else inf for one in alone) if g.objective != "edp" and g.weights != "pinned" else inf
-    limits = sorted({stage.cycles for _, _, own_ways in ways for stage in own_ways if stage.cycles >= max(min(s.cycles for s in w) for _, _, w in ways)})
-    for limit in _some(limits):
-        for choice in _chosen(g, [[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways]):
-            rough = _rough(g, choice, many)
-            if rough >= min(bar, value(g, best) if best else inf) and g.objective == "energy":
-                continue
-            if (places := laid(g, choice)) is None:
-                continue
-            found = price_of(g, own, written(g, r, own, choice, places, [around for _, around, _ in ways]))
-            if found and (best is None or value(g, found) < value(g, best)):
-                best = found
-            break
+    arounds = [around for _, around, _ in ways]
+    for limit in _limits([own_ways for _, _, own_ways in ways]):
+        for choice in islice(_cheapest([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)), PLACED):
+            if g.objective == "energy" and _rough(g, choice, many) >= min(bar, value(g, best) if best else inf):
+                break
+            if places := laid(g, choice):
+                found = price_of(g, own, written(g, r, own, choice, places, arounds))
+                best = _better(g, found, best)
+                break
     return best
 
 
-def _some(limits: Sequence[float]) -> list[float]:
-    """Limits spread over their range, the tightest first."""
-    at = sorted({round(i) for i in np.geomspace(1, len(limits), min(TRIED, len(limits)))}) if limits else []
-    return [limits[i - 1] for i in at]
+def _limits(ways: Sequence[Sequence[Stage]]) -> list[float]:
+    """Cycles that every einsum can keep to, tightest first, where more of them let stages cost less; spread over their range."""
+    least, found = inf, list[float]()
+    for limit in sorted({stage.cycles for own in ways for stage in own}):
+        energy = sum(min((s.energy for s in own if s.cycles <= limit), default=inf) for own in ways)
+        if energy < least * LESS:
+            found, least = [*found, limit], energy
+    at = sorted({round(i) for i in np.geomspace(1, len(found), min(TRIED, len(found)))}) if found else []
+    return [found[i - 1] for i in at]
 
 
-def _chosen(g: Found, ways: Sequence[Sequence[Stage]]) -> Iterator[list[Stage]]:
-    """Stages of least energy that find nodes enough, then those with a node less in all, and so on."""
-    room = g.arch.instances(1)
-    for _ in range(PLACED):
-        tables = [Table((f"{j}",), np.arange(len(own)).reshape(len(own), 1), np.array([(s.energy, 0.0, s.nodes) for s in own]), ("nodes",))
-                  for j, own in enumerate(ways)]
-        found = join(tables, {"nodes": Room(room)})
-        if not found.choices:
-            return
-        choice = [own[found.choices[0].labels[f"{j}"]] for j, own in enumerate(ways)]
-        yield choice
-        room = sum(s.nodes for s in choice) - 1
+def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int) -> Iterator[list[Stage]]:
+    """Choices of a stage per einsum that need no more nodes than there are, those of least energy first."""
+    ranked = [sorted(own, key=lambda s: (s.energy, s.nodes)) for own in ways]
+    first = (0,) * len(ranked)
+    queue, seen = [(0.0, first)] if all(ranked) else [], {first}
+    while queue:
+        _, at = heappop(queue)
+        choice = [own[i] for own, i in zip(ranked, at, strict=True)]
+        if sum(s.nodes for s in choice) <= nodes:
+            yield choice
+        for j, i in enumerate(at):
+            after = (*at[:j], i + 1, *at[j + 1:])
+            if i + 1 < len(ranked[j]) and after not in seen and len(seen) < LISTED:
+                seen.add(after)
+                heappush(queue, (sum(own[k].energy for own, k in zip(ranked, after, strict=True)), after))
 
 
 def _least(g: Found) -> float:

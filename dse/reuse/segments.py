@@ -127,34 +127,26 @@ def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:
 
 
 def laid(g: Found, stages: Sequence[Stage]) -> list[tuple[Shape, int, int]] | None:
-    """Rectangles side by side, each with its first row and column; None: none were found."""
+    """Rectangles side by side, each with its first row and column, the largest first, at a corner of the grid or of those before; None: none were found."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    visited = 0
+    order, visited = sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
 
-    def put(left: list[int], taken: list[int]) -> dict[int, tuple[Shape, int, int]] | None:
+    def put(there: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
         nonlocal visited
-        if not left:
-            return {}
-        j, *rest = left
-        for shape in stages[j].shapes:
-            bits = (1 << shape.columns) - 1
-            for y in range(rows - shape.rows + 1):
-                for x in range(columns - shape.columns + 1):
-                    visited += 1
-                    if visited > VISITED:
-                        return None
-                    if not any(taken[y + i] & bits << x for i in range(shape.rows)):
-                        after = [row | bits << x if y <= i < y + shape.rows else row for i, row in enumerate(taken)]
-                        if (found := put(rest, after)) is not None:
-                            return found | {j: (shape, y, x)}
-                        break  # further right leaves no more room
-                else:
-                    continue
-                break
+        if len(there) == len(order):
+            return there
+        for shape in stages[order[len(there)]].shapes:
+            for y, x in product(sorted({0, *(b + one.rows for one, b, _ in there)}), sorted({0, *(c + one.columns for one, _, c in there)})):
+                visited += 1
+                if visited > VISITED:
+                    return None
+                free = all(y >= b + one.rows or b >= y + shape.rows or x >= c + one.columns or c >= x + shape.columns for one, b, c in there)
+                if free and y + shape.rows <= rows and x + shape.columns <= columns and (found := put([*there, (shape, y, x)])):
+                    return found
         return None
 
-    found = put(sorted(range(len(stages)), key=lambda j: -stages[j].nodes), [0] * rows)
-    return [found[j] for j in range(len(stages))] if found is not None else None
+    found = put([])
+    return [found[order.index(j)] for j in range(len(stages))] if found else None
 
 
 def written(g: Found, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], places: Sequence[tuple[Shape, int, int]],
