@@ -28,7 +28,7 @@ from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.reuse.pipeline import pipelined
 from dse.reuse.published import SAID, published
 from dse.sim import transfer
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, einsum_cost, figure, in_turn, space_of
 from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
@@ -251,7 +251,8 @@ def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution,
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if picks.reuse != "none":
-        return _kept_tiles(arch, workload, picks) if picks.reuse == "tiles" else with_reuse(arch, workload, picks)
+        by_search = picks.reuse == "tiles" or picks.reuse == "pipelines" or picks.reuse in SAID
+        return _kept_schedule(arch, workload, picks) if by_search else with_reuse(arch, workload, picks)
     if TILING[picks.tiling]:
         return scheduled(arch, workload, picks, tell)
     if arch.felt() and not arch.described():
@@ -268,23 +269,28 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     return found
 
 
-def _kept_tiles(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """The same of a schedule that keeps tensors on the chip."""
+def _kept_schedule(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+    """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
     path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), picks), ".json")
     if (data := cache.read(path)) is not None:
         try:
             known = json.loads(data)
             found = evaluate(arch, workload, schedule.parse_schedule(known["schedule"]), picks.objective)
-            if isinstance(found, Solution) and f"{known['space']}".isprintable() and known["gap"] >= 0 and known["saved"] < 1:
-                return [told(replace(found, saved=float(known["saved"])), float(known["gap"]), known["space"])]
+            gap, sound = float(known["gap"]), f"{known['space']}{known['certificate']}".isprintable() and known["gap"] >= 0
+            if isinstance(found, Solution) and sound and picks.reuse == "tiles" and known["saved"] < 1:
+                return [told(replace(found, saved=float(known["saved"])), gap, known["space"])]
+            if isinstance(found, Solution) and sound and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
+                rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
+                return [replace(found, gap_in_space=gap, certificate=f"{known['certificate']}", pruned=rows)]
             raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
     solved = with_reuse(arch, workload, picks)
     if isinstance(solved, list):
         text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
-        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved,
-                                     "space": space_of(solved[0].certificate)}).encode())
+        left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
+        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved, "space": space_of(solved[0].certificate),
+                                     "certificate": solved[0].certificate, "pruned": left}).encode())
     return solved
 
 

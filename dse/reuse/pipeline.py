@@ -117,8 +117,8 @@ def _smaller(one: Stage, other: Stage) -> bool:
 
 
 def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int) -> list[dict[str, int]]:
-    """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and ranks as many; of those that leave as much work to a node
-    (to a fiftieth), and cut ranks alike, one."""
+    """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and ranks as many; of those that leave as much work to
+    a node (to a fiftieth), and cut ranks alike, one."""
     best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, most = e.sizes(), g.arch.instances(1)
     cut = tiles(e, min(round(WIDE * nodes) + 3, most), may_share(g.arch, around))
