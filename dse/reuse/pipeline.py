@@ -16,7 +16,23 @@ import numpy as np
 
 from dse.nest import Infeasible
 from dse.reuse.published import MOST, divisors, options
-from dse.reuse.segments import Found, Objective, Option, Range, by_itself, check, chosen, laid, members_of, pinned, price_of, ranges_of, times, value, written
+from dse.reuse.segments import (
+    Found,
+    Objective,
+    Option,
+    Range,
+    by_itself,
+    check,
+    chosen,
+    laid,
+    members_of,
+    pinned,
+    price_of,
+    ranges_of,
+    solved_alone,
+    value,
+    written,
+)
 from dse.reuse.stages import Around, Nodes, Stage, floor, may_share, part_of, tiles
 from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from hw.arch import Arch
@@ -25,15 +41,15 @@ from workloads.graph import Workload, counts, owner
 
 TRIED = 12  # limits on the cycles of a stage that are tried
 LESS = 0.998  # energy of stages under the next limit that is tried, at most
-PARTS = 12  # parts of an einsum that are tried, those nearest to its share of the nodes
+PARTS = 20  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
 PLACED = 60  # choices of stages that are laid out per limit
 LISTED = 5000  # choices that are listed for that
-BUDGET = 300  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
-FEW = 4  # parts of an einsum that runs alone
+BUDGET = 500  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
+FEW = 12  # parts of an einsum that runs alone
 SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared"
 
 
@@ -44,7 +60,7 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     g = Found(arch, workload, objective, weights, Nodes(arch))
     ranges = [r for r in ranges_of(g) if temporal or not r.tile] if spatial else []
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
-    alone = [_better(g, _alone(g, i), known) for i, known in enumerate(first)]
+    alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
     for r in sorted(ranges, key=lambda one: (-_saved(g, one), one.tile > 0)):
         if g.nodes.searches > BUDGET:
             g.undone += 1
@@ -67,9 +83,8 @@ def _saved(g: Found, r: Range) -> float:
     return total
 
 
-def _alone(g: Found, i: int) -> Option | None:
+def _alone(g: Found, e: Einsum) -> Option | None:
     """An einsum on as many nodes as it likes, all others idle."""
-    e = g.workload.einsums[i]
     around = Around(pinned=pinned(g, e))
     best: Option | None = None
     for stage in sorted(_stages(g, e, around, 1.0, FEW), key=lambda one: _rough(g, [one], 1))[:TRIED]:
@@ -77,7 +92,7 @@ def _alone(g: Found, i: int) -> Option | None:
             found = by_itself(g, e, stage, shape)
             if found and (best is None or value(g, found) < value(g, best)):
                 best = found
-    return best and times(best, counts(g.workload)[i])
+    return best
 
 
 def _better(g: Found, one: Option | None, other: Option | None) -> Option | None:

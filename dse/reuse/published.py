@@ -20,7 +20,7 @@ from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import candidates, topology
 from dse.dataflow.random import primes, random
 from dse.nest import Infeasible, Loop, Mapping
-from dse.reuse.segments import Found, Objective, Option, Range, by_itself, check, chosen, laid, members_of, pinned, price_of, ranges_of, times, written
+from dse.reuse.segments import Found, Objective, Option, Range, by_itself, check, chosen, laid, members_of, pinned, price_of, ranges_of, solved_alone, written
 from dse.reuse.stages import Around, Inside, Nodes, Shape, Stage, floor, split_ranks
 from dse.sim.counts import held_elems
 from dse.sim.evaluate import Problem, Pruned, Solution, certified, figure
@@ -83,8 +83,8 @@ def options(given: Found, ranges: Sequence[Range], name: str = "kapla", seed: in
             kept: int | None = None) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
     """Einsums alone and segments as a method solves them, and what it leaves out."""
     method = replace(METHODS[name], kept=kept) if kept else METHODS[name]
-    g = replace(given, nodes=Nodes(given.arch, _inside(name, seed)))
-    alone = [_alone(g, e, n) for e, n in zip(g.workload.einsums, counts(g.workload), strict=True)]
+    g = replace(given, nodes=Nodes(given.arch, _inside(name, seed)), alone={})
+    alone = solved_alone(g, _alone)
     rng, made, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]
     looked = [scheme for scheme in valid if rng.random() < method.chance] if method.chance < 1 else valid
@@ -198,12 +198,11 @@ def _solved(g: Found, r: Range) -> Option | None:
     return price_of(g, own, written(g, r, own, [stage for stage in stages if stage], there, [around for _, around in members]))
 
 
-def _alone(g: Found, e: Einsum, n: int) -> Option | None:
+def _alone(g: Found, e: Einsum) -> Option | None:
     """On all nodes."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     stage = _stage(g, e, Around(pinned=pinned(g, e)), Shape(rows, columns, ()))
-    found = by_itself(g, e, stage, stage.shapes[0]) if stage else None
-    return found and times(found, n)
+    return by_itself(g, e, stage, stage.shapes[0]) if stage else None
 
 
 def _stage(g: Found, e: Einsum, around: Around, room: Shape) -> Stage | None:

@@ -21,14 +21,14 @@ from dse.nest import Infeasible, Loop, Store
 from dse.reuse.stages import Around, Nodes, Shape, Stage, own_nest
 from dse.reuse.trips import runs, trips
 from dse.reuse.trips import segments as looped
-from dse.schedule import Branch, Lanes, Schedule, Segment
+from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
 from dse.sim.evaluate import Solution, figure
 from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
 from hw.arch import Arch
-from workloads.einsum import Einsum
-from workloads.graph import Workload, owner
+from workloads.einsum import Einsum, canonical_key
+from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
 GRANULES = (8, 64)  # numbers of granules
@@ -73,6 +73,7 @@ class Found:
     evaluated: int = 0
     undone: int = 0
     known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
+    alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
 
 
 def check(arch: Arch, pick: str) -> None:
@@ -189,6 +190,21 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     if segment.pipelined and len(own) < len(g.workload.einsums):
         energy += g.arch.leak_mw() / g.arch.clock_ghz * (found.latency_cycles - found.steady_cycles)
     return Option(segment, energy, found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0, always)
+
+
+def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> list[Option | None]:
+    """Every einsum in a segment of its own, equal ones solved once."""
+    found: list[Option | None] = []
+    for e, n in zip(g.workload.einsums, counts(g.workload), strict=True):
+        key = canonical_key(e), *(p.tensor in pinned(g, e) for p in e.inputs)
+        if key not in g.alone:
+            g.alone[key] = e, solve(g, e)
+        first, one = g.alone[key]
+        if one:
+            (branch,) = one.segment.branches
+            one = replace(times(one, n), segment=Segment((Branch(e.name, renamed(branch.mapping, first, e)),)))
+        found.append(one)
+    return found
 
 
 def times(one: Option, n: int) -> Option:
