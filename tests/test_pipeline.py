@@ -89,11 +89,15 @@ def test_switches_keep_einsums_in_turn_or_whole() -> None:
 def test_where_nothing_fits_the_answer_says_so() -> None:
     tiny = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16), MULTI.levels[2]))
     found = pipelined(tiny, CHAIN, "energy")
-    assert isinstance(found, Infeasible) and found.einsum == "a"
+    assert isinstance(found, Infeasible) and str(found) == "a: GBUF needs 6 bytes, has 2"
+    assert published(tiny, CHAIN, "kapla", "energy") == found
 
 
 @pytest.mark.parametrize(("sets", "says"), [
     ({"solver.reuse": "pipelines"}, "needs nodes in rows and columns between main memory and a buffer in each"),
+    ({"solver.reuse": "kapla"}, "solver.reuse = kapla needs nodes in rows and columns between main memory and a buffer in each"),
+    ({"solver.reuse": "kapla", "solver.mapper": "annealing"}, "needs the mapper optimal"),
+    ({"solver.reuse": "kapla-random", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),
     ({"solver.weights": "pinned"}, "is a choice of solver.reuse: pipelines; take that, or leave it out"),
     ({"solver.reuse": "pipelines", "solver.mapper": "annealing"}, "needs the mapper optimal"),
     ({"solver.reuse": "pipelines", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),

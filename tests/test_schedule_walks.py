@@ -96,7 +96,7 @@ def _parted(rng: Random, branch: Branch, e: Einsum, dims: dict[str, int]) -> Bra
     return replace(branch, mapping=replace(branch.mapping, nodes=(Loop(rank, tile, dim), *nodes)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**9))
 def test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first(seed: int) -> None:
     assert compared(*shared_sums(seed)) == []

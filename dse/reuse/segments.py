@@ -16,6 +16,7 @@ from itertools import product
 from math import inf
 from typing import Literal
 
+from dse.dataflow.cost_descending import least_held
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
 from dse.reuse.stages import Around, Nodes, Shape, Stage, own_nest
@@ -226,7 +227,8 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
         near = [j for j in (i - 1, i) if 0 <= j < n - 1]
         found = list(_agreed(i, near, labels, alone, made))
         if not found:
-            return Infeasible("the nodes", 1, 0, workload.einsums[i].name, "mappings")
+            none = Infeasible("the nodes", 1, 0, workload.einsums[i].name, "mappings")
+            return blocked if isinstance(blocked := least_held(workload.einsums[i], arch), Infeasible) else none
         rows.append([o for _, o in found])
         costs = [[o.energy, o.latency, *_rooms(o, i, n if rooms else 0)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
         tables.append(table([f"border {j}" for j in near], [(at, row) for (at, _), row in zip(found, costs, strict=True)], tuple(rooms)))
