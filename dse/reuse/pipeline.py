@@ -40,13 +40,13 @@ from workloads.einsum import Einsum
 from workloads.graph import Workload, counts, owner
 
 TRIED = 12  # limits on the cycles of a stage that are tried
-LESS = 0.998  # energy of stages under the next limit that is tried, at most
+LESS = 0.9999  # energy of stages under the next limit that is tried, at most
 PARTS = 20  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
-PLACED = 60  # choices of stages that are laid out per limit
+PLACED = 200  # choices of stages that are laid out per limit
 LISTED = 5000  # choices that are listed for that
 BUDGET = 500  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
 FEW = 12  # parts of an einsum that runs alone
