@@ -234,6 +234,8 @@ def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
     assert isinstance(whole, Solution)
     before = {(row.tensor, row.action): row.elems for row in whole.einsums[0].counts if row.level == "BUF"}
     assert moved["T1", "read"] - before["T1", "read"] >= size and moved["T1", "write"] - before["T1", "write"] >= size  # out of both lanes, into the first
+    (row,) = (row for row in found.einsums[0].counts if (row.level, row.tensor, row.action) == ("BUF", "T1", "write"))
+    assert row.busiest_elems == (row.elems - size) / 2 + size  # both lanes sum alike, the first one takes all
     alone = replace(NODES, fanouts=(replace(NODES.fanouts[0], reduce=(False, False)),))
     assert lines(parted, alone) == ["mapping of a: spatial k over X splits the sums of T1, which are not added up on the way there; split another rank"]
     both = parted.replace("store DRAM T0 T2", "store DRAM T0 T1 T2")
