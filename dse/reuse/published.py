@@ -144,7 +144,7 @@ def _scheme(g: Found, r: Range) -> Scheme | None:
             return None
         far = [p for p in part.inputs if p.tensor not in around.pinned | around.handed]
         words += [float(held_elems(p, part.sizes()) * many) for p in far]
-        near = [p for p in part.tensors() if p.tensor in around.pinned or (p.tensor in r.handed and p.tensor not in r.leaving)]
+        near = [p for p in part.tensors() if p.tensor in around.pinned | around.handed or (p is part.output and around.hands and not around.leaves)]
         own = floor(part, g.arch, near)
         energy, cycles = energy + many * own[0], cycles + many * own[1]
     return Scheme(r, tuple(words), energy, cycles)
