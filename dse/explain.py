@@ -159,7 +159,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
     """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
     every = arch.instances(len(arch.levels))
-    found = [energy(arch, solution), *([segments(solution)] if solution.segments else [])]
+    found = [energy(arch, solution), *([segments(solution)] if solution.segments else []), *([pruned(solution)] if solution.pruned else [])]
     cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
              f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound), e.points() * c.count, c.certificate.partition(";")[0])
@@ -186,6 +186,14 @@ def segments(solution: Solution) -> Table:
     said = solution.certificate.split("; ")[:-2]
     note = "|: stages of a pipeline, side by side; ->: in turn; held: most of one instance"
     return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
+
+
+def pruned(solution: Solution) -> Table:
+    """What a search of segments left out: of those with most schemes first."""
+    rows = sorted(solution.pruned, key=lambda row: -row.schemes)
+    note = f"{len(rows)} segments in all" if len(rows) > FEW else ""
+    return Table("schemes of segments", ("einsums", "schemes", "valid", "solved"),
+                 tuple((" | ".join(row.einsums), row.schemes, row.valid, row.solved) for row in rows[:FEW]), note)
 
 
 def segment_rows(solution: Solution) -> list[dict[str, Any]]:

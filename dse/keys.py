@@ -70,9 +70,9 @@ SOLVER: Meanings = {
     "near": ("share", "of the mapper optimal: what is proven to be above the optimum by no more than this share is not searched further; 0: prove all"),
     "layout": ("", "how tensors between einsums lie in main memory, where lines, rows or banks are described; of dse map: dse list solvers"),
     "reuse": ("", "what stays on chip between einsums, and which share loops: dse list solvers"),
-    "weights": ("", "of reuse pipelines: pinned: weights are there before the run; streamed: loaded in every one"),
-    "spatial_layer_pipe": ("", "of reuse pipelines: einsums may run side by side, on rectangles of nodes"),
-    "temporal_layer_pipe": ("", "of reuse pipelines: einsums side by side may hand on in granules of one loop"),
+    "weights": ("", "of reuse pipelines and kapla: pinned: weights are there before the run; streamed: loaded in every one"),
+    "spatial_layer_pipe": ("", "of reuse pipelines and kapla: einsums may run side by side, on rectangles of nodes"),
+    "temporal_layer_pipe": ("", "of reuse pipelines and kapla: einsums side by side may hand on in granules of one loop"),
     "fuse_elementwise": ("", "one-to-one functions ride on their producer's output and cost nothing"),
     "seed": ("", "of mappers that draw at random"),
 }

@@ -26,8 +26,9 @@ from dse.reuse.classify import dominance
 from dse.reuse.fused import fused, told
 from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.reuse.pipeline import pipelined
+from dse.reuse.published import SAID, published
 from dse.sim import transfer
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure, in_turn, space_of
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, einsum_cost, figure, in_turn, space_of
 from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
@@ -57,7 +58,8 @@ PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its ma
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
          "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or in turn, whichever is found to cost least",
-         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best", **CONFIGURATIONS}
+         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best", **SAID,
+         **CONFIGURATIONS}
 LAYOUT = PICKS
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
@@ -73,8 +75,8 @@ class Picks:
     Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
     stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
     layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
-    reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines: weights: pinned, there before the run, or streamed, loaded in
-    every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules.
+    reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
+    loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     """
 
@@ -85,7 +87,8 @@ class Picks:
     dataflow: Dataflow = "free"
     near: Cost = 0.01
     layout: Pick = "row_major"
-    reuse: Literal["none", "tiles", "pipelines", "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
+    reuse: Literal["none", "tiles", "pipelines", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing",
+                   "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
     weights: Literal["streamed", "pinned"] = "streamed"
     spatial_layer_pipe: bool = True
     temporal_layer_pipe: bool = True
@@ -115,6 +118,9 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] |
         return best if isinstance(best, Infeasible) else [best]
     if picks.reuse == "pipelines":
         piped = pipelined(arch, workload, picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe)
+        return piped if isinstance(piped, Infeasible) else [piped]
+    if picks.reuse in SAID:
+        piped = published(arch, workload, picks.reuse, picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe, picks.seed)
         return piped if isinstance(piped, Infeasible) else [piped]
     known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
@@ -245,7 +251,8 @@ def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution,
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if picks.reuse != "none":
-        return _kept_tiles(arch, workload, picks) if picks.reuse == "tiles" else with_reuse(arch, workload, picks)
+        by_search = picks.reuse == "tiles" or picks.reuse == "pipelines" or picks.reuse in SAID
+        return _kept_schedule(arch, workload, picks) if by_search else with_reuse(arch, workload, picks)
     if TILING[picks.tiling]:
         return scheduled(arch, workload, picks, tell)
     if arch.felt() and not arch.described():
@@ -262,23 +269,28 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     return found
 
 
-def _kept_tiles(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """The same of a schedule that keeps tensors on the chip."""
+def _kept_schedule(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+    """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
     path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), picks), ".json")
     if (data := cache.read(path)) is not None:
         try:
             known = json.loads(data)
             found = evaluate(arch, workload, schedule.parse_schedule(known["schedule"]), picks.objective)
-            if isinstance(found, Solution) and f"{known['space']}".isprintable() and known["gap"] >= 0 and known["saved"] < 1:
-                return [told(replace(found, saved=float(known["saved"])), float(known["gap"]), known["space"])]
+            gap, sound = float(known["gap"]), f"{known['space']}{known['certificate']}".isprintable() and known["gap"] >= 0
+            if isinstance(found, Solution) and sound and picks.reuse == "tiles" and known["saved"] < 1:
+                return [told(replace(found, saved=float(known["saved"])), gap, known["space"])]
+            if isinstance(found, Solution) and sound and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
+                rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
+                return [replace(found, gap_in_space=gap, certificate=f"{known['certificate']}", pruned=rows)]
             raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
     solved = with_reuse(arch, workload, picks)
     if isinstance(solved, list):
         text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
-        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved,
-                                     "space": space_of(solved[0].certificate)}).encode())
+        left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
+        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved, "space": space_of(solved[0].certificate),
+                                     "certificate": solved[0].certificate, "pruned": left}).encode())
     return solved
 
 

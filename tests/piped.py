@@ -37,10 +37,10 @@ def small_machine(rng: Random) -> Arch:
 
 
 def small_workload(rng: Random) -> Workload:
-    """Chains of products of at most eighteen multiplications each; the last one may add an earlier result."""
-    wide, found, weights = [rng.choice([2, 3]) for _ in range(4)], [], set()
+    """Chains of two to six products of at most eighteen multiplications each."""
+    wide, found, weights = [rng.choice([2, 3]) for _ in range(7)], [], set()
     m = rng.choice([2, 3])
-    for i in range(rng.choice([2, 2, 3])):
+    for i in range(rng.choice([2, 2, 3, 4, 5, 6])):
         found.append(einsum(f"T{i}[m,n] += {f'T{i - 1}' if i else 'X'}[m,k] * W{i}[k,n]", {"m": m, "k": wide[i], "n": rng.choice([1, wide[i + 1]])}, f"e{i}"))
         wide[i + 1] = found[-1].sizes()["n"]
         weights.add(f"W{i}")
@@ -52,13 +52,13 @@ def random_case(seed: int) -> tuple[Arch, Workload, str]:
     while True:
         arch, workload = small_machine(rng), small_workload(rng)
         if all(size(e, replace(arch, fanouts=()), "perfect", limit=MOST) <= MOST for e in workload.einsums):
-            return arch, workload, rng.choice(["streamed", "pinned"])
+            return arch, workload, rng.choice(["streamed", "pinned"]) if len(workload.einsums) <= COLUMNS else "streamed"
 
 
 def splits(e: Einsum, columns: int) -> Iterator[tuple[Loop, ...]]:
-    """How so many nodes in a row may share an einsum out: ranks of the result, every tile, one or two of them."""
+    """How so many nodes in a row may share an einsum out: every rank, every tile, one or two of them."""
     yield ()
-    ranks = [rank for rank in e.output.ranks() if e.sizes()[rank] > 1]
+    ranks = [rank for rank, n in e.extents if n > 1]
     for a in ranks:
         yield from ((Loop(a, t, "NX"),) for t in range(1, e.sizes()[a]) if -(-e.sizes()[a] // t) <= columns)
         for b in (b for b in ranks if b != a):
@@ -132,11 +132,11 @@ def price(arch: Arch, workload: Workload, schedule: Schedule, j: int) -> float:
 
 
 def intervals(many: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Rows of columns side by side, in any order: (first, how many) per stage."""
+    """Rows of columns side by side, in any order: (first, how many) per stage; none if there are fewer columns than stages."""
     if many == 1:
         yield ((0, COLUMNS),)
         return
-    for chosen in product(*[[(at, n) for at in range(COLUMNS) for n in range(1, COLUMNS - at + 1)]] * many):
+    for chosen in () if many > COLUMNS else product(*[[(at, n) for at in range(COLUMNS) for n in range(1, COLUMNS - at + 1)]] * many):
         if all(a + n <= b or b + m <= a for i, (a, n) in enumerate(chosen) for b, m in chosen[i + 1:]):
             yield chosen
 

@@ -25,6 +25,7 @@ from tests.oracle import walk
 from tests.rings import WALKED, walked_chain, walked_tree
 from tests.schedules import random_schedule
 from tests.test_schedule import FC, NODES, PIPE, lines
+from tests.test_schedule_walks import shared_sums
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
@@ -282,11 +283,17 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
             if e.output.tensor in handed:
                 lead = next((i for i, n in enumerate(own) if not (isinstance(n, Loop) and n.over in dims)), len(own))
 
-                def hold(at: int, lanes: list, e=e, lead=lead, y0=y0, x0=x0) -> None:
-                    if at == lead:
-                        owner.update({(e.output.tensor, x): (y0 + y, x0 + c) for (y, c), env in lanes for x in elements(e, e.output.tensor, env)})
+                parts = defaultdict(list)  # lanes that have a part of a sum, the first of them holds it
+
+                def hold(at: int, lanes: list, e=e, lead=lead, y0=y0, x0=x0, parts=parts) -> None:
+                    for (y, c), env in lanes if at == lead else ():
+                        for x in elements(e, e.output.tensor, env):
+                            parts[x].append((y0 + y, x0 + c))
 
                 visit(b, own, 0, [((0, 0), envs[b.einsum])], hold)
+                owner.update({(e.output.tensor, x): min(places) for x, places in parts.items()})
+                if any(len(places) > 1 for places in parts.values()):
+                    found[e.name, e.output.tensor] += sum(WALKED[f.source](min(places), set(places)) for places in parts.values())
             for t in handed & {p.tensor for p in e.inputs}:
                 child = next((i for i, n in enumerate(own) if isinstance(n, Store) and n.tensor == t), len(own))
 
@@ -317,7 +324,13 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
 
 
 def handing_unlike(seed: int) -> str:
-    arch, workload, schedule = random_stages(Random(seed))
+    return unlike_handing(seed, *random_stages(Random(seed)))
+
+
+def unlike_handing(seed: int, arch: Arch, workload: Workload, schedule: Schedule) -> str:
+    arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=1 / 8), *arch.fanouts[1:]))
+    if faults(arch, workload, schedule):
+        return ""
     found = evaluate(arch, workload, schedule)
     assert isinstance(found, Solution)
     got = {(c.name, part.tensor): part.energy_pj for c in found.einsums for part in c.price.parts if part.action == "hop"}
@@ -327,6 +340,16 @@ def handing_unlike(seed: int) -> str:
             if abs(got[key] - hops) > 1e-6:
                 return f"seed {seed}: {key} {got[key]}, walked {hops}\n{schedule}"
     return ""
+
+
+def gathering_unlike(seed: int) -> str:
+    return unlike_handing(seed, *shared_sums(seed))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**9))
+def test_hops_of_sums_that_lanes_share_are_those_to_the_first_of_them(seed: int) -> None:
+    assert gathering_unlike(seed) == ""
 
 
 @settings(max_examples=20, deadline=None)

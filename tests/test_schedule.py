@@ -214,8 +214,6 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
     ("    store BUF T1\n", "", "segment 1: T1 goes from a to b, but no storage node above both holds it; add store LEVEL T1 there"),
     ("weights pinned\n", "", "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned"),
     ("store DRAM T0 T2", "store DRAM T0", "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2"),
-    ("spatial n over X in tiles of 3", "spatial k over X in tiles of 2",
-     "mapping of a: spatial k splits the sums of T1, which no lane then holds whole; split another rank"),
     ("weights pinned", "weights pinned\nkeep BUF T1 1/2", "keep BUF T1: BUF stands in lanes: what lies spread over them is not kept beside stages, "
      "nor where networks are priced"),
     ("store BUF W1 T1 T2", "hold BUF T1\nstore BUF W1 T1 T2",
@@ -224,6 +222,24 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
 def test_bad_schedules_say_one_line(old: str, new: str, said: str) -> None:
     assert PIPE.count(old) == 1
     assert said in lines(PIPE.replace(old, new))[0:1]
+
+
+def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
+    parted = PIPE.replace("spatial n over X in tiles of 3", "spatial k over X in tiles of 2")
+    found = evaluate(NODES, FC, parse_schedule(parted))
+    assert isinstance(found, Solution)
+    moved = {(row.tensor, row.action): row.elems for row in found.einsums[0].counts if row.level == "BUF"}
+    size = next(e for e in FC.einsums if e.name == "a").output.stored_elems()
+    whole = evaluate(NODES, FC, parse_schedule(PIPE))
+    assert isinstance(whole, Solution)
+    before = {(row.tensor, row.action): row.elems for row in whole.einsums[0].counts if row.level == "BUF"}
+    assert moved["T1", "read"] - before["T1", "read"] >= size and moved["T1", "write"] - before["T1", "write"] >= size  # out of both lanes, into the first
+    (row,) = (row for row in found.einsums[0].counts if (row.level, row.tensor, row.action) == ("BUF", "T1", "write"))
+    assert row.busiest_elems == (row.elems - size) / 2 + size  # both lanes sum alike, the first one takes all
+    alone = replace(NODES, fanouts=(replace(NODES.fanouts[0], reduce=(False, False)),))
+    assert lines(parted, alone) == ["mapping of a: spatial k over X splits the sums of T1, which are not added up on the way there; split another rank"]
+    both = parted.replace("store DRAM T0 T2", "store DRAM T0 T1 T2")
+    assert lines(both) == ["mapping of a: lanes share sums of T1, which leaves the chip too; split another rank"]
 
 
 @settings(max_examples=300, deadline=None)

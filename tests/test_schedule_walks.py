@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.nest import Loop, Mapping, Store
-from dse.schedule import Schedule
+from dse.schedule import Branch, Schedule
 from dse.sim.boundary import Boundary, joined
 from dse.sim.cost import price
 from dse.sim.counts import count
 from dse.sim.evaluate import Problem, Solution
+from dse.sim.faults import faults
 from dse.sim.graph import evaluate, filled_cycles
 from hw.arch import Arch
 from tests.fused_in_time import timed
@@ -59,6 +60,46 @@ def compared(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
 @given(st.integers(0, 10**9))
 def test_schedules_move_and_hold_what_a_walk_of_all_elements_does(seed: int) -> None:
     assert differences(seed) == []
+
+
+def shared_sums(seed: int) -> tuple[Arch, Workload, Schedule]:
+    """A random pipeline of which a stage that hands its result on shares out a summed rank over lanes, outside of its other loops."""
+    rng = Random(seed)
+    while True:
+        arch, workload, schedule = random_schedule(rng)
+        if not any(segment.pipelined for segment in schedule.segments):
+            continue
+        f, outer = arch.fanouts[0], arch.levels[arch.fanouts[0].outside - 1].name
+        arch = replace(arch, levels=tuple(replace(level, skip_first_read=True) if level.name == outer else level for level in arch.levels),
+                       fanouts=(replace(f, reduce=(True,) * len(f.dims)), *arch.fanouts[1:]))
+        e = {e.name: e for e in workload.einsums}
+        segments = []
+        for segment in schedule.segments:
+            homes = {node.tensor for node in segment.nodes if isinstance(node, Store) and node.level == arch.levels[f.outside].name}
+            branches = [_parted(rng, branch, e[branch.einsum], dict(f.dims)) if e[branch.einsum].output.tensor in homes and segment.pipelined else branch
+                        for branch in segment.branches]
+            segments.append(replace(segment, branches=tuple(branches)))
+        found = replace(schedule, segments=tuple(segments))
+        if found != schedule and not faults(arch, workload, found) and isinstance(evaluate(arch, workload, found), Solution):
+            return arch, workload, found
+
+
+def _parted(rng: Random, branch: Branch, e: Einsum, dims: dict[str, int]) -> Branch:
+    used = {node.over for node in branch.mapping.nodes if isinstance(node, Loop)}
+    sizes = {name: next((one.size for one in branch.region if one.dim == name), n) for name, n in dims.items() if name not in used}
+    ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.ranks()]
+    if not ranks or max(sizes.values(), default=1) < 2:
+        return branch
+    rank, dim = rng.choice(ranks), rng.choice([name for name, n in sizes.items() if n > 1])
+    tile = -(-e.sizes()[rank] // rng.randint(2, sizes[dim]))
+    nodes = [replace(node, tile=min(node.tile, tile)) if isinstance(node, Loop) and node.rank == rank else node for node in branch.mapping.nodes]
+    return replace(branch, mapping=replace(branch.mapping, nodes=(Loop(rank, tile, dim), *nodes)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**9))
+def test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first(seed: int) -> None:
+    assert compared(*shared_sums(seed)) == []
 
 
 @settings(max_examples=300, deadline=None)

@@ -34,6 +34,7 @@ class Stage(Walk):
     visits: Counter = field(default_factory=Counter)
     sums: Counter = field(default_factory=Counter)
     whole: tuple = ()  # stores that may not sink
+    gathered: tuple = ()  # stores of sums that several lanes have a part of
     events: list = field(default_factory=list)  # (tensor, element, is it written), in time, of all stages of the segment
 
     def rest(self, i, p):
@@ -42,6 +43,15 @@ class Stage(Walk):
     def fill(self, at, node, tensor, parent, elements, output):
         if self.first or node not in self.held:
             super().fill(at, node, tensor, parent, elements, output)
+
+    def store(self, at, node, env):
+        super().store(at, node, env)
+        if node in self.gathered:  # the first lane gets what all of them have added up
+            elements = self.box(self.e.output, env, clip=True)
+            self.add(at, node.level, node.tensor, "read", len(elements))
+            self.merge(-1, self.e.output, elements)
+            if not self.share(self.e.output, -1):
+                self.add(at, node.level, node.tensor, "write", len(elements))
 
     def go(self, at, env):
         pushed = []
@@ -221,9 +231,11 @@ class SegmentWalk:
             lead = 0
             while lead < len(own) and isinstance(own[lead], Loop) and own[lead].over in dims:
                 lead += 1
+            parted = {n.rank for n in own[:lead]} - e.output.ranks()
             own[lead:lead] = homes
         dead = [n for n in own if isinstance(n, Store) and n.tensor in self.kept and self.levels.index(n.level) <= self.levels.index(self.kept[n.tensor])]
-        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.held, whole=tuple(homes), events=self.events)
+        return Stage(Mapping(tuple(n for n in own if n not in dead)), e, self.arch, held=b.held, whole=tuple(homes), events=self.events,
+                     gathered=tuple(homes) if homes and parted else ())
 
     def run(self) -> SegmentWalk:
         for stage in self.stages.values():

@@ -1,6 +1,7 @@
 """One stage of a pipeline: how a rectangle of nodes shares an einsum out, and what each node does (docs/reuse.md, Pipelines).
 
-    spatial m over NX in tiles of 32        ranks of the output that no window cuts, shared out over rows and columns of nodes, as evenly as can be
+    spatial m over NX in tiles of 32        ranks that no window cuts, shared out over rows and columns of nodes, as evenly as can be; of sums that nodes
+                                            share, each adds up its part, and all go to the first of them
       spatial n over NY in tiles of 28
         spatial n over NX in tiles of 7
           (the nest of one node)            the mapper's, of a machine that is one node: exact, in the room that what is handed on and pinned leave
@@ -11,7 +12,7 @@ to a lane inside of the node, what the array charges for it. These prices rank n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf, log2, prod
@@ -24,24 +25,26 @@ from dse.schedule import renamed
 from dse.sim import bounds
 from dse.sim.cost import overflow
 from dse.sim.counts import count, footprints, held_elems
-from dse.sim.evaluate import EinsumCost, Problem, priced
+from dse.sim.evaluate import EinsumCost, Problem, figure, priced
 from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 
 ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
-PLACED = 4_000  # nodes of a nest that a search places at most
+PLACED = 500  # nodes of a nest that a search places at most
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a stage finds: tensors that another stage hands to it, weights that are there before the run, whether it hands its result on, in how many copies."""
+    """What a stage finds: tensors that another stage hands to it, weights that are there before the run, whether it hands its result on, in how many copies,
+    and whether main memory gets it too."""
 
     handed: frozenset[str] = frozenset()
     pinned: frozenset[str] = frozenset()
     hands: bool = False
     copies: int = 1
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +71,22 @@ class Stage:
         return min(shape.rows * shape.columns for shape in self.shapes)
 
 
-def split_ranks(e: Einsum) -> list[str]:
-    """Ranks that nodes may share out: of the result, and of no window, whose hops are not counted."""
+def split_ranks(e: Einsum, sums: bool = False) -> list[str]:
+    """Ranks that nodes may share out: of the result, or of its sums too, and of no window, whose hops are not counted."""
     sizes = e.sizes()
     windows = {rank for p in e.tensors() for d in p.dims for rank in d.ranks() if len(d.terms) > 1 or d.terms[0][1] != 1 or d.offset or d.size < sizes[rank]}
-    return [rank for rank, n in e.extents if n > 1 and rank in e.output.full() and rank not in windows]
+    return [rank for rank, n in e.extents if n > 1 and rank not in windows and (rank in e.output.full() or (sums and e.kind == "mac"))]
 
 
-def tiles(e: Einsum, most: int) -> Iterator[dict[str, int]]:
+def may_share(arch: Arch, around: Around) -> bool:
+    """Whether nodes may share sums: they are added up on their way, and what stays with the nodes does not leave them too."""
+    return all(arch.fanouts[0].reduce) and arch.levels[0].skip_first_read and not (around.hands and around.leaves)
+
+
+def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
     """Parts of one node, at most two ranks cut, on at most so many nodes; of parts that leave as many lanes the smallest."""
     sizes = e.sizes()
-    ranks = split_ranks(e)
+    ranks = split_ranks(e, sums)
     yield {}
     for rank in ranks:
         yield from ({rank: t} for t in _even(sizes[rank], most) if t < sizes[rank])
@@ -87,6 +95,11 @@ def tiles(e: Einsum, most: int) -> Iterator[dict[str, int]]:
             lanes = -(-sizes[a] // first)
             if first < sizes[a]:
                 yield from ({a: first, b: t} for t in _even(sizes[b], most // lanes) if t < sizes[b])
+
+
+def part_of(e: Einsum, tile: dict[str, int]) -> Einsum:
+    """What one node does."""
+    return replace(e, extents=tuple((rank, tile.get(rank, n)) for rank, n in e.extents))
 
 
 def _even(n: int, most: int) -> list[int]:
@@ -117,25 +130,31 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
     return sorted(found.values(), key=lambda one: (one.rows * one.columns, abs(one.rows - one.columns), one.rows))
 
 
+Inside = Callable[[Problem], list[Mapping]]  # nests that a mapper offers, for a node by itself
+
+
 @dataclass(slots=True)
 class Nodes:
-    """Answers of the mapper for one node, by its part of the einsum and what stands around it."""
+    """Answers of the mapper for one node, by its part of the einsum and what stands around it. inside: None, the exact one."""
 
     arch: Arch
+    inside: Inside | None = None
     known: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0
 
     def stage(self, e: Einsum, tile: dict[str, int], around: Around, objective: str) -> Stage | None:
         """The best nest of a node, None: none fits, or no rectangle does the parts."""
-        if not (own := shapes(e, tile, self.arch)):
-            return None
-        part = replace(e, extents=tuple((rank, tile.get(rank, n)) for rank, n in e.extents))
+        return self.on(e, tile, around, objective, own) if (own := shapes(e, tile, self.arch)) else None
+
+    def on(self, e: Einsum, tile: dict[str, int], around: Around, objective: str, own: Sequence[Shape]) -> Stage | None:
+        """The same on given rectangles."""
+        part = part_of(e, tile)
         lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
-        room = self._room(part, around)
+        room = self.room(part, around)
         if room < 0:
             return None
         room -= room % max((self.arch.levels[1].capacity_bits or 0) // ROOMS, 1)
-        price = self._price(e, tile, around, lanes)
+        price = self._price(e, tile, around)
         order = [p.tensor for p in (e.output, *e.inputs)]
         homes = frozenset(order.index(t) for t in (*around.pinned, *([e.output.tensor] if around.hands else [])))
         key = (canonical_key(part), homes, room, price, objective)
@@ -145,9 +164,16 @@ class Nodes:
         if found is None:
             return None
         nest = renamed(found.mapping, first, part)
-        return Stage(tuple(sorted(tile.items())), nest, tuple(own), lanes * found.energy_pj, found.latency_cycles)
+        return Stage(tuple(sorted(tile.items())), nest, tuple(own), lanes * found.energy_pj + self.added_up(e, tile, around), found.latency_cycles)
 
-    def _room(self, part: Einsum, around: Around) -> int:
+    def added_up(self, e: Einsum, tile: dict[str, int], around: Around) -> float:
+        """Energy to bring parts of sums that are handed on to one node of those that have them."""
+        many = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in e.output.ranks())
+        level, bits = self.arch.levels[1], bits_of(e, self.arch)[e.output.tensor]
+        word = many * level.read_pj + level.write_pj + (many - 1) * self.arch.fanouts[0].hop_pj * level.width_bits
+        return held_elems(e.output, e.sizes()) * bits / level.width_bits * word if around.hands and many > 1 else 0.0
+
+    def room(self, part: Einsum, around: Around) -> int:
         """Bits of a node that its nest has for itself."""
         bits, level = bits_of(part, self.arch), self.arch.levels[1]
         taken = sum(held_elems(p, part.sizes()) * bits[p.tensor] for p in part.inputs if p.tensor in around.pinned)
@@ -155,8 +181,13 @@ class Nodes:
             taken += held_elems(part.output, part.sizes()) * bits[part.output.tensor] * around.copies
         return (level.capacity_bits or 1 << 60) - taken
 
-    def _price(self, e: Einsum, tile: dict[str, int], around: Around, lanes: int) -> float:
+    def _price(self, e: Einsum, tile: dict[str, int], around: Around) -> float:
         """Of a word that a node takes from outside, on the average of its tensors; in steps of an eighth of an octave, so that few searches differ."""
+        cost, words = self.outside(e, tile, around)
+        return float(2 ** (round(8 * log2(max(cost / words, 1e-3))) / 8)) if words else 0.0
+
+    def outside(self, e: Einsum, tile: dict[str, int], around: Around) -> tuple[float, float]:
+        """Energy of what a node takes from outside, each word once, and the words."""
         outer, level, f = *self.arch.levels[:2], self.arch.fanouts[0]
         cost = words = 0.0
         for p in e.tensors():
@@ -167,27 +198,52 @@ class Nodes:
             hops = (at_once + sum(n for _, n in f.dims) / 4) * f.hop_pj * (p.bits or self.arch.word_bits)
             n = held_elems(p, {rank: tile.get(rank, size) for rank, size in e.extents})
             cost, words = cost + n * (source + hops) / at_once, words + n
-        return float(2 ** (round(8 * log2(max(cost / words, 1e-3))) / 8)) if words else 0.0
+        return cost, words
 
     def _searched(self, part: Einsum, homes: frozenset[str], room: int, price: float, objective: str) -> EinsumCost | None:
+        """A node by itself. What comes to lanes is charged to the level that takes it while nests are searched, sums that leave lanes to none: so a nest whose
+        lanes share sums is also asked for where no sums are added up on the way, and the cheaper one taken."""
         self.searches += 1
         arch, outer = self.arch, self.arch.levels[0]
-        nodes = arch.instances(1)
-        inner = [sum(f.lane_pj * level.width_bits for f in arch.fanouts[1:] if f.outside == v) for v, level in enumerate(arch.levels)]
-        levels = tuple(replace(level, write_pj=level.write_pj + more, leak_mw=0.0, access=None) for level, more in zip(arch.levels, inner, strict=True))
-        levels = (replace(outer, read_pj=price, write_pj=price, bandwidth=inf, leak_mw=arch.leak_mw() / nodes, access=None),
-                  replace(levels[1], capacity_bits=room), *levels[2:])
-        node = replace(arch, levels=levels, fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in arch.fanouts[1:]))
-        asked = [level for v, level in enumerate(levels) if inner[v]]  # what lanes take and do not hold would be charged nowhere
-        kept = tuple((level.name, t) for level in asked for t in holdable(part, level))
-        constraints = Constraints(homes=tuple(sorted((t, levels[1].name) for t in homes)), kept=kept, name="a node")
-        problem = Problem(node, part, objective, BELOW)
-        found = search(problem, "ragged_lanes", constraints, PLACED) if taken(part, "ragged_lanes") else None
-        if found is None or found.mapping is None:
-            return None
-        rows = footprints(found.mapping, part)
-        own = [row for row in rows if (row.tensor, row.level) not in constraints.homes]
-        return None if overflow(own, part, node) else priced(problem, found.mapping, count(found.mapping, part, node), rows)
+        own = tuple(replace(level, leak_mw=0.0, access=None) for level in arch.levels)
+        own = (replace(own[0], read_pj=price, write_pj=price, bandwidth=inf, leak_mw=arch.leak_mw() / arch.instances(1)),
+               replace(own[1], capacity_bits=room), *own[2:])
+        node = replace(arch, levels=own, fanouts=arch.fanouts[1:])
+        inner = [sum(f.lane_pj * level.width_bits for f in node.fanouts if f.outside == v) for v, level in enumerate(own)]
+        asked = replace(node, levels=tuple(replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)),
+                        fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in node.fanouts))
+        kept = tuple((level.name, t) for level, more in zip(own, inner, strict=True) if more for t in holdable(part, level))  # else charged nowhere
+        constraints = Constraints(homes=tuple(sorted((t, own[1].name) for t in homes)), kept=kept, name="a node")
+        if self.inside:
+            offered = self.inside(Problem(asked, part, objective, BELOW))
+            return _best(Problem(node, part, objective, BELOW), [_whole(nest, homes, outer.name) for nest in offered], homes)
+        nests = []
+        for machine in (asked, replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts))):
+            problem = Problem(machine, part, objective, BELOW)
+            found = search(problem, "ragged_lanes", constraints, PLACED) if taken(part, "ragged_lanes") else None
+            nests += [found.mapping] if found and found.mapping else []
+            if not any(isinstance(n, Loop) and n.over and n.rank not in part.output.ranks() for nest in nests for n in nest.nodes):
+                break
+        return _best(Problem(node, part, objective, BELOW), nests, homes)
+
+
+def _whole(nest: Mapping, homes: Collection[str], outer: str) -> Mapping:
+    """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops."""
+    first = {node.tensor: node for node in reversed(nest.nodes) if isinstance(node, Store) and node.tensor in homes and node.level != outer}
+    rest = [node for node in nest.nodes if not (isinstance(node, Store) and (node == first.get(node.tensor) or (node.tensor in homes and node.level == outer)))]
+    lead = next((i for i, node in enumerate(rest) if not (isinstance(node, Store) and node.level == outer)), len(rest))
+    return replace(nest, nodes=(*rest[:lead], *first.values(), *rest[lead:]))
+
+
+def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) -> EinsumCost | None:
+    """The cheapest of those that fit beside what is kept."""
+    e, arch = problem.einsum, problem.arch
+    costs = []
+    for nest in nests:
+        rows = footprints(nest, e)
+        if not overflow([row for row in rows if not (row.tensor in homes and row.level == arch.levels[1].name)], e, arch):
+            costs.append(priced(problem, nest, count(nest, e, arch), rows))
+    return min(costs, key=lambda c: (figure(problem.objective, c.energy_pj, c.latency_cycles), str(c.mapping)), default=None)
 
 
 def own_nest(stage: Stage, shape: Shape, e: Einsum, around: Around, outer: str) -> Mapping:

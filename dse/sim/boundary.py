@@ -4,6 +4,7 @@ The whole nest of an einsum is the shared loops and storage nodes as it sees the
 * kept tensors: of every element a share lies inside, where its nodes further out do not exist: (1 - share) of the counts as written plus share of those;
   in a level inside of lanes all of them hold an even part, which others read and write through the network: there the nest stays, its outermost node is those;
 * remote tensors: made by another stage of a pipeline and read out of the level in its lanes: the row of the parent, under that level's name;
+* gathered tensors: sums that lanes of this stage share, added up on the way to the first of them: likewise;
 * held tensors: filled in the first granule only: what moves into them is counted on the nest of one granule.
 """
 
@@ -28,7 +29,8 @@ class Boundary:
     """outer: shared loops and storage nodes of the einsum's tensors; of a tensor that another einsum brings in or makes, only the innermost one.
 
     homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
-    begins. remote: (tensor, level that it is read out of, all of it over what the busiest of its lanes holds). copies: (node, granules that it holds at once).
+    begins. remote: (tensor, level that it is read out of, all of it over what the busiest of its lanes holds); gathered: the same of the einsum's own sums,
+    of which several lanes have a part. copies: (node, granules that it holds at once).
     kept: (tensor, level, share); beside: (level, tensor, action, share of it) that is moved since more or less of it stays afterwards; hands: kept ones that
     the segment hands on too, from a node of their own. branched: other einsums
     stand below the shared part; forked: they use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
@@ -51,10 +53,11 @@ class Boundary:
     taken: tuple[tuple[str, int], ...] = ()
     beside: tuple[tuple[str, str, str, Fraction], ...] = ()
     hands: frozenset[str] = frozenset()
+    gathered: tuple[tuple[str, str, int | Fraction], ...] = ()
 
     def marks(self) -> str:
         """What changes counts beside the nest, as text."""
-        marks = (self.remote, self.held, self.kept, self.forked, self.beside)
+        marks = (self.remote, self.held, self.kept, self.forked, self.beside, *([self.gathered] if self.gathered else []))
         return f" {' '.join(map(str, marks))}" if any(marks) else ""
 
     def timed(self, arch: Arch) -> bool:
@@ -158,6 +161,10 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
             total, _ = rows.pop(key)
             mine = rows.get((level, tensor, "read"), (0, [0] * many))
             rows[level, tensor, "read"] = (mine[0] + total, mine[1])  # the other stage's port is the busy one: `remote_reads`
+    for tensor, level, lanes in b.gathered:
+        total, _ = rows.pop((order[order.index(level) - 1], tensor, "write"))
+        mine = rows.get((level, tensor, "write"), (0, [0] * many))
+        rows[level, tensor, "write"] = (mine[0] + total, [own + total / lanes for own in mine[1]])
     return sharing.passed_round(rows, whole, e, arch)
 
 
@@ -214,7 +221,7 @@ def _held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint
     fork = footprints(Mapping(b.outer), e)
     once = footprints(*one_granule(b, whole, e))
     copies, kept = dict(b.copies), {(level, tensor) for tensor, level, share in b.kept if share == 1 and not sliced(level, arch)}
-    remote, given = {tensor for tensor, _, _ in b.remote}, {(row.level, row.tensor): row for row in b.given}
+    remote, given = {tensor for tensor, _, _ in (*b.remote, *b.gathered)}, {(row.level, row.tensor): row for row in b.given}
     rows = []
     for number, (i, node) in enumerate(stores):
         row = given.get((node.level, node.tensor), fork[number]) if i < len(b.outer) else found[number]

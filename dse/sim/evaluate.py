@@ -96,6 +96,16 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Pruned:
+    """What a search of segments left out of one: its schemes, those that may fit, those that were solved."""
+
+    einsums: tuple[str, ...]
+    schemes: int
+    valid: int
+    solved: int
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
@@ -115,6 +125,7 @@ class Solution:
     schedule: Schedule | None = None
     memory: Memory | None = None
     saved: float | None = None
+    pruned: tuple[Pruned, ...] = ()
 
 
 def certified(what: str, gap_to_bound: float) -> str:

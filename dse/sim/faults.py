@@ -263,6 +263,10 @@ def _nest_faults(one: Placed) -> Iterator[str]:
     if b.outer and one.nest.layouts:
         yield f"mapping of {e.name}: layout {one.nest.layouts[0].level} {one.nest.layouts[0].tensor}: below shared loops tensors lie row-major; leave it out"
         return
+    for tensor, _, _ in b.gathered:
+        if sum(isinstance(node, Store) and node.tensor == tensor for node in b.outer) > 1:
+            yield f"mapping of {e.name}: lanes share sums of {tensor}, which leaves the chip too; split another rank"
+            return
     whole = joined(b, one.nest)
     if lines := nest.faults(whole, e, replace(arch, levels=tuple(replace(level, bypass=True) for level in arch.levels))):
         yield from lines
@@ -303,9 +307,17 @@ def _nest_faults(one: Placed) -> Iterator[str]:
             return
         for loop in one.nest.nodes[:lead]:
             assert isinstance(loop, Loop)
-            if loop.rank not in e.output.ranks():
-                yield f"mapping of {e.name}: spatial {loop.rank} splits the sums of {home.tensor}, which no lane then holds whole; split another rank"
+            if loop.rank not in e.output.ranks() and not _adds(loop.over, home.level, arch):
+                yield (f"mapping of {e.name}: spatial {loop.rank} over {loop.over} splits the sums of {home.tensor}, which are not added up on the way there; "
+                       "split another rank")
             left[loop.rank] = loop.tile
+
+
+def _adds(dim: str, level: str, arch: Arch) -> bool:
+    """Whether sums of the lanes along a dimension are added up on their way, to a level right inside of them, and start from zero there."""
+    f = next(f for f in arch.fanouts if dim in [name for name, _ in f.dims])
+    outer = arch.levels[f.outside - 1]
+    return dict(zip([name for name, _ in f.dims], f.reduce, strict=True))[dim] and arch.levels[f.outside].name == level and outer.skip_first_read
 
 
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:

@@ -156,9 +156,9 @@ class Owned:
 
 
 def owners(mapping: Mapping, e: Einsum, p: Projection, f: Fanout, granule: dict[str, int]) -> tuple[Owned, ...]:
-    """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output."""
+    """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output; of lanes that share sums the first."""
     loops, found = cuts(mapping, e, f), []
-    for group in groups(loops, [True] * len(loops), _first(f)):
+    for group in groups(loops, [c.rank in p.ranks() for c in loops], _first(f)):
         if (share := _share(loops, group.at)) is not None:
             spans = tuple(share.get(d.terms[0][0], (0, granule[d.terms[0][0]])) for d in p.dims)
             found.append(Owned((group.rows[0], group.columns[0]), spans))

@@ -199,7 +199,8 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
     users = {tensor: [i for i, tensors in enumerate(named_by) if tensor in tensors] for tensor in home}
     outer: list[Loop | Store] = []
     own: list[Store] = []
-    remote = []
+    remote: list[tuple[str, str, int | Fraction]] = []
+    gathered: list[tuple[str, str, int | Fraction]] = []
     for node in segment.nodes:
         if isinstance(node, Loop):
             outer.append(replace(node, rank=named(node.rank, branch)))
@@ -207,11 +208,14 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
             continue
         elif f and order[node.level] >= f.outside:
             maker = segment.branches[users[node.tensor][0]]
-            if users[node.tensor][0] == j:
+            made = g.einsums[maker.einsum]
+            mine = users[node.tensor][0] == j
+            parted = any(loop.rank not in made.output.ranks() for loop in lead(maker, f))
+            if mine:
                 own.append(node)
-            else:
+            if not mine or parted:
                 outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
-                remote.append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), g.einsums[maker.einsum], f)))
+                (gathered if mine else remote).append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), made, f)))
         else:
             outer += [replace(node, tensor=p.tensor) for p in e.tensors() if owner(p.tensor, g.made) == node.tensor]
     copies = [(home[t], min(at[-1] - at[0] + 1, granules(segment, g))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
@@ -223,9 +227,9 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
                      len(segment.branches) > 1 and bool(segment.nodes), len(segment.branches) > 1 and bool(shared_loops(segment)), frozenset(pinned),
-                     beside=tuple(beside), hands=frozenset(handed & {tensor for tensor, _, _ in kept}))
+                     beside=tuple(beside), hands=frozenset(handed & {tensor for tensor, _, _ in kept}), gathered=tuple(gathered))
     if f and f.hop_pj:
-        found = replace(found, owned=tuple((t, _owners(t, segment, g, f)) for t, _, _ in remote))
+        found = replace(found, owned=tuple((t, _owners(t, segment, g, f)) for t, _, _ in (*remote, *gathered)))
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
 
 
@@ -241,14 +245,23 @@ def _moved_beside(one: Keep, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str,
     return []
 
 
-def _stage_lanes(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int | Fraction:
-    """Lanes that what a stage makes is spread over; where they have unequal shares, all of it over the largest."""
-    left = e.sizes() | {named(loop.rank, branch): loop.tile for loop in loops}
-    used, names = Fraction(1), {name for name, _ in f.dims}
+def lead(branch: Branch, f: Fanout) -> list[Loop]:
+    """The loops over the lanes of stages with which a nest begins."""
+    names, found = {name for name, _ in f.dims}, list[Loop]()
     for node in branch.mapping.nodes:
         if not isinstance(node, Loop) or node.over not in names:
             break
-        used, left[node.rank] = used * Fraction(left.get(node.rank, 1), node.tile), node.tile
+        found.append(node)
+    return found
+
+
+def _stage_lanes(branch: Branch, loops: Sequence[Loop], e: Einsum, f: Fanout) -> int | Fraction:
+    """Lanes that what a stage makes is spread over, of those that share sums the first; where they have unequal shares, all of it over the largest."""
+    left = e.sizes() | {named(loop.rank, branch): loop.tile for loop in loops}
+    used = Fraction(1)
+    for loop in lead(branch, f):
+        if loop.rank in e.output.ranks():
+            used, left[loop.rank] = used * Fraction(left[loop.rank], loop.tile), loop.tile
     return int(used) if used.denominator == 1 else used
 
 
@@ -257,10 +270,8 @@ def _owners(tensor: str, segment: Segment, g: Graph, f: Fanout) -> tuple[network
     maker = next(b for b in segment.branches if g.einsums[b.einsum].output.tensor == tensor)
     e = g.einsums[maker.einsum]
     granule = e.sizes() | {named(loop.rank, maker): loop.tile for loop in shared_loops(segment)}
-    spatial = [isinstance(node, Loop) and node.over in {name for name, _ in f.dims} for node in maker.mapping.nodes]
-    lead = maker.mapping.nodes[: spatial.index(False) if False in spatial else len(spatial)]
     stage = replace(e, extents=tuple(granule.items()))
-    return network.owners(Mapping(lead), stage, stage.output, _stage_lanes_of(maker, f), granule)
+    return network.owners(Mapping(tuple(lead(maker, f))), stage, stage.output, _stage_lanes_of(maker, f), granule)
 
 
 def _stage_lanes_of(branch: Branch, f: Fanout) -> Fanout:

@@ -118,14 +118,15 @@ def solver(raw: object, faults: Faults) -> Picks:
     for key in ("tiles", "dataflow") if picks.mapper != "optimal" or picks.tiling != "mapper" else ():
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(picks, key):
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
-    exact = picks.reuse in ("tiles", "pipelines")
+    piped = picks.reuse == "pipelines" or picks.reuse.startswith("kapla")
+    exact = picks.reuse == "tiles" or piped
     if picks.reuse != "none" and (picks.tiling != "mapper" or (exact and picks.mapper != "optimal")):
         needed = "the mapper optimal; leave out solver.mapper and solver.tiling" if exact else "the nests of a mapper; leave out solver.tiling"
         faults.add(f"solver.reuse = {show(picks.reuse)} needs {needed}")
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
-        if picks.reuse != "pipelines" and isinstance(raw, Mapping) and key in raw:
+        if not piped and isinstance(raw, Mapping) and key in raw:
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.reuse: pipelines; take that, or leave it out")
-    if picks.reuse == "pipelines" and picks.temporal_layer_pipe and not picks.spatial_layer_pipe and isinstance(raw, Mapping) and "temporal_layer_pipe" in raw:
+    if piped and picks.temporal_layer_pipe and not picks.spatial_layer_pipe and isinstance(raw, Mapping) and "temporal_layer_pipe" in raw:
         faults.add("solver.temporal_layer_pipe = true needs stages side by side; leave it out, or take solver.spatial_layer_pipe=true")
     return picks
 

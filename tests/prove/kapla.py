@@ -13,7 +13,7 @@ from tests.nests import random_case, rich_case
 from tests.piped import compared
 from tests.test_directives import raised_case
 
-GRAPHS = int(os.environ.get("DSE_PIPES", "60"))
+GRAPHS = int(os.environ.get("DSE_PIPES", "200"))
 NESTS = int(os.environ.get("DSE_DIRECTIVES", "20000"))
 
 

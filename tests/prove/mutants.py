@@ -58,17 +58,27 @@ NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"t
 WRITTEN, PIPES, STAGES, TABLE, UNEVEN = "dse/directives.py", "dse/reuse/pipeline.py", "dse/reuse/stages.py", *(f"tests/{name}" for name in (
     "test_pipeline.py::test_no_pipeline_is_cheaper_than_what_is_claimed", "test_network.py::test_hops_of_unequal_lanes_are_those_of_all_their_words"))
 RECTANGLES = "tests/test_pipeline.py::test_rectangles_do_all_the_parts"
+SUMS = "tests/test_schedule_walks.py::test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first"
 MUTANTS = (
     Mutant("a fold over lanes stands inside of them", WRITTEN, "s.rank == u.rank and u.tile > s.tile", "s.rank == u.rank and u.tile > 4 * s.tile",
            "tests/test_directives.py::test_what_is_no_nest_is_refused_in_one_line"),
     Mutant("nodes rise above loops over lanes", WRITTEN, "while at and not loops[at - 1].over and", "while at and",
            "tests/test_directives.py::test_a_tensor_that_no_update_moves_stands_below_its_lanes"),
     Mutant("the bound of a stage pays for what is handed on", PIPES, "(p is not e.output and owner(p.tensor, made) in made)", "False", TABLE),
-    Mutant("the bound of a stage pays for pinned weights", PIPES, "or p.tensor in _pinned(g, e)]", "]", TABLE),
+    Mutant("the bound of a stage pays for pinned weights", PIPES, "or p.tensor in pinned(g, e)]", "]", TABLE),
     Mutant("the last of unequal lanes has a whole share", HOPS, "min(low + (i + 1) * c.tile, high)", "low + (i + 1) * c.tile", UNEVEN),
     Mutant("lanes with less work fetch as often", HOPS, "if c.whole % c.tile and c.rank not in p.ranks() and (left :=", "if False and (left :=", UNEVEN),
-    Mutant("lanes of unequal shares are asked alike", PLACED, "used * Fraction(left.get(node.rank, 1), node.tile)",
-           "used * -(-left.get(node.rank, 1) // node.tile)", "tests/test_schedule.py::test_the_lane_that_holds_most_is_asked_most"),
+    Mutant("lanes of unequal shares are asked alike", PLACED, "used * Fraction(left[loop.rank], loop.tile)", "used * -(-left[loop.rank] // loop.tile)",
+           "tests/test_schedule.py::test_the_lane_that_holds_most_is_asked_most"),
+    Mutant("shared sums stay in parts", AROUND, "(mine[0] + total, [own + total / lanes for own in mine[1]])", "mine", SUMS),
+    Mutant("shared sums: all lanes that share one hold it", PLACED, "if loop.rank in e.output.ranks():", "if True:",
+           "tests/test_schedule.py::test_sums_that_lanes_share_are_added_up_on_the_way_or_refused"),
+    Mutant("shared sums: hops to no lane", HOPS, "[c.rank in p.ranks() for c in loops], _first", "[True] * len(loops), _first",
+           "tests/test_network.py::test_hops_of_sums_that_lanes_share_are_those_to_the_first_of_them"),
+    Mutant("shared sums of what leaves the chip", REFUSED, "node.tensor == tensor for node in b.outer) > 1", "node.tensor == tensor for node in b.outer) > 9",
+           "tests/test_schedule.py::test_sums_that_lanes_share_are_added_up_on_the_way_or_refused"),
+    Mutant("published: a node holds all that a stage holds", "dse/reuse/published.py", "shape.rows * shape.columns * (g.arch", "(g.arch",
+           "tests/test_pipeline.py::test_what_cannot_fit_falls_and_nothing_that_does"),
     Mutant("a rectangle is a row too low", STAGES, "-(-sizes[rest] // outer), -(-outer // tile[rest])", "sizes[rest] // outer, -(-outer // tile[rest])",
            RECTANGLES),
     Mutant("what later ranks bring x 1.1", KERNELS, "min(x.low[q], rows[i + 1, q] * later[i + 1, cell, q])",

@@ -1,0 +1,268 @@
+"""Segments of einsums side by side on rectangles of nodes: which there may be, as text of a schedule, what they cost, which of those found are taken
+(KAPLA's inter-layer space; docs/reuse.md, Pipelines).
+
+    labels    of every border between two einsums: none, or the segment that runs across it
+    factors   an einsum with its borders: what it costs alone on the nodes; where a segment begins, what that costs
+
+A segment: einsums next to each other in the order of the workload, each on a rectangle of nodes; what they hand on stays in the lanes that make it; all at
+once, or in granules of one shared loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import inf
+from typing import Literal
+
+from dse.dataflow.cost_descending import least_held
+from dse.join import Room, Table, join, table
+from dse.nest import Infeasible, Loop, Store
+from dse.reuse.stages import Around, Nodes, Shape, Stage, own_nest
+from dse.reuse.trips import runs, trips
+from dse.reuse.trips import segments as looped
+from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
+from dse.sim.evaluate import Solution, figure
+from dse.sim.faults import faults
+from dse.sim.graph import evaluate
+from dse.sim.parts import bits_of
+from hw.arch import Arch
+from workloads.einsum import Einsum, canonical_key
+from workloads.graph import Workload, counts, owner
+
+MOST_STAGES = 6
+GRANULES = (8, 64)  # numbers of granules
+VISITED = 4000  # places that a layout looks at
+Objective = Literal["energy", "latency", "edp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Einsums first to last. handed: made and read in it; leaving: those that others read too; ranks: of a shared loop, one per einsum, () none; tile: its."""
+
+    first: int
+    last: int
+    handed: frozenset[str]
+    leaving: frozenset[str]
+    ranks: tuple[str, ...] = ()
+    tile: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A segment as found. energy, latency: among others; peak, pinned: bits of a node's buffer while it runs, and of its weights at all times."""
+
+    segment: Segment
+    energy: float
+    latency: float
+    peak: int = 0
+    pinned: int = 0
+
+
+@dataclass(slots=True)
+class Found:
+    """A search. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated: segments; undone: not looked at."""
+
+    arch: Arch
+    workload: Workload
+    objective: Objective
+    weights: str
+    nodes: Nodes
+    looked: int = 0
+    left: int = 0
+    evaluated: int = 0
+    undone: int = 0
+    known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
+    alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
+
+
+def check(arch: Arch, pick: str) -> None:
+    """Raises ValueError where a machine has no nodes for stages, or prices what they do not count."""
+    if not arch.fanouts or arch.fanouts[0].outside != 1 or len(arch.fanouts[0].dims) != 2:
+        raise ValueError(f"{arch.name}: solver.reuse = {pick} needs nodes in rows and columns between main memory and a buffer in each; "
+                         f"take kapla_multi, or solver.reuse=none")
+    if arch.described():
+        raise ValueError(f"{arch.name}: solver.reuse = {pick} counts no lines, rows or banks, which this machine prices; take solver.reuse=none")
+
+
+def pinned(g: Found, e: Einsum) -> frozenset[str]:
+    return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
+
+
+def eight_or_64(n: int) -> list[int]:
+    return [b for b in GRANULES if n % b == 0 and n > b]
+
+
+def ranges_of(g: Found, most: int = MOST_STAGES, granules: Callable[[int], Sequence[int]] = eight_or_64) -> list[Range]:
+    """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share."""
+    w, found = g.workload, []
+    maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
+    loops = {(m.first, m.last): m for m in looped(w)}
+    for first, last, made, leaving in runs(w, most):
+        own, handed = w.einsums[first:last + 1], frozenset(made)
+        reads = [{p.tensor for p in e.inputs} & handed for e in own]
+        again = any(owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs)  # read by another name
+        if again or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
+            continue
+        found.append(Range(first, last, handed, leaving))
+        if (first, last) in loops:
+            for axis in loops[first, last].axes:
+                n = own[0].sizes()[axis[0]]
+                found += [Range(first, last, handed, leaving, axis, n // b) for b in granules(n)]
+    return found
+
+
+def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:
+    """One granule of every einsum of a segment, and what it finds; None: granules differ."""
+    own = g.workload.einsums[r.first:r.last + 1]
+    granule = [trips(e, rank, r.tile) for e, rank in zip(own, r.ranks, strict=True)] if r.ranks else [((e, 1),) for e in own]
+    if any(len(each) > 1 for each in granule):
+        return None
+    many, found = granule[0][0][1], []
+    for j, (e, ((part, _),)) in enumerate(zip(own, granule, strict=True)):
+        last = max([i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}], default=j)
+        inputs = frozenset(p.tensor for p in e.inputs)
+        found.append((part, Around(inputs & r.handed, pinned(g, e), e.output.tensor in r.handed, min(last - j + 1, many),
+                                    e.output.tensor in r.leaving)))
+    return found
+
+
+def laid(g: Found, stages: Sequence[Stage]) -> list[tuple[Shape, int, int]] | None:
+    """Rectangles side by side, each with its first row and column, the largest first, at a corner of the grid or of those before; None: none were found."""
+    (_, rows), (_, columns) = g.arch.fanouts[0].dims
+    order, visited = sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
+
+    def put(there: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
+        nonlocal visited
+        if len(there) == len(order):
+            return there
+        for shape in stages[order[len(there)]].shapes:
+            for y, x in product(sorted({0, *(b + one.rows for one, b, _ in there)}), sorted({0, *(c + one.columns for one, _, c in there)})):
+                visited += 1
+                if visited > VISITED:
+                    return None
+                free = all(y >= b + one.rows or b >= y + shape.rows or x >= c + one.columns or c >= x + shape.columns for one, b, c in there)
+                if free and y + shape.rows <= rows and x + shape.columns <= columns and (found := put([*there, (shape, y, x)])):
+                    return found
+        return None
+
+    found = put([])
+    return [found[order.index(j)] for j in range(len(stages))] if found else None
+
+
+def written(g: Found, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], places: Sequence[tuple[Shape, int, int]],
+             arounds: Sequence[Around]) -> Segment:
+    outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
+    far = dict.fromkeys(p.tensor for e, around in zip(own, arounds, strict=True) for p in e.tensors()
+                        if p.tensor not in around.pinned and (p.tensor not in r.handed or p.tensor in r.leaving))
+    nodes: list[Loop | Store] = [Store(outer, t) for t in far]
+    nodes += [Loop(r.ranks[0], r.tile)] if r.ranks else []
+    nodes += [Store(level, e.output.tensor) for e in own if e.output.tensor in r.handed]
+    branches = []
+    for j, (e, stage, (shape, y, x), around) in enumerate(zip(own, stages, places, arounds, strict=True)):
+        ranks = ((r.ranks[0], r.ranks[j]),) if r.ranks and r.ranks[j] != r.ranks[0] else ()
+        branches.append(Branch(e.name, own_nest(stage, shape, e, around, outer), ranks, (Lanes(ny, y, shape.rows), Lanes(nx, x, shape.columns))))
+    return Segment(tuple(branches), tuple(nodes))
+
+
+def by_itself(g: Found, e: Einsum, stage: Stage, shape: Shape) -> Option | None:
+    """The price of an einsum in a segment of its own."""
+    outer, around = g.arch.levels[0].name, Around(pinned=pinned(g, e))
+    nest = own_nest(stage, shape, e, around, outer)
+    stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in around.pinned)
+    return price_of(g, (e,), Segment((Branch(e.name, replace(nest, nodes=(*stores, *nest.nodes))),)))
+
+
+def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None:
+    """The evaluator's price of a segment; among others, where it fills and drains, unless it is all there is."""
+    g.evaluated += 1
+    names = {p.tensor for e in own for p in e.tensors()}
+    part = Workload("", tuple(own), g.workload.weights & names)
+    schedule = Schedule((segment,), weights=g.weights)
+    if faults(g.arch, part, schedule):
+        return None
+    found = evaluate(g.arch, part, schedule, g.objective)
+    if not isinstance(found, Solution):
+        return None
+    level, energy = g.arch.levels[1].name, found.energy_pj
+    always = max(sum(elems * bits_of(e, g.arch)[t] for where, t, elems in c.footprint if where == level and t in pinned(g, e))
+                 for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own))
+    if segment.pipelined and len(own) < len(g.workload.einsums):
+        energy += g.arch.leak_mw() / g.arch.clock_ghz * (found.latency_cycles - found.steady_cycles)
+    return Option(segment, energy, found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0, always)
+
+
+def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> list[Option | None]:
+    """Every einsum in a segment of its own, equal ones solved once."""
+    found: list[Option | None] = []
+    for e, n in zip(g.workload.einsums, counts(g.workload), strict=True):
+        key = canonical_key(e), *(p.tensor in pinned(g, e) for p in e.inputs)
+        if key not in g.alone:
+            g.alone[key] = e, solve(g, e)
+        first, one = g.alone[key]
+        if one:
+            (branch,) = one.segment.branches
+            one = replace(times(one, n), segment=Segment((Branch(e.name, renamed(branch.mapping, first, e)),)))
+        found.append(one)
+    return found
+
+
+def times(one: Option, n: int) -> Option:
+    return replace(one, energy=n * one.energy, latency=n * one.latency)
+
+
+def value(g: Found, one: Option) -> float:
+    return figure(g.objective, one.energy, one.latency)
+
+
+def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) -> Solution | Infeasible:
+    """The best chain of segments that were found, einsums alone among them."""
+    arch, workload, objective, n = g.arch, g.workload, g.objective, len(g.workload.einsums)
+    labels = {i: [None, *(r for r in made if r.first <= i < r.last)] for i in range(n - 1)}
+    tables: list[Table] = []
+    rows: list[list[Option | None]] = []
+    rooms = {f"run {i}": Room(arch.levels[1].capacity_bits or inf) for i in range(n)} if g.weights == "pinned" else {}
+    for i in range(n):
+        near = [j for j in (i - 1, i) if 0 <= j < n - 1]
+        found = list(_agreed(i, near, labels, alone, made))
+        if not found:
+            none = Infeasible("the nodes", 1, 0, workload.einsums[i].name, "mappings")
+            return blocked if isinstance(blocked := least_held(workload.einsums[i], arch), Infeasible) else none
+        rows.append([o for _, o in found])
+        costs = [[o.energy, o.latency, *_rooms(o, i, n if rooms else 0)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
+        tables.append(table([f"border {j}" for j in near], [(at, row) for (at, _), row in zip(found, costs, strict=True)], tuple(rooms)))
+    joined = join(tables, rooms, objective)
+    if not joined.choices:
+        return Infeasible("the nodes", 1, 0, workload.einsums[0].name, "mappings")
+    best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))
+    taken = [o for own, pick in zip(rows, best.rows, strict=True) if (o := own[pick])]
+    return evaluate(arch, workload, Schedule(tuple(o.segment for o in taken), weights=g.weights), objective)
+
+
+def _rooms(one: Option, first: int, n: int) -> list[float]:
+    """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned weights always."""
+    last = first + len(one.segment.branches) - 1
+    return [float(one.peak if first <= i <= last else one.pinned) for i in range(n)]
+
+
+def _agreed(i: int, near: Sequence[int], labels: dict[int, list[Range | None]], alone: Sequence[Option | None],
+            made: dict[Range, Option]) -> Iterator[tuple[tuple[int, ...], Option | None]]:
+    """Labels of an einsum's borders that can stand together, and what it adds."""
+    for at in product(*(range(len(labels[j])) for j in near)):
+        option = _taken(i, {j: labels[j][k] for j, k in zip(near, at, strict=True)}, alone, made)
+        if option is not False:
+            yield at, option
+
+
+def _taken(i: int, at: dict[int, Range | None], alone: Sequence[Option | None], made: dict[Range, Option]) -> Option | Literal[False] | None:
+    """What an einsum adds with its borders: its own, the segment that begins with it, nothing within one; False: its borders do not agree."""
+    left, right = at.get(i - 1), at.get(i)
+    if left is None and right is None:
+        return alone[i] or False
+    if left is not None and right is not None:
+        return None if left is right else False
+    if left is not None:
+        return None if left.last == i else False
+    assert right is not None
+    return made[right] if right.first == i else False
