@@ -142,6 +142,7 @@ def test_layouts_survive_text_and_yaml() -> None:
     ("layout GLB A: M K", "is not stored at GLB; give its layout at DRAM or GBUF or REGF"), ("layout DRAM A: (M K", "parentheses do not match"),
     ("layout DRAM A: e=K*M | E", "dims not adjacent"), ("layout DRAM A: M K+9999999999", "is no part of a dimension"),
     ("layout DRAM A: M+999999999 K+999999999", "elements of room; pad less"), (f"layout DRAM A: {'M ' * 300}", "more than the 400 that any needs"),
+    ("layout DRAM A: M K&A", "A is no guest of itself"), ("layout DRAM A: M K&C:0", '"K&C:0" gives C no slice; write &C'),
     ("layout DRAM A: M K\nlayout DRAM A: K M", "stands twice")])
 def test_a_bad_layout_is_one_line(line: str, said: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "nest.txt").write_text(f"{line}\n{NEST}")

@@ -21,10 +21,10 @@ from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
 from dse.nest import Loop, Mapping
-from dse.sim.counts import Count, Footprint
+from dse.sim.counts import Count, Footprint, reading
 from dse.sim.counts import footprints as counted
 from dse.sim.parts import bits_of
-from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, tile_count, tile_sizes
+from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, served, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -122,19 +122,24 @@ def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
     """The one that the mapping names, else row-major. Raises LayoutError."""
     names, shape = dim_names(link.tensor), shape_at(mapping, link, e, arch)
     text = next((one.text for one in mapping.layouts if (one.level, one.tensor) == (link.parent.level, link.tensor.tensor)), None)
-    return row_major(names, shape) if text is None else parse(text, names, shape)
+    layout = row_major(names, shape) if text is None else parse(text, names, shape)
+    if any(guest == link.tensor.tensor for digit in layout.digits for guest, _ in digit.guests):
+        raise LayoutError(f'layout "{text}": {link.tensor.tensor} is no guest of itself; name another tensor behind &')
+    return layout
 
 
 def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> Iterator[Transfer]:
     level = next(one for one in arch.levels if one.name == link.parent.level)
     output = link.tensor is e.output
     every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
+    at = reading(mapping, e, arch)
+    all_elems, begun = at.whole(served(at.sums, link, False)), at.whole(served(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
     if not output:
-        yield _transfer(mapping, link, e, arch, level, layout, "read", every)
+        yield _transfer(mapping, link, e, arch, level, layout, "read", every, all_elems)
         return
-    yield _transfer(mapping, link, e, arch, level, layout, "write", every)
+    yield _transfer(mapping, link, e, arch, level, layout, "write", every, all_elems)
     if again := every - (first if level.skip_first_read and not link.tensor.partial() else 0):
-        yield _transfer(mapping, link, e, arch, level, layout, "read", again)
+        yield _transfer(mapping, link, e, arch, level, layout, "read", again, all_elems + begun)
 
 
 def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
@@ -148,7 +153,9 @@ def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, fi
                 for rank, extent in e.extents if rank not in link.seen)
 
 
-def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int) -> Transfer:
+def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int,
+              counted_elems: float) -> Transfer:
+    """counted_elems: elements of the traffic row; what its lines hold beyond them is moved for nothing."""
     a = level.access
     assert a is not None
     bits = link.tensor.bits or arch.word_bits
@@ -157,10 +164,6 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
     copies = action == "write"
     found = _counted(c, _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), copies), visits)
     elems = found.elems * unit // bits
-    packed = found.elems * unit
-    if copies and any(s.tile for s in layout.stored):  # the elements that counts have: copies are written beside them
-        once = _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), False)
-        packed = visits * unit * prod(sum(asked.size // len(times) * int(times.sum()) for asked, times in rows) for rows in once)
     opened = _opened(mapping, link, e, arch, own, c, copies, visits, found) if a.row_bits else NONE
     if action == "read" and link.tensor is e.output and link.tensor.partial():
         found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)
@@ -176,7 +179,7 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
                     + modified / level.bandwidth)
     exact = found.lines.exact and opened.exact and found.conflict.exact and (not modified or found.partial.exact)
     return Transfer(level.name, link.tensor.tensor, action, show(own), elems, runs, moved, opened, found.conflict, described, missed,
-                    max(0.0, moved.n - packed) / level.width_bits, extra_cycles, opened.n * a.row_pj + modified * level.read_pj, exact)
+                    max(0.0, moved.n - counted_elems * bits) / level.width_bits, extra_cycles, opened.n * a.row_pj + modified * level.read_pj, exact)
 
 
 def _at_most(span: Span) -> Span:

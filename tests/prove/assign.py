@@ -19,6 +19,7 @@ from dse.assign import convert
 from dse.assign import layouts as graphs
 from dse.assign.layouts import assigned
 from dse.dataflow import lined as joint
+from dse.dataflow import search as searched
 from dse.dataflow.lined import lined
 from dse.dataflow.search import search
 from dse.nest import Infeasible
@@ -90,7 +91,7 @@ def on_graphs(first: int, last: int, share: float = 1.0) -> tuple[list[str], dic
 
 def mutants(graphs_: int, pairs_: int) -> list[str]:
     """Rules changed one at a time that nothing noticed."""
-    cost, floor, plain = convert.Conversions.cost, convert.Conversions.floor, joint.search
+    cost, floor, plain, bits = convert.Conversions.cost, convert.Conversions.floor, joint.search, searched._line_bits
     left = []
     with patch.object(convert.Conversions, "floor", lambda self, *a: 1e30 + floor(self, *a)), \
             patch.object(convert.Conversions, "cost", lambda self, *a: (cost(self, *a)[0], 0.0, 0.0)):
@@ -99,6 +100,8 @@ def mutants(graphs_: int, pairs_: int) -> list[str]:
         left += [] if on_graphs(0, graphs_, 1e-3)[0] else ["nothing is ever converted"]
     with patch.object(joint, "search", lambda *a, **k: joint.replace(plain(*a, **k), floor=1.05 * plain(*a, **k).floor)):  # type: ignore[attr-defined]
         left += [] if pairs(0, pairs_)[0] else ["floor 5 % too high"]
+    with patch.object(searched, "_line_bits", lambda arch, v: bits(arch, v) * 9 // 8):
+        left += [] if pairs(0, pairs_)[0] else ["lines longer than they are"]
     return left
 
 
@@ -114,7 +117,7 @@ def main() -> int:
     print(f"graphs with copies at a thousandth: {len(over_['alt'])}, {cheap} conversions")
     broken += also
     left = mutants(max(int(40 * SHARE), 10), max(int(40 * SHARE), 10))
-    print(f"mutants: {len(left)} of 3 left: {left}")
+    print(f"mutants: {len(left)} of 4 left: {left}")
     for line in (*wrong, *found, *broken):
         print(line)
     return int(bool(wrong or found or broken or left))
