@@ -19,7 +19,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from dse.assign.convert import Conversions, copied
-from dse.assign.templates import layouts
 from dse.dataflow.lined import Felt, Pairs, Place, settled
 from dse.join import Choice, Table, join, table
 from dse.layout.address import Layout, row_major
@@ -169,8 +168,7 @@ class _Graph:
         for one in self.solved[self.keys[i]].mappings:
             place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
             if place in one.links:
-                known = layouts(one.mapping, one.links[place], one.problem.einsum, self.arch)
-                found += [replace(layout, names=_names(len(layout.shape))) for layout in one.front(place, known)[:2]]
+                found += [replace(layout, names=_names(len(layout.shape))) for layout in one.front(place, one.known(place))[:2]]
         return list(dict.fromkeys(found))
 
     def rules(self, pick: str) -> Iterator[Rule]:

@@ -37,13 +37,15 @@ Place = tuple[str, str]  # (level, tensor)
 
 @dataclass(slots=True)
 class Felt:
-    """A mapping on a machine, and what its tensors move in layouts that were asked for. times: by what described levels are slowed to."""
+    """A mapping on a machine, and what its tensors move in layouts that were asked for. room: elements that they take in levels of some capacity; times: by
+    what described levels are slowed to."""
 
     problem: Problem
     mapping: Mapping
     rows: tuple[Count, ...]
     counted: frozenset[Key]
     links: dict[Place, Link]
+    room: dict[Place, int]
     hops_pj: float
     moved: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
     times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
@@ -72,6 +74,12 @@ class Felt:
         level = next(level for level in arch.levels if level.name == place[0])
         return sum(part[-1] for part in transfer.parts(moved, arch)), sum(one.extra_actions / level.bandwidth + one.extra_cycles for one in moved.values())
 
+    def known(self, place: Place) -> list[Layout]:
+        """Layouts worth counting that fit: a node that sinks takes less room than the tile where it stands, which a layout lays out whole; row-major, it need not."""
+        link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
+        plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.mapping, link, e, arch))
+        return [one for one in layouts(self.mapping, link, e, arch) if place not in self.room or one.room() <= self.room[place] or one == plain]
+
     def front(self, place: Place, known: Sequence[Layout]) -> list[Layout]:
         """Of some layouts those that no other one beats in energy and in cycles, cheapest first; behind one that costs next to nothing none is looked at."""
         rows, (energy, cycles) = list[tuple[float, float, int]](), self.cost({})
@@ -89,7 +97,9 @@ def felt(problem: Problem, mapping: Mapping) -> Felt:
     places = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e) if link.parent.level in described}
     hops = sum(way.energy_pj for way in ways(problem.boundary, mapping, e, arch))
     rows = count(mapping, e, arch)
-    return Felt(problem, replace(mapping, layouts=()), rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, hops)
+    limited = {level.name for level in arch.levels if level.capacity_bits is not None}
+    room = {(f.level, f.tensor): f.elems for f in footprints(mapping, e) if f.level in limited}
+    return Felt(problem, replace(mapping, layouts=()), rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, room, hops)
 
 
 def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
@@ -97,8 +107,8 @@ def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[P
 
     What layouts add to energy and to the cycles of a port are sums over tensors: the best are on the fronts of each (up to ENOUGH sets of these).
     """
-    e, arch, objective = one.problem.einsum, one.problem.arch, one.problem.objective
-    fronts = {place: [given[place]] if place in given else one.front(place, layouts(one.mapping, link, e, arch)) for place, link in one.links.items()}
+    objective = one.problem.objective
+    fronts = {place: [given[place]] if place in given else one.front(place, one.known(place)) for place in one.links}
     for most in (8, 2, 1):
         if prod(map(len, fronts.values())) > ENOUGH:
             fronts = {place: own[-most:] if objective == "latency" else own[:most] for place, own in fronts.items()}
@@ -113,7 +123,8 @@ def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
     """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of all mappings of the space in all layouts.
 
     shared: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are priced: the best one where lines are filled; the best
-    one where also indices of shared tensors that are lines apart share none; if none is within `near` of the floor, the best one where layouts cost nothing.
+    one where also indices of shared tensors that are lines apart share none; if none is within `near` of the floor, the one of least energy (rows and misses
+    take time that the search does not see, and fewer lines cost less of it), and the best ones where layouts cost nothing.
     """
     found = pairs(problem, tiles, constraints, near, shared)
     if isinstance(found, Infeasible):
@@ -139,26 +150,36 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
     known: dict[Mapping, tuple[Felt, EinsumCost]] = {}
     floor, visited, space = 0.0, 0, named(tiles, arch, constraints)
     apart = spread(e, arch, shared)
-    if taken(e, tiles) and not partly_named(constraints, arch):
-        for own in ({}, apart) if apart else ({},):
-            found = search(problem, tiles, constraints, spread=own)
-            visited += found.visited
-            floor = floor if own else found.floor
-            if found.floor == inf:
-                break
-            if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
-                one = felt(problem, found.mapping)
-                known[found.mapping] = one, in_best(one, shared)
-    value = min((figure(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf)
-    if above(value, floor) > near or not known:
-        ideal = optimal(replace(problem, arch=arch.ideal()), tiles, constraints, near=near)
+
+    def gap() -> float:
+        return above(min((figure(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf), floor)
+
+    asked = [({}, problem.objective), *([(apart, problem.objective)] if apart else []), *([({}, "energy")] if problem.objective != "energy" else [])]
+    for own, objective in asked if taken(e, tiles) and not partly_named(constraints, arch) else ():
+        if known and objective != problem.objective and gap() <= near:
+            break
+        found = search(replace(problem, objective=objective), tiles, constraints, spread=own)
+        visited += found.visited
+        if own is asked[0][0]:
+            floor = found.floor
+        if found.floor == inf:
+            break
+        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
+            one = felt(problem, found.mapping)
+            known[found.mapping] = one, in_best(one, shared)
+    for objective in dict.fromkeys((problem.objective, "energy")):
+        if known and gap() <= near:
+            break
+        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), tiles, constraints, near=near)
         if isinstance(ideal, Infeasible):
             return ideal
         best, visited = ideal[0], visited + ideal[0].visited
-        floor = max(floor, figure(problem.objective, best.energy_pj, best.latency_cycles) / (1 + best.gap_in_space) if best.space else 0.0)
-        one = felt(problem, best.mapping)
-        known[best.mapping] = one, in_best(one, shared)
-        space = best.space or space
+        if objective == problem.objective:
+            floor = max(floor, figure(objective, best.energy_pj, best.latency_cycles) / (1 + best.gap_in_space) if best.space else 0.0)
+            space = best.space or space
+        if best.mapping not in known:
+            one = felt(problem, best.mapping)
+            known[best.mapping] = one, in_best(one, shared)
     return Pairs(tuple(one for one, _ in known.values()), tuple(cost for _, cost in known.values()), floor, visited, space)
 
 
