@@ -192,10 +192,17 @@ _nest = lru_cache(maxsize=1 << 14)(str)  # machines with the same mapping come i
 
 
 def _counts(cost: EinsumCost, group: Unique) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
-    """Rows of counts, and what crosses priced networks, each with the bits of its elements; None: the machine's word."""
+    """Rows of counts, what layouts cost beside them, and what crosses priced networks, each with the bits of its elements; None: the machine's word."""
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
     for c in cost.counts:
         yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
+    for one in cost.moved:  # what layouts cost, beside the elements
+        if one.unused_bits:
+            yield (one.level, one.tensor, f"unused_{one.action}", one.unused_bits, None), 1
+        if one.modified_bits:
+            yield (one.level, one.tensor, "modify", one.modified_bits, None), 1
+        if one.activations.n:
+            yield (one.level, one.tensor, f"open_{one.action}", one.activations.n, None), 0
     for part in cost.price.parts:
         if part.action in WAYS:
             yield (part.level, part.tensor, part.action, part.actions, None), 1
@@ -319,7 +326,7 @@ def _prices(arch: Arch, machine: int) -> list[Row]:
     rows: list[Row] = [
         {"machine": machine, "level": level.name, "read_pj": level.read_pj, "write_pj": level.write_pj, "width_bits": level.width_bits,
          "bandwidth": level.bandwidth, "leak_mw": level.leak_mw, "capacity_bits": level.capacity_bits, "instances": arch.instances(v),
-         "word_bits": arch.word_bits}
+         "word_bits": arch.word_bits, "row_pj": level.access.row_pj if level.access else 0.0}
         for v, level in enumerate(arch.levels)]
     lane = arch.compute
     rows += [{"machine": machine, "level": f.name, "hop_pj": f.hop_pj, "lane_pj": f.lane_pj, "word_bits": arch.word_bits, "instances": 1}

@@ -155,8 +155,9 @@ TABLES: dict[str, Columns] = {
         "level": LEVEL,
         "tensor": Column("string", "", "tensor; - for compute"),
         "action": Column("string", "", "read, write, compute, merge (partial sums of lanes added up), enter (folds of a systolic array); of a network "
-                         "hop, lane, rotate, rotate_lane (model.md)"),
-        "elems": Column("float64", "", "elements, all instances, one run (hop, rotate: times links); expected ones where an operand is sparse"),
+                         "hop, lane, rotate, rotate_lane; of a layout unused_read, unused_write, modify (bits), open_read, open_write (rows): "
+                         "model.md"),
+        "elems": Column("float64", "", "elements, all instances, one run (hop, rotate: times links; of layouts bits or rows); expected ones where an operand is sparse"),
         "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
         "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
     },
@@ -168,6 +169,7 @@ TABLES: dict[str, Columns] = {
         "mac_pj": Column("float64", "pJ", "MAC: one multiply-accumulate"),
         "alu_pj": Column("float64", "pJ", "MAC: one other operation"),
         "merge_pj": Column("float64", "pJ", "MAC: adding a partial sum that a lane holds to another lane's"),
+        "row_pj": Column("float64", "pJ", "a level of rows: one row opened"),
         "hop_pj": Column("float64", "pJ", "a network: one bit over one link"),
         "lane_pj": Column("float64", "pJ", "a network: one bit that a lane takes or gives"),
         "width_bits": Column("int32", "bit", "bits of one action"),

@@ -102,8 +102,8 @@ def test_lanes_in_uneven_tiles_read_lines() -> None:
     e = einsum("C[n] += A[k] * B[k,n]", {"n": 500, "k": 784}, "fc")
     (found,) = lined(Problem(EDGE, e, "latency"))  # type: ignore[misc]
     assert found.gap_in_space < 0.1
-    nest = parse("store DRAM A B C\nstore GBUF C A\nfor k in tiles of 16\nfor n in tiles of 125\nspatial n over Y in tiles of 8\nspatial k over X in tiles of 1\n"
-                 "for n in tiles of 1\nmac")
+    nest = parse("store DRAM A B C\nstore GBUF C A\nfor k in tiles of 16\nfor n in tiles of 125\nspatial n over Y in tiles of 8\n"
+                 "spatial k over X in tiles of 1\nfor n in tiles of 1\nmac")
     one = felt(Problem(EDGE, e, "latency"), nest)
     lines = {show(layout): sum(t.moved_bits.n for t in one.of(("DRAM", "B"), layout).values()) for layout in one.known(("DRAM", "B"))}
     assert min(lines, key=lines.get) == "K/16 n8 N/8 k16" and min(lines.values()) < lines["K N"] / 4  # type: ignore[arg-type]

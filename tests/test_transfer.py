@@ -59,7 +59,7 @@ def compared(seed: int) -> list[Compared]:
                       Compared(f"bits {where}", one.moved_bits, walked.lines * line), Compared(f"activations {where}", one.activations, walked.activations),
                       Compared(f"conflict {where}", one.conflict, walked.conflict)]
             if p is not e.output or level == arch.levels[0].name:  # what is fetched or drained from further out is in no other one's row
-                paid = rows.get((level, tensor, action), 0.0) * bits + one.extra_actions * own.width_bits
+                paid = rows.get((level, tensor, action), 0.0) * bits + one.unused_bits
                 lo, hi = (max(float(seen[level, tensor, action]) * bits, n) for n in (one.moved_bits.lo, one.moved_bits.hi))
                 found.append(Compared(f"paid {where}", Span(paid, lo, hi), max(float(seen[level, tensor, action]) * bits, walked.lines * line)))
     return found

@@ -72,10 +72,11 @@ class Felt:
         """(energy, port cycles) that a layout costs beside its elements, whatever the others are."""
         arch, moved = self.problem.arch, self.of(place, layout)
         level = next(level for level in arch.levels if level.name == place[0])
-        return sum(part[-1] for part in transfer.parts(moved, arch)), sum(one.extra_actions / level.bandwidth + one.extra_cycles for one in moved.values())
+        return sum(part[-1] for part in transfer.parts(moved, arch)), sum(
+            one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values())
 
     def known(self, place: Place) -> list[Layout]:
-        """Layouts worth counting that fit: a node that sinks takes less room than the tile where it stands, which a layout lays out whole; row-major, it need not."""
+        """Layouts worth counting that fit: a node that sinks takes less room than the tile where it stands, which layouts but row-major lay out whole."""
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
         plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.mapping, link, e, arch))
         return [one for one in layouts(self.mapping, link, e, arch) if place not in self.room or one.room() <= self.room[place] or one == plain]

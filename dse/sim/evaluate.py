@@ -199,6 +199,8 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     key, wires = canonical_key(e), wiring(arch)  # what lanes share and how wide words are is part of the rows of a mapping
     nets = [(f.name, f.dims, f.rim, f.source, f.place) for f in arch.fanouts if f.hop_pj or f.lane_pj]
     marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owned}' if nets else ''}"
+    felt = [(v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw) for v, level in enumerate(arch.levels) if moved and (a := level.access)]
+    marks += f" {felt}" if felt else ""
     number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = above(value, floor)

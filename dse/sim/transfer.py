@@ -34,8 +34,8 @@ NONE = Span(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Of one tensor at one level, read or written, over a whole einsum. extra_*: what its layout costs beside its elements packed without a gap: actions of the
-    level's width, cycles of its port, energy of rows opened and of lines read to be modified. exact: no count is a guess."""
+    """Of one tensor at one level, read or written, over a whole einsum. What its layout costs beside its elements: unused_bits that lines hold beyond
+    those, modified_bits of lines that are read since a part of them is written, extra_cycles of its port. exact: no count is a guess."""
 
     level: str
     tensor: str
@@ -48,9 +48,9 @@ class Transfer:
     conflict: Span
     descriptors: int
     misses: float
-    extra_actions: float
+    unused_bits: float
+    modified_bits: float
     extra_cycles: float
-    extra_pj: float
     exact: bool
 
 
@@ -84,7 +84,7 @@ def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transf
             if row.level == level.name:
                 actions, laid = row.busiest_elems * bits[row.tensor] / level.width_bits, moved.get((row.level, row.tensor, row.action))
                 plain[row.action] += actions
-                felt[row.action] += actions + (laid.extra_actions + laid.extra_cycles * level.bandwidth if laid else 0.0)
+                felt[row.action] += actions + (laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0)
         busiest = max if level.ports == "separate" else sum
         before, after = busiest(plain.values()), busiest(felt.values())
         return replace(level, bandwidth=level.bandwidth * before / after) if after > before else level
@@ -93,14 +93,17 @@ def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transf
 
 
 def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
-    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked for; rows opened, lines read to be written."""
+    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked for; lines read to be written, rows opened."""
     levels = {level.name: level for level in arch.levels}
     for one in moved.values():
         level = levels[one.level]
-        if one.extra_actions:
-            yield one.level, one.tensor, "unused", one.extra_actions, one.extra_actions * (level.read_pj if one.action == "read" else level.write_pj)
-        if one.extra_pj:
-            yield one.level, one.tensor, "open", one.activations.n, one.extra_pj
+        if one.unused_bits:
+            actions = one.unused_bits / level.width_bits
+            yield one.level, one.tensor, "unused", actions, actions * (level.read_pj if one.action == "read" else level.write_pj)
+        if one.modified_bits:
+            yield one.level, one.tensor, "modify", one.modified_bits / level.width_bits, one.modified_bits / level.width_bits * level.read_pj
+        if level.access and (opened := one.activations.n * level.access.row_pj):
+            yield one.level, one.tensor, "open", one.activations.n, opened
 
 
 def dim_names(p: Projection) -> tuple[str, ...]:
@@ -174,12 +177,12 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
     missed = layouts.misses(runs, lines, a.prefetch_lines, a.prefetch_run, a.prefetch_line) if a.prefetch_lines else 0.0
     open_cycles = opened.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
     crowded = found.conflict.n * a.banks / level.bandwidth
-    modified = found.partial.n * a.line_bits / level.width_bits if a.rmw and action == "write" else 0.0
+    modified = found.partial.n * a.line_bits if a.rmw and action == "write" else 0.0
     extra_cycles = (max(0.0, open_cycles - port, crowded - port) + described * a.descriptor_cycles / a.dma_queues + missed * a.miss_cycles
-                    + modified / level.bandwidth)
+                    + modified / level.width_bits / level.bandwidth)
     exact = found.lines.exact and opened.exact and found.conflict.exact and (not modified or found.partial.exact)
     return Transfer(level.name, link.tensor.tensor, action, show(own), elems, runs, moved, opened, found.conflict, described, missed,
-                    max(0.0, moved.n - counted_elems * bits) / level.width_bits, extra_cycles, opened.n * a.row_pj + modified * level.read_pj, exact)
+                    max(0.0, moved.n - counted_elems * bits), modified, extra_cycles, exact)
 
 
 def _at_most(span: Span) -> Span:
