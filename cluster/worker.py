@@ -25,13 +25,14 @@ import numpy as np
 import pyarrow as pa
 
 from dse import explain, record
+from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.graph import least
 from dse.sim.network import WAYS
-from dse.stack import scheduled, with_reuse
+from dse.stack import solve
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.study import Study
@@ -238,7 +239,7 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
     for ref, workload in zip(study.workloads, job.workloads, strict=True):
-        found = scheduled(arch, workload, study.solver) if study.solver.reuse == "none" else with_reuse(arch, workload, study.solver)
+        found = solve(arch, workload, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)
@@ -248,7 +249,7 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:
     """points and workload_costs of a machine's schedules, and what makes their einsums."""
-    rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": []}
+    rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
     laid: list[Laid] = []
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
@@ -260,7 +261,8 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
             if solution.schedule:  # of einsums in turn both tables follow from einsums
                 rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
                 rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
-                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(workload, solution))
+                rows["conversions"] += [{**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)]
+                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(converted(workload, solution.conversions), solution))
             laid.append(Laid(machine, schedule, ref.name, solution.einsums, groups))
     return {table: found for table, found in rows.items() if found}, laid
 

@@ -101,7 +101,11 @@ def effort(e: Einsum) -> float:
 
 
 def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` makes of them."""
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` or `picks.layout` makes of them.
+    Where no lines, rows or banks are described all layouts cost the same."""
+    if picks.layout != "row_major" and arch.described():
+        found = in_best_layouts(arch, workload, picks)
+        return found if isinstance(found, Infeasible) else [replace(found.solution, schedule=found.schedule, conversions=found.conversions)]
     return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from dse.conversion import Conversion
 from dse.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.schedule import Schedule
 from dse.sim import boundary, bounds, cost, transfer
@@ -100,6 +101,7 @@ class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
     memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
+    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`).
 
     Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
@@ -115,6 +117,7 @@ class Solution:
     schedule: Schedule | None = None
     memory: Memory | None = None
     saved: float | None = None
+    conversions: tuple[Conversion, ...] = ()
 
 
 def certified(what: str, gap_to_bound: float) -> str:
