@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workloads.einsum import Dim, Einsum, Projection
-from workloads.graph import Workload, counts
+from workloads.graph import AGAIN, Workload, counts
 
 RANK = "abcdefghijklmnopqrstuvwxyz"
 
@@ -53,7 +53,9 @@ def converted(workload: Workload, conversions: Sequence[Conversion]) -> Workload
         after.setdefault(one.tensor, []).append(copied(_shape(made), made.bits, name, one.tensor, to))
     found, repeats = list[Einsum](), list[int]()
     for e, n in zip(workload.einsums, counts(workload), strict=True):
-        inputs = tuple(replace(p, tensor=reads.get((reader(e, x), _shape(p)), p.tensor)) for x, p in enumerate(e.inputs))
+        names = [reads.get((reader(e, x), _shape(p)), "") for x, p in enumerate(e.inputs)]
+        again = [AGAIN.search(p.tensor) if p.tensor not in makers else None for p in e.inputs]  # T_again of T: the copy is read twice, too
+        inputs = tuple(replace(p, tensor=name + (same.group() if same else "")) if name else p for p, name, same in zip(e.inputs, names, again, strict=True))
         own = [replace(e, inputs=inputs), *after.get(e.output.tensor, [])]
         found += own
         repeats += [n] * len(own)

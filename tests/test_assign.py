@@ -240,3 +240,17 @@ def test_a_study_with_a_pick_that_cannot_be_is_one_line(sets: dict[str, Any], sa
                                 "objectives": ["energy_pj"], "search": {"method": "exhaustive"}, "solver": {"layout": "alt"}} | sets))
     with pytest.raises(ValueError, match=said):
         study.load(path)
+
+
+def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
+    """T + T: both operands read the copy, under two names."""
+    net = Workload("twice", (einsum("T[m,n] += A[m,k] * W[k,n]", {"m": 64, "n": 96, "k": 12}, "make"),
+                             einsum("U[m,n] = T[m,n] + T_again[m,n]", {"m": 64, "n": 96}, "sum")))
+    copies = (graphs.Conversion("T", "M N", "N M", ("sum.0", "sum.1"), 1.0, 1.0, 0.0),)
+    whole = graphs.converted(net, copies)
+    assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_0", "T_as_0_again"] and whole.einsums[1].output.tensor == "T_as_0"
+    rng = Random(38)
+    net, objective = network(rng), rng.choice(OBJECTIVES)
+    with patch.object(graphs, "LABELS", 3):
+        found = assigned(SMALL, net, objective, "ind", solve(SMALL, net, objective))  # type: ignore[arg-type]
+    assert not isinstance(found, Infeasible) and found.conversions

@@ -29,7 +29,7 @@ dse/dataflow/space dse/dataflow/steps dse/dataflow/cost_descending dse/dataflow/
 dse/dataflow/lanes dse/dataflow/search_kernels dse/dataflow/search
 dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/optimal dse/dataflow/lined
 dse/assign/convert dse/assign/layouts dse/dataflow/exhaustive
-dse/dataflow/random dse/dataflow/annealing
+dse/dataflow/random dse/dataflow/annealing dse/assign/sampled
 dse/compile dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
 dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper
 dse/reuse/operations dse/reuse/classify dse/reuse/order dse/reuse/accesses dse/reuse/residency dse/reuse/optimum dse/reuse/sequence dse/reuse/traffic
