@@ -9,7 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
+
+import optuna
 
 from dse.assign.layouts import Assigned, assigned, shared
 from dse.dataflow.lined import Pairs, pairs
@@ -23,6 +26,27 @@ from workloads.graph import unique
 PICKS = ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
 CASES = (
     "burst_edge,resnet18,energy", "burst_edge,resnet18,latency", "burst_edge,mobilenet_v2,energy", "cpu_like,resnet18,latency", "gpu_like,resnet18,latency")
+
+
+@dataclass(slots=True)
+class Tpe:
+    """Optuna's tree-structured Parzen estimator as a proposer of ALT's two-stage search."""
+
+    study: optuna.Study
+    trial: optuna.Trial | None = None
+
+    def ask(self, sizes: Sequence[int]) -> list[float]:
+        self.trial = self.study.ask()
+        return [self.trial.suggest_float(f"{k}", 1e-3, 1 - 1e-3) for k in range(len(sizes))]
+
+    def tell(self, reward: float) -> None:
+        assert self.trial
+        self.study.tell(self.trial, reward)
+
+
+def tpe(seed: int) -> Tpe:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return Tpe(optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed)))
 
 
 def row(case: str) -> tuple[dict[str, float], Assigned, float, float]:

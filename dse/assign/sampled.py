@@ -30,7 +30,7 @@ from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from workloads.einsum import Projection
 
 WALK = 10  # costs of loops per layout
-BATCH = 64  # neighbours that the model ranks
+BATCH = 32  # neighbours that the model ranks
 TOP = 8  # of them that are costed
 CLIP, RATE, EPOCHS, WIDTH, EPISODES = 0.2, 3e-3, 4, 32, 8  # of PPO: ratio, step, passes over a batch, hidden units, episodes per batch
 Floats = NDArray[np.float64]
