@@ -152,8 +152,10 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     if picks.layout != "row_major":
         if given:
             raise ValueError(f"layout {layouts[0]}: solver.layout = {picks.layout} chooses them; leave one of both out")
-        best = stack.in_best_layouts(arch, loaded, picks, tell)
-        return Mapped(arch, loaded, best, picks) if isinstance(best, Infeasible) else Mapped(arch, best.workload, best.solution, picks, best.conversions)
+        best = stack.kept_layouts(arch, loaded, picks, tell)
+        if isinstance(best, Infeasible):
+            return Mapped(arch, loaded, best, picks)
+        return Mapped(arch, converted(loaded, best.conversions), replace(best, schedule=None), picks, best.conversions)
     found = stack.kept(arch, loaded, picks, tell)
     if given and isinstance(found, list):
         found = stack.in_layouts(arch, loaded, picks, found[0], given)

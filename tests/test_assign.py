@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from dse import door
+from dse import cache, door, stack
 from dse.assign import layouts as graphs
 from dse.assign.convert import Conversions
 from dse.assign.layouts import PICKS, assigned, shared
@@ -254,3 +254,19 @@ def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
     with patch.object(graphs, "LABELS", 3):
         found = assigned(SMALL, net, objective, "ind", solve(SMALL, net, objective))  # type: ignore[arg-type]
     assert not isinstance(found, Infeasible) and found.conversions
+
+
+def test_layouts_of_a_graph_are_kept_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The second question is answered from $DSE_CACHE, without a search; a kept answer that claims too much is dropped."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    rng = Random(38)
+    net, objective = network(rng), rng.choice(OBJECTIVES)
+    picks = stack.Picks(objective=objective, layout="ind")  # type: ignore[arg-type]
+    first = stack.kept_layouts(SMALL, net, picks)
+    (kept,) = tmp_path.glob("layout_*.json")
+    with patch.object(stack, "in_best_layouts", None):
+        again = stack.kept_layouts(SMALL, net, picks)
+    assert again == first and not isinstance(first, Infeasible) and first.conversions
+    known = json.loads(kept.read_bytes()[cache.DIGEST:])
+    cache.keep(kept, json.dumps(known | {"gap": 1e9}).encode())
+    assert stack.kept_layouts(SMALL, net, picks) == first and "removed, built anew" in caplog.text

@@ -264,7 +264,8 @@ class _Graph:
         floors = {key: one.floor for key, one in self.solved.items()}
         runs = [(n, floors[key]) for key, n in zip(self.keys, self.times, strict=True)]
         floor = sum(n * one for n, one in runs) if self.objective != "edp" else sum(n * one**0.5 for n, one in runs) ** 2
-        gap, to_bound = above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), found.gap_to_bound
+        to_bound = found.gap_to_bound
+        gap = min(above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
         status = "capped: readers of one tensor share a copy" if self.capped else "exact over its labels"
         said = f"layouts {pick} ({status}); {len(conversions)} conversions; at most {100 * gap:.3g} % above any mappings in any layouts"
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
