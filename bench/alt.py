@@ -86,7 +86,8 @@ def operators(rng: Random) -> dict[str, Einsum]:
     """ALT's nine operators in random sizes: 2-D, grouped, dilated, depth-wise, 3-D, 1-D, transposed convolutions, products."""
     k, c, p, r = 16 * rng.randint(1, 8), 16 * rng.randint(1, 8), 7 * rng.choice((1, 2, 4)), rng.choice((1, 3))
     made = {"C2D": cnn.conv(k, c, p, p, r, r, rng.choice((1, 2))), "GRP": cnn.conv(2 * k, 2 * c, p, p, r, r, groups=2),
-            "DIL": cnn.conv(k, c, p, p, 3, 3, dilation=2), "DEP": cnn.depthwise(c, p, p, 3, 3), "C3D": cnn.conv3d(k, c, p, p, 4, 3, 3, 3), "C1D": cnn.conv1d(k, c, 16 * p, 3),
+            "DIL": cnn.conv(k, c, p, p, 3, 3, dilation=2),
+            "DEP": cnn.depthwise(c, p, p, 3, 3), "C3D": cnn.conv3d(k, c, p, p, 4, 3, 3, 3), "C1D": cnn.conv1d(k, c, 16 * p, 3),
             "T2D": cnn.conv_transpose(k, c, p, p, 3, 3, 2), "GMM": hpc.gemm(k, 16 * p, c), "BMM": hpc.gemm(8 * k, p, 8 * c)}
     return {name: squeezed(found[0]) for name, found in made.items()}
 
