@@ -7,8 +7,8 @@ loops and its own layout alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf, log, prod
@@ -19,7 +19,7 @@ from dse.dataflow.search import Spread, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, named
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
-from dse.nest import Infeasible, Laid, Mapping
+from dse.nest import Infeasible, Laid, Mapping, holdable
 from dse.sim import cost, transfer
 from dse.sim.boundary import ways
 from dse.sim.cost import overflow
@@ -31,6 +31,7 @@ from hw.arch import Arch
 from workloads.einsum import Einsum
 
 LITTLE = 1e-3  # of energy and cycles: what a layout that is not looked for any further may cost
+STAGED = 1 << 20  # nodes of a search of mappings that stage all tensors
 ENOUGH = 64  # sets of layouts of inner levels that are compared
 Place = tuple[str, str]  # (level, tensor)
 
@@ -125,7 +126,8 @@ def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
 
     shared: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are priced: the best one where lines are filled; the best
     one where also indices of shared tensors that are lines apart share none; if none is within `near` of the floor, the one of least energy (rows and misses
-    take time that the search does not see, and fewer lines cost less of it), and the best ones where layouts cost nothing.
+    take time that the search does not see, and fewer lines cost less of it), the fastest with all tensors staged in a level on chip, and the best ones where
+    layouts cost nothing.
     """
     found = pairs(problem, tiles, constraints, near, shared)
     if isinstance(found, Infeasible):
@@ -168,6 +170,14 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
         if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
             one = felt(problem, found.mapping)
             known[found.mapping] = one, in_best(one, shared)
+    for rules in _staged(e, arch, constraints):
+        if not taken(e, tiles) or (known and gap() <= near):
+            break
+        found = search(replace(problem, objective="latency"), tiles, rules, STAGED)
+        visited += found.visited
+        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
+            one = felt(problem, found.mapping)
+            known[found.mapping] = one, in_best(one, shared)
     for objective in dict.fromkeys((problem.objective, "energy")):
         if known and gap() <= near:
             break
@@ -182,6 +192,12 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
             one = felt(problem, best.mapping)
             known[best.mapping] = one, in_best(one, shared)
     return Pairs(tuple(one for one, _ in known.values()), tuple(cost for _, cost in known.values()), floor, visited, space)
+
+
+def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constraints]:
+    """Every tensor through a level on chip outside of all lanes: a part of the space that a search does not end its budget in as soon."""
+    for level in arch.levels[1:min((f.outside for f in arch.fanouts), default=len(arch.levels))]:
+        yield replace(constraints, kept=(*constraints.kept, *((level.name, tensor) for tensor in holdable(e, level))))
 
 
 def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> EinsumCost:
