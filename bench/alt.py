@@ -1,7 +1,10 @@
-"""ALT's ablations as picks of `solver.layout`, on machines that feel layouts: python -m bench.alt [MACHINE,NETWORK,OBJECTIVE...]
+"""ALT's tables on machines that feel layouts: python -m bench.alt [MACHINE,NETWORK,OBJECTIVE... | operators MACHINE COUNT | first MACHINE...]
 
-Per network and machine what each pick costs over `alt`, how far alt may lie above any mappings in any layouts, conversions, and CPU seconds of the mappings
-(`pairs`) and of the graph. The picks' spaces nest, so alt above any of them, or wp or bf above ol, is an error.
+networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any layouts, conversions, and CPU seconds of the
+            mappings (`pairs`), of the graph, and of the graph again where counts of layouts are known. The picks' spaces nest, so alt above any of them, or wp
+            or bf above ol, is an error (ALT, Fig. 10 to 12)
+operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (1,000 costs) over the exact answer (ALT, Fig. 9)
+first       the first layer of ResNet-18: the paper's layouts (ht 4, wt 16, ot 16) in the mappings found, beside those found; and the best ot over the lanes
 """
 
 from __future__ import annotations
@@ -9,15 +12,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from statistics import geometric_mean
 from typing import cast
 
+import numpy as np
+import optuna
+
 from dse.assign.layouts import Assigned, assigned, shared
-from dse.dataflow.lined import Pairs, pairs
+from dse.assign.sampled import Actor, Uniform, sampled
+from dse.dataflow.lined import Pairs, lined, pairs, settled
 from dse.dataflow.space import FREE
+from dse.layout.text import parse
 from dse.nest import Infeasible
+from dse.sim import transfer
 from dse.sim.evaluate import Problem
 from hw import machine
-from workloads import catalog
+from workloads import catalog, cnn, hpc
+from workloads.einsum import Einsum, squeezed
 from workloads.graph import unique
 
 PICKS = ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
@@ -25,8 +39,29 @@ CASES = (
     "burst_edge,resnet18,energy", "burst_edge,resnet18,latency", "burst_edge,mobilenet_v2,energy", "cpu_like,resnet18,latency", "gpu_like,resnet18,latency")
 
 
-def row(case: str) -> tuple[dict[str, float], Assigned, float, float]:
-    """(cost of every pick over alt, alt, CPU seconds of mappings, of the graph)."""
+@dataclass(slots=True)
+class Tpe:
+    """Optuna's tree-structured Parzen estimator as a proposer of ALT's two-stage search."""
+
+    study: optuna.Study
+    trial: optuna.Trial | None = None
+
+    def ask(self, sizes: Sequence[int]) -> list[float]:
+        self.trial = self.study.ask()
+        return [self.trial.suggest_float(f"{k}", 1e-3, 1 - 1e-3) for k in range(len(sizes))]
+
+    def tell(self, reward: float) -> None:
+        assert self.trial
+        self.study.tell(self.trial, reward)
+
+
+def tpe(seed: int) -> Tpe:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return Tpe(optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed)))
+
+
+def row(case: str) -> tuple[dict[str, float], Assigned, list[float]]:
+    """(cost of every pick over alt, alt, CPU seconds of mappings, of the graph, of the graph again)."""
     name, net, objective = case.split(",")
     arch, workload = machine.arch(machine.load(name)), catalog.load(net)
     apart, begun = shared(workload), time.process_time()
@@ -41,17 +76,82 @@ def row(case: str) -> tuple[dict[str, float], Assigned, float, float]:
         assert not isinstance(told, Infeasible), told
         value[pick] = told.value
         if pick == "alt":
-            best, graph = told, time.process_time() - mapped
-    return {pick: one / value["alt"] for pick, one in value.items()}, cast(Assigned, best), mapped - begun, graph
+            best, graph = told, time.process_time()
+            assigned(arch, workload, objective, pick, solved)  # type: ignore[arg-type]
+            took = [mapped - begun, graph - mapped, time.process_time() - graph]
+    return {pick: one / value["alt"] for pick, one in value.items()}, cast(Assigned, best), took
+
+
+def operators(rng: Random) -> dict[str, Einsum]:
+    """ALT's nine operators in random sizes: 2-D, grouped, dilated, depth-wise, 3-D, 1-D, transposed convolutions, products."""
+    k, c, p, r = 16 * rng.randint(1, 8), 16 * rng.randint(1, 8), 7 * rng.choice((1, 2, 4)), rng.choice((1, 3))
+    made = {"C2D": cnn.conv(k, c, p, p, r, r, rng.choice((1, 2))), "GRP": cnn.conv(2 * k, 2 * c, p, p, r, r, groups=2),
+            "DIL": cnn.conv(k, c, p, p, 3, 3, dilation=2),
+            "DEP": cnn.depthwise(c, p, p, 3, 3), "C3D": cnn.conv3d(k, c, p, p, 4, 3, 3, 3), "C1D": cnn.conv1d(k, c, 16 * p, 3),
+            "T2D": cnn.conv_transpose(k, c, p, p, 3, 3, 2), "GMM": hpc.gemm(k, 16 * p, c), "BMM": hpc.gemm(8 * k, p, 8 * c)}
+    return {name: squeezed(found[0]) for name, found in made.items()}
+
+
+def fig9(name: str, count: int) -> None:
+    arch, over = machine.arch(machine.load(name)), dict[str, dict[str, list[float]]]()
+    for seed in range(count):
+        for kind, e in operators(Random(seed)).items():
+            one = Problem(arch, e, "latency")
+            plain, best = (lined(one, shared=frozenset(p.tensor for p in e.tensors()) if fixed else frozenset()) for fixed in (True, False))
+            assert not isinstance(plain, Infeasible) and not isinstance(best, Infeasible)
+            own = over.setdefault(kind, {})
+            own.setdefault("row-major", []).append(plain[0].latency_cycles / best[0].latency_cycles)
+            own.setdefault("gap", []).append(1 + best[0].gap_in_space)
+            for said, proposer in (("random", Uniform(Random(seed))), ("tpe", tpe(seed)), ("actor-critic", Actor(np.random.default_rng(seed)))):
+                found = sampled(one, Random(seed), proposer)
+                own.setdefault(said, []).append(inf if isinstance(found, Infeasible) else found[0].latency_cycles / best[0].latency_cycles)
+    heads = ("row-major", "random", "tpe", "actor-critic", "gap")
+    print(f"{name}, {count} sizes, latency over the exact answer's, geometric means; gap: of that to its floor")
+    print(f"{'':6}" + " ".join(f"{head:>12}" for head in heads))
+    for kind, own in over.items():
+        print(f"{kind:6}" + " ".join(f"{geometric_mean(own[head]):12.3f}" for head in heads), flush=True)
+
+
+def first(name: str) -> None:
+    """Latencies, and lines moved at main memory, of the first layer of ResNet-18 in given layouts of its output, in the mapping that suits them best."""
+    arch, e = machine.arch(machine.load(name)), catalog.load("resnet18").einsums[0]
+    found = pairs(Problem(arch, e, "latency"), "ragged_lanes", FREE, 0.01, frozenset())
+    assert not isinstance(found, Infeasible)
+    best = min(found.costs, key=lambda one: one.latency_cycles)
+    home, lanes = arch.levels[0].name, max(n for f in arch.fanouts for _, n in f.dims)
+
+    def least(texts: dict[str, str]) -> float:
+        costs = []
+        for one in found.mappings:
+            given = {place: parse(texts[place[1]], transfer.dim_names(link.tensor), tuple(d.size for d in link.tensor.dims))
+                     for place, link in one.links.items() if place[0] == home and place[1] in texts}
+            costs.append(settled(one, given)[1])
+        return min(costs)
+
+    image, out = e.inputs[0].tensor, e.output.tensor
+    paper = least({out: "P/4 Q/16 K/16 p4 q16 k16", image: "P/8 Q/32 C p8~13 q32~37"})
+    ours = {one.tensor: one.text for one in best.mapping.layouts if one.level == home}
+    gap = min(best.latency_cycles / found.floor - 1, best.gap_to_bound)
+    print(f"{name}: {best.latency_cycles:.4g} cycles, gap {100 * gap:.3g} %, {ours}; in the paper's layouts {paper / best.latency_cycles:.3f} x")
+    ot = {f: least({out: f"K/{f} P Q k{f}"}) for f in (4, 8, 16, 32)}
+    told = ", ".join(f"{f}: {v / min(ot.values()):.3f}" for f, v in ot.items())
+    print(f"  best ot of N O/ot H W ot: {min(ot, key=lambda f: (ot[f], f))} of {lanes} lanes; {told}", flush=True)
 
 
 def main(cases: Sequence[str]) -> int:
-    print(f"{'machine,network,objective':32} {'gap %':>7} {'copies':>6} " + " ".join(f"{pick:>6}" for pick in PICKS) + "  mappings s  graph s")
+    if cases and cases[0] == "operators":
+        fig9(cases[1], int(cases[2]))
+        return 0
+    if cases and cases[0] == "first":
+        for name in cases[1:]:
+            first(name)
+        return 0
+    print(f"{'machine,network,objective':32} {'gap %':>7} {'copies':>6} " + " ".join(f"{pick:>6}" for pick in PICKS) + "  mappings s  graph s  again s")
     broken = 0
     for case in cases or CASES:
-        over, alt, mapped, graph = row(case)
+        over, alt, (mapped, graph, again) = row(case)
         print(f"{case:32} {100 * (alt.value / alt.floor - 1):7.2f} {len(alt.conversions):6} " + " ".join(f"{over[pick]:6.3f}" for pick in PICKS)
-              + f"  {mapped:10.1f} {graph:8.1f}", flush=True)
+              + f"  {mapped:10.1f} {graph:8.1f} {again:8.1f}", flush=True)
         broken += sum(one < 1 - 1e-9 for one in over.values()) + (over["wp"] > over["ol"] * (1 + 1e-9)) + (over["bf"] > over["ol"] * (1 + 1e-9))
     print(f"{broken} violations of the order")
     return int(broken > 0)

@@ -54,7 +54,7 @@ def complete(outcome: Outcome) -> Outcome:
 def in_process(folder: Path, machines: int) -> tuple[float, float]:
     """CPU seconds per machine: of the bare loop (decode and solve), and of all that a run does."""
     spent = 0.0
-    bare = worker.decode, worker.scheduled
+    bare = worker.decode, worker.solve
 
     def timed(function):  # type: ignore[no-untyped-def]
         def called(*given):  # type: ignore[no-untyped-def]
@@ -65,12 +65,12 @@ def in_process(folder: Path, machines: int) -> tuple[float, float]:
             return found
         return called
 
-    worker.decode, worker.scheduled = timed(worker.decode), timed(worker.scheduled)
+    worker.decode, worker.solve = timed(worker.decode), timed(worker.solve)
     small = study(folder, "random", machines, HEAVY)
     begun = time.process_time()
     complete(driver.run(small, folder / "run0", workers=0))
     whole = time.process_time() - begun
-    worker.decode, worker.scheduled = bare
+    worker.decode, worker.solve = bare
     return spent / machines, whole / machines
 
 

@@ -25,13 +25,14 @@ import numpy as np
 import pyarrow as pa
 
 from dse import explain, record
+from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.graph import least
 from dse.sim.network import WAYS
-from dse.stack import scheduled, with_reuse
+from dse.stack import solve
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.study import Study
@@ -192,10 +193,17 @@ _nest = lru_cache(maxsize=1 << 14)(str)  # machines with the same mapping come i
 
 
 def _counts(cost: EinsumCost, group: Unique) -> Iterator[tuple[tuple[str, str, str, float, float | None], int | None]]:
-    """Rows of counts, and what crosses priced networks, each with the bits of its elements; None: the machine's word."""
+    """Rows of counts, what layouts cost beside them, and what crosses priced networks, each with the bits of its elements; None: the machine's word."""
     bits = {p.tensor: p.bits for p in group.einsum.tensors()}
     for c in cost.counts:
         yield (c.level, c.tensor, c.action, c.elems, c.busiest_elems), bits.get(c.tensor)
+    for one in cost.moved:  # what layouts cost, beside the elements
+        if one.unused_bits:
+            yield (one.level, one.tensor, f"unused_{one.action}", one.unused_bits, None), 1
+        if one.modified_bits:
+            yield (one.level, one.tensor, "modify", one.modified_bits, None), 1
+        if one.activations.n:
+            yield (one.level, one.tensor, f"open_{one.action}", one.activations.n, None), 0
     for part in cost.price.parts:
         if part.action in WAYS:
             yield (part.level, part.tensor, part.action, part.actions, None), 1
@@ -231,7 +239,7 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
     for ref, workload in zip(study.workloads, job.workloads, strict=True):
-        found = scheduled(arch, workload, study.solver) if study.solver.reuse == "none" else with_reuse(arch, workload, study.solver)
+        found = solve(arch, workload, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)
@@ -241,7 +249,7 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:
     """points and workload_costs of a machine's schedules, and what makes their einsums."""
-    rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": []}
+    rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
     laid: list[Laid] = []
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
@@ -253,7 +261,8 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
             if solution.schedule:  # of einsums in turn both tables follow from einsums
                 rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
                 rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
-                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(workload, solution))
+                rows["conversions"] += [{**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)]
+                groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(converted(workload, solution.conversions), solution))
             laid.append(Laid(machine, schedule, ref.name, solution.einsums, groups))
     return {table: found for table, found in rows.items() if found}, laid
 
@@ -319,7 +328,7 @@ def _prices(arch: Arch, machine: int) -> list[Row]:
     rows: list[Row] = [
         {"machine": machine, "level": level.name, "read_pj": level.read_pj, "write_pj": level.write_pj, "width_bits": level.width_bits,
          "bandwidth": level.bandwidth, "leak_mw": level.leak_mw, "capacity_bits": level.capacity_bits, "instances": arch.instances(v),
-         "word_bits": arch.word_bits}
+         "word_bits": arch.word_bits, "row_pj": level.access.row_pj if level.access else 0.0}
         for v, level in enumerate(arch.levels)]
     lane = arch.compute
     rows += [{"machine": machine, "level": f.name, "hop_pj": f.hop_pj, "lane_pj": f.lane_pj, "word_bits": arch.word_bits, "instances": 1}

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dse import check, directives, explain, folder, record, screen, stack
 from dse import schedule as schedules
-from dse.assign.layouts import Conversion
+from dse.conversion import Conversion, converted
 from dse.nest import Infeasible
 from dse.reuse.classify import CLASSIFIERS
 from dse.reuse.traffic import Reuse, reuse
@@ -152,8 +152,10 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     if picks.layout != "row_major":
         if given:
             raise ValueError(f"layout {layouts[0]}: solver.layout = {picks.layout} chooses them; leave one of both out")
-        best = stack.in_best_layouts(arch, loaded, picks, tell)
-        return Mapped(arch, loaded, best, picks) if isinstance(best, Infeasible) else Mapped(arch, best.workload, best.solution, picks, best.conversions)
+        best = stack.kept_layouts(arch, loaded, picks, tell)
+        if isinstance(best, Infeasible):
+            return Mapped(arch, loaded, best, picks)
+        return Mapped(arch, converted(loaded, best.conversions), replace(best, schedule=None), picks, best.conversions)
     found = stack.kept(arch, loaded, picks, tell)
     if given and isinstance(found, list):
         found = stack.in_layouts(arch, loaded, picks, found[0], given)
@@ -391,13 +393,16 @@ class Run:
             stored, said = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs], [row["certificate"] for row in costs]
             if not nests:
                 raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
+            copies = tuple(Conversion(**{**row, "readers": tuple(row["readers"].split(", "))}) for row in self.sql(
+                f"SELECT tensor, layout, \"to\", readers, energy_pj, latency_cycles, saved FROM conversions {wanted} ORDER BY place").table.to_pylist())
+            workload = converted(workload, copies)
             whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
             found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else stack.again(
                 arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
                 {row["einsum"]: (row["gap_in_space"] or 0.0, row["certificate"] or "") for row in nests})
             if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
                 raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
-            yield Mapped(arch, workload, replace(found, certificate=said[0]) if whole else found)
+            yield Mapped(arch, workload, replace(found, certificate=said[0]) if whole else found, self.study.solver, copies)
 
     def _point(self, text: str) -> tuple[int, int, str]:
         """(machine, schedule, why that one)."""

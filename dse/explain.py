@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from dse.assign.layouts import Conversion
+from dse.conversion import Conversion
 from dse.directives import text, written
 from dse.nest import Loop, to_data
 from dse.schedule import in_turn
@@ -81,7 +81,7 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
     if solution.gap_to_bound <= FAR or solution.schedule:
         return ""
     if arch.described():
-        return "layouts are not searched: --layout TENSOR=TEXT gives a tensor another one than row-major"
+        return "" if solution.certificate.startswith("layouts ") else "--set solver.layout=alt chooses layouts between einsums too, which are row-major here"
     if "(given mapping)" in solution.certificate:
         return "a mapping as given: dse map searches the best one"
     if not all(c.space for c in solution.einsums):
@@ -301,6 +301,11 @@ def conversions(found: Sequence[Conversion], objective: str) -> Table:
     saved = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
     rows = tuple((one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved) for one in found)
     return Table("conversions", ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved), rows, "saved: less than without the conversion.")
+
+
+def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
+    """Rows of the table conversions."""
+    return [{"place": place, **asdict(one), "readers": ", ".join(one.readers)} for place, one in enumerate(solution.conversions)]
 
 
 def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 6
-SOLVER_VERSION = 8
+MODEL_VERSION = 7
+SOLVER_VERSION = 9
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
@@ -145,6 +145,19 @@ TABLES: dict[str, Columns] = {
         "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
         "held": Column("string", "", "most bytes that one instance of each level holds meanwhile; NULL: of einsums in turn"),
     },
+    "conversions": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "place": Column("int32", "", "0 first: the einsum that makes the copy is convert_<tensor>_as_<place>"),
+        "tensor": Column("string", "", "tensor that is copied into another layout, behind its maker"),
+        "layout": Column("string", "", "layout that its maker writes"),
+        "to": Column("string", "", "layout of the copy"),
+        "readers": Column("string", "", "einsums that read the copy, each with . and the number of the operand where it reads more than one"),
+        "energy_pj": METRICS["energy_pj"],
+        "latency_cycles": LATENCY_CYCLES,
+        "saved": Column("float64", "", "of solver.objective: what all costs more without the copy; inf: it must be there"),
+    },
     "mappings": {
         "mapping_key": MAPPING_KEY,
         "einsum_key": EINSUM_KEY,
@@ -155,8 +168,10 @@ TABLES: dict[str, Columns] = {
         "level": LEVEL,
         "tensor": Column("string", "", "tensor; - for compute"),
         "action": Column("string", "", "read, write, compute, merge (partial sums of lanes added up), enter (folds of a systolic array); of a network "
-                         "hop, lane, rotate, rotate_lane (model.md)"),
-        "elems": Column("float64", "", "elements, all instances, one run (hop, rotate: times links); expected ones where an operand is sparse"),
+                         "hop, lane, rotate, rotate_lane; of a layout unused_read, unused_write, modify (bits), open_read, open_write (rows): "
+                         "model.md"),
+        "elems": Column("float64", "", "elements, all instances, one run (hop, rotate: times links; of layouts: bits, rows); expected ones where an operand is "
+                        "sparse"),
         "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
         "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
     },
@@ -168,6 +183,7 @@ TABLES: dict[str, Columns] = {
         "mac_pj": Column("float64", "pJ", "MAC: one multiply-accumulate"),
         "alu_pj": Column("float64", "pJ", "MAC: one other operation"),
         "merge_pj": Column("float64", "pJ", "MAC: adding a partial sum that a lane holds to another lane's"),
+        "row_pj": Column("float64", "pJ", "a level of rows: one row opened"),
         "hop_pj": Column("float64", "pJ", "a network: one bit over one link"),
         "lane_pj": Column("float64", "pJ", "a network: one bit that a lane takes or gives"),
         "width_bits": Column("int32", "bit", "bits of one action"),
@@ -193,6 +209,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "einsums": ("machine", "schedule", "workload", "einsum_key"),
     "schedules": ("machine", "schedule", "workload"),
     "segments": ("machine", "schedule", "workload", "segment"),
+    "conversions": ("machine", "schedule", "workload", "place"),
     "mappings": ("mapping_key",),
     "counts": ("mapping_key", "level", "tensor", "action"),
     "prices": ("machine", "level"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Literal
 
 from dse import cache, schedule
 from dse.assign.layouts import PICKS, Assigned, Pick, assigned, shared
+from dse.conversion import Conversion, converted
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
@@ -104,7 +105,11 @@ def effort(e: Einsum) -> float:
 
 
 def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` makes of them."""
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` or `picks.layout` makes of them.
+    Where no lines, rows or banks are described all layouts cost the same."""
+    if picks.layout != "row_major" and arch.described():
+        found = in_best_layouts(arch, workload, picks)
+        return found if isinstance(found, Infeasible) else [_with_copies(found)]
     return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks)
 
 
@@ -185,6 +190,34 @@ def in_best_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = s
             return own
         found[group.key] = own
     return assigned(arch, workload, picks.objective, picks.layout, found)
+
+
+def _with_copies(found: Assigned) -> Solution:
+    return replace(found.solution, schedule=found.schedule, conversions=found.conversions)
+
+
+def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Solution | Infeasible:
+    """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it is not believed below a bound."""
+    path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.carried, picks), ".json")
+    if (data := cache.read(path)) is not None:
+        try:
+            known = json.loads(data)
+            copies = tuple(Conversion(**{**one, "readers": tuple(one["readers"])}) for one in known["conversions"])
+            given = schedule.parse_schedule(known["schedule"])
+            solved = evaluate(arch, converted(workload, copies), given, picks.objective)
+            if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
+                einsums = tuple(replace(one, gap_in_space=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
+                return replace(solved, einsums=einsums, gap_in_space=known["gap"], certificate=known["said"], schedule=given, conversions=copies)
+            raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200])
+    found = in_best_layouts(arch, workload, picks, tell)
+    if isinstance(found, Infeasible):
+        return found
+    one = _with_copies(found)
+    cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.gap_in_space,
+                                 "said": one.certificate, "gaps": [c.gap_in_space for c in one.einsums]}).encode())
+    return one
 
 
 def _ruled(e: Einsum, arch: Arch) -> Constraints:

@@ -6,12 +6,14 @@ import json
 from dataclasses import replace
 from itertools import product
 from math import isclose
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from dse import cache, door, stack
 from dse.assign import layouts as graphs
 from dse.assign.convert import Conversions
 from dse.assign.layouts import PICKS, assigned, shared
@@ -25,6 +27,7 @@ from dse.schedule import Branch, Schedule, Segment, renamed
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.sim.graph import evaluate
 from dse.sim.transfer import dim_names
+from dse.study import study
 from hw import machine
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key, einsum
@@ -194,3 +197,76 @@ def test_schedules_of_a_pick_are_priced_by_the_evaluator() -> None:
     nest = renamed(found.solution.einsums[0].mapping, net.einsums[0], net.einsums[0])
     again = evaluate(EDGE, net, Schedule((Segment((Branch("e", nest),)),)))
     assert not isinstance(again, Infeasible) and again.energy_pj == found.solution.energy_pj
+
+
+def test_a_run_keeps_layouts_and_conversions(tmp_path: Path) -> None:
+    """A study with a pick: rows of conversions, `dse show` costs the schedule anew and prints them, traffic knows the copies."""
+    text = """einsums: ["T[m,n] += A[m,k] * B[k,n]", "U[n] += T[m,n] * V[m]"]
+extents: {m: 64, n: 512, k: 8}
+"""
+    (tmp_path / "two.yaml").write_text(text)
+    (tmp_path / "study.yaml").write_text("""name: layouts
+workloads: [two.yaml]
+machine: burst_edge
+space: {gbuf.capacity: [1 KiB, 64 KiB], dram.burst: [64 B, 256 B]}
+objectives: [energy_pj]
+search: {method: exhaustive}
+solver: {layout: ind}
+""")
+    run = door.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
+    best = door.sweep(tmp_path / "study.yaml", tmp_path / "alt", workers=0, solver={"layout": "alt"})
+    values = [{row["machine"]: row["energy_pj"] for row in one.sql("SELECT machine, energy_pj FROM points")} for one in (run, best)]
+    assert all(values[1][machine] <= own * (1 + 1e-9) for machine, own in values[0].items()) and len(values[0]) == 4
+    rows = list(run.sql("FROM conversions ORDER BY machine, place"))
+    assert rows
+    for row in rows:
+        name = f"convert_{row['tensor']}_as_{row['place']}"
+        ((energy,),) = run.sql(f"SELECT energy_pj FROM einsums WHERE machine = {row['machine']} AND einsum = '{name}'").rows()
+        assert energy == row["energy_pj"]
+    for number, value in values[0].items():
+        point = run.show(number)
+        assert len(point.solved[0].conversions) == sum(row["machine"] == number for row in rows)
+        assert "conversions" in point.text() or not point.solved[0].conversions
+        assert point.solved[0].energy_pj == value
+
+
+@pytest.mark.parametrize(("sets", "said"), [
+    ({"machine": "edge_array"}, "edge_array describes no lines, rows or banks"),
+    ({"solver": {"layout": "alt", "mapper": "random"}}, "needs the mapper optimal"),
+    ({"solver": {"layout": "alt", "reuse": "tiles"}}, "needs the mapper optimal, without solver.reuse")])
+def test_a_study_with_a_pick_that_cannot_be_is_one_line(sets: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(json.dumps({"name": "s", "workloads": ["gemm:m=8,n=8,k=8"], "machine": "burst_edge", "space": {"gbuf.capacity": ["1 KiB"]},
+                                "objectives": ["energy_pj"], "search": {"method": "exhaustive"}, "solver": {"layout": "alt"}} | sets))
+    with pytest.raises(ValueError, match=said):
+        study.load(path)
+
+
+def test_a_tensor_that_an_einsum_reads_twice_is_converted_once() -> None:
+    """T + T: both operands read the copy, under two names."""
+    net = Workload("twice", (einsum("T[m,n] += A[m,k] * W[k,n]", {"m": 64, "n": 96, "k": 12}, "make"),
+                             einsum("U[m,n] = T[m,n] + T_again[m,n]", {"m": 64, "n": 96}, "sum")))
+    copies = (graphs.Conversion("T", "M N", "N M", ("sum.0", "sum.1"), 1.0, 1.0, 0.0),)
+    whole = graphs.converted(net, copies)
+    assert [p.tensor for p in whole.einsums[2].inputs] == ["T_as_0", "T_as_0_again"] and whole.einsums[1].output.tensor == "T_as_0"
+    rng = Random(38)
+    net, objective = network(rng), rng.choice(OBJECTIVES)
+    with patch.object(graphs, "LABELS", 3):
+        found = assigned(SMALL, net, objective, "ind", solve(SMALL, net, objective))  # type: ignore[arg-type]
+    assert not isinstance(found, Infeasible) and found.conversions
+
+
+def test_layouts_of_a_graph_are_kept_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The second question is answered from $DSE_CACHE, without a search; a kept answer that claims too much is dropped."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    rng = Random(38)
+    net, objective = network(rng), rng.choice(OBJECTIVES)
+    picks = stack.Picks(objective=objective, layout="ind")  # type: ignore[arg-type]
+    first = stack.kept_layouts(SMALL, net, picks)
+    (kept,) = tmp_path.glob("layout_*.json")
+    with patch.object(stack, "in_best_layouts", None):
+        again = stack.kept_layouts(SMALL, net, picks)
+    assert again == first and not isinstance(first, Infeasible) and first.conversions
+    known = json.loads(kept.read_bytes()[cache.DIGEST:])
+    cache.keep(kept, json.dumps(known | {"gap": 1e9}).encode())
+    assert stack.kept_layouts(SMALL, net, picks) == first and "removed, built anew" in caplog.text

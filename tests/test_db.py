@@ -140,15 +140,18 @@ def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
              for e in "abc" for action in ("read", "write")]
     ops = [{"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8} for e in "abc"]
     lane = {"machine": 0, "level": "MAC", "read_pj": None, "write_pj": None, "mac_pj": 7.0, "alu_pj": 2.0, "width_bits": None, "word_bits": None}
-    lane |= {"hop_pj": None, "lane_pj": None, "merge_pj": 0.5}
-    level = {"machine": 0, "level": "L", "hop_pj": 3.0, "lane_pj": 0.5, "merge_pj": None}
+    lane |= {"hop_pj": None, "lane_pj": None, "merge_pj": 0.5, "row_pj": None}
+    level = {"machine": 0, "level": "L", "hop_pj": 3.0, "lane_pj": 0.5, "merge_pj": None, "row_pj": 11.0}
     level |= {"read_pj": 4.0, "write_pj": 6.0, "mac_pj": None, "alu_pj": None, "width_bits": 16, "word_bits": 32}
     crossed = [{"mapping_key": "a", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 1} for action in ("hop", "lane", "enter")]
     crossed += [{"mapping_key": "a", "level": "MAC", "tensor": "T", "action": "merge", "elems": 10, "bits": None}]
+    crossed += [{"mapping_key": "b", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": bits}
+                for action, bits in (("unused_read", 1), ("unused_write", 1), ("modify", 1), ("open_read", 0))]
     publish(run, einsums=[einsums], counts=[moved, [*moved[:1], *ops], crossed], prices=[[level, lane]])
     found = db.query(db.connect(run), "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
     energy = {(row["einsum"], row["action"]): row["energy_pj"] for row in found}
-    assert len(found) == 12 and (energy["a", "hop"], energy["a", "lane"], energy["a", "merge"]) == (3 * 10 * 3, 3 * 10 * 0.5, 3 * 10 * 0.5)
+    assert [energy["b", action] for action in ("unused_read", "unused_write", "modify", "open_read")] == [30 * 4 / 16, 30 * 6 / 16, 30 * 4 / 16, 30 * 11]
+    assert len(found) == 16 and (energy["a", "hop"], energy["a", "lane"], energy["a", "merge"]) == (3 * 10 * 3, 3 * 10 * 0.5, 3 * 10 * 0.5)
     assert [row["bytes"] for row in found if row["action"] == "read"] == [30.0, 30.0, 120.0]
     assert [energy["a", action] for action in ("read", "write", "compute")] == [3 * 10 * 0.5 * 4, 3 * 10 * 0.5 * 6, 3 * 5 * 7]
     assert (energy["b", "compute"], energy["c", "compute"]) == (3 * 5 * 2, 0)

@@ -142,6 +142,7 @@ def test_layouts_survive_text_and_yaml() -> None:
     ("layout GLB A: M K", "is not stored at GLB; give its layout at DRAM or GBUF or REGF"), ("layout DRAM A: (M K", "parentheses do not match"),
     ("layout DRAM A: e=K*M | E", "dims not adjacent"), ("layout DRAM A: M K+9999999999", "is no part of a dimension"),
     ("layout DRAM A: M+999999999 K+999999999", "elements of room; pad less"), (f"layout DRAM A: {'M ' * 300}", "more than the 400 that any needs"),
+    ("layout DRAM A: M K&A", "A is no guest of itself"), ("layout DRAM A: M K&C:0", '"K&C:0" gives C no slice; write &C'),
     ("layout DRAM A: M K\nlayout DRAM A: K M", "stands twice")])
 def test_a_bad_layout_is_one_line(line: str, said: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "nest.txt").write_text(f"{line}\n{NEST}")
@@ -198,3 +199,23 @@ def test_described_machines_map_and_are_never_cheaper_than_undescribed(name: str
     nests = {c.name: replace(c.mapping, layouts=()) for c in felt.found.einsums}
     plain = evaluate(machine.arch(spec).ideal(), felt.workload, in_turn(felt.workload, nests))
     assert machine.arch(spec).described() and felt.found.energy_pj >= plain.energy_pj and felt.found.latency_cycles >= plain.latency_cycles
+
+
+def test_traffic_of_a_run_is_all_its_energy(tmp_path: Path) -> None:
+    """Lines that hold more than was asked for and rows opened are rows of `traffic`, so it adds up, whatever lines the machines have."""
+    (tmp_path / "lines.yaml").write_text("""name: lines
+workloads: ["conv:k=6,c=5,p=9,q=9,r=3,s=3"]
+machine: burst_edge
+space: {dram.burst: [64 B, 256 B], dram.partial_write: [masked, rmw], gbuf.capacity: [1 KiB]}
+objectives: [energy_pj]
+search: {method: exhaustive}
+""")
+    run = door.sweep(tmp_path / "lines.yaml", out=tmp_path / "run", workers=0)
+    rows = run.sql("SELECT machine, sum(t.energy_pj) AS told, sum(bytes) FILTER (level = 'DRAM') AS moved, "
+                   "sum(bytes) FILTER (level = 'DRAM' AND action IN ('read', 'write')) / moved AS useful FROM traffic t GROUP BY ALL ORDER BY ALL")
+    for number, told, moved, useful in rows.rows():
+        ((energy, leak),) = run.sql(f"SELECT sum(count * energy_pj), sum(count * latency_cycles) / any_value(clock_ghz) * (SELECT sum(leak_mw * instances) "
+                                    f"FROM prices WHERE machine = {number}) FROM einsums JOIN machines USING (machine) WHERE machine = {number}").rows()
+        assert moved and 0 < useful <= 1 and told == pytest.approx(energy - leak, rel=1e-9)
+    assert len({round(moved) for _, _, moved, _ in rows.rows()}) > 1 and len(rows) == 4
+    assert run.sql("SELECT count(*) FROM traffic WHERE action IN ('open_read', 'unused_read') AND energy_pj > 0").rows()[0][0]

@@ -78,7 +78,7 @@ STUDIED: list[Path] = []
 def fused(home: Path) -> door.Run:
     STUDIED.append(home)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "scheduled", whole)
+        patch.setattr(worker, "solve", whole)
         return dse.sweep(home / "study.yaml", out=home / "fused", workers=0)
 
 

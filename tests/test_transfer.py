@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -10,8 +10,10 @@ import pytest
 from dse.layout.count import Span
 from dse.nest import faults
 from dse.sim import transfer
+from dse.sim.counts import count
 from tests import nests
 from tests.nests import RICH, random_case, rich_case
+from tests.oracle import walk
 from tests.streams import described, streams, with_layouts
 
 DENSE = tuple(kind for kind in RICH if not kind.startswith("sp"))
@@ -23,11 +25,11 @@ class Compared:
 
     what: str
     counted: Span
-    walked: int
+    walked: float
 
     @property
     def right(self) -> bool:
-        return self.counted.lo - 1e-9 <= self.walked <= self.counted.hi + 1e-9
+        return all(self.counted.lo - 1e-9 <= n <= self.counted.hi + 1e-9 for n in (self.walked, self.counted.n))
 
 
 def compared(seed: int) -> list[Compared]:
@@ -40,9 +42,11 @@ def compared(seed: int) -> list[Compared]:
     assert not faults(mapping, e, arch) and not transfer.faults(mapping, e, arch), (seed, faults(mapping, e, arch), transfer.faults(mapping, e, arch))
     found = []
     moved = transfer.transfers(mapping, e, arch)
+    rows, seen = {(row.level, row.tensor, row.action): row.elems for row in count(mapping, e, arch)}, walk(replace(mapping, layouts=()), e, arch).total
     for level, tensor in dict.fromkeys((level, tensor) for level, tensor, _ in moved):
         p = next(p for p in e.tensors() if p.tensor == tensor)
-        line = next(one for one in arch.levels if one.name == level).access.line_bits
+        own = next(one for one in arch.levels if one.name == level)
+        line, bits = own.access.line_bits, p.bits or arch.word_bits
         for action, walked in streams(mapping, e, arch, level, p, names[tensor]).items():
             one = moved.get((level, tensor, action))
             if one is None:
@@ -54,6 +58,10 @@ def compared(seed: int) -> list[Compared]:
                       Compared(f"runs {where}", Span(one.runs, one.runs if exactly else 0, one.runs if exactly else 1e18), walked.runs),
                       Compared(f"bits {where}", one.moved_bits, walked.lines * line), Compared(f"activations {where}", one.activations, walked.activations),
                       Compared(f"conflict {where}", one.conflict, walked.conflict)]
+            if p is not e.output or level == arch.levels[0].name:  # what is fetched or drained from further out is in no other one's row
+                paid = rows.get((level, tensor, action), 0.0) * bits + one.unused_bits
+                lo, hi = (max(float(seen[level, tensor, action]) * bits, n) for n in (one.moved_bits.lo, one.moved_bits.hi))
+                found.append(Compared(f"paid {where}", Span(paid, lo, hi), max(float(seen[level, tensor, action]) * bits, walked.lines * line)))
     return found
 
 

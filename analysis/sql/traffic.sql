@@ -7,6 +7,11 @@ SELECT
     CASE c.action
         WHEN 'read' THEN p.read_pj * coalesce(c.bits, p.word_bits) / p.width_bits
         WHEN 'write' THEN p.write_pj * coalesce(c.bits, p.word_bits) / p.width_bits
+        WHEN 'unused_read' THEN p.read_pj / p.width_bits
+        WHEN 'unused_write' THEN p.write_pj / p.width_bits
+        WHEN 'modify' THEN p.read_pj / p.width_bits
+        WHEN 'open_read' THEN p.row_pj
+        WHEN 'open_write' THEN p.row_pj
         WHEN 'merge' THEN p.merge_pj
         WHEN 'hop' THEN p.hop_pj * coalesce(c.bits, p.word_bits)
         WHEN 'rotate' THEN p.hop_pj * coalesce(c.bits, p.word_bits)

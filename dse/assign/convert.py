@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
+from dse.conversion import copied
 from dse.dataflow.lined import Felt, felt, pairs
 from dse.dataflow.space import FREE
 from dse.layout.address import Layout
@@ -17,15 +18,7 @@ from dse.sim.cost import overflow
 from dse.sim.counts import footprints
 from dse.sim.evaluate import Problem, figure
 from hw.arch import Arch
-from workloads.einsum import Dim, Einsum, Projection
-
-RANK = "abcdefghijklmnopqrstuvwxyz"
-
-
-def copied(shape: tuple[int, ...], bits: int | None, name: str = "copy", tensor: str = "A", to: str = "B") -> Einsum:
-    """The copy of a tensor, element by element."""
-    dims = tuple(Dim(((RANK[k], 1),), 0, n) for k, n in enumerate(shape))
-    return Einsum(name, "copy", Projection(to, dims, bits), (Projection(tensor, dims, bits),), tuple((RANK[k], n) for k, n in enumerate(shape)))
+from workloads.einsum import Einsum
 
 
 @dataclass(slots=True)

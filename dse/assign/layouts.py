@@ -18,8 +18,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from dse.assign.convert import Conversions, copied
-from dse.assign.templates import layouts
+from dse.assign.convert import Conversions
+from dse.conversion import Conversion, converted, copied, copy_of, reader
 from dse.dataflow.lined import Felt, Pairs, Place, settled
 from dse.join import Choice, Table, join, table
 from dse.layout.address import Layout, row_major
@@ -47,24 +47,12 @@ assert tuple(PICKS) == get_args(Pick)
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
-    """A copy of a tensor in another layout. saved: what the whole costs more without it."""
-
-    tensor: str
-    layout: str
-    to: str
-    readers: tuple[str, ...]
-    energy_pj: float
-    latency_cycles: float
-    saved: float
-
-
-@dataclass(frozen=True, slots=True)
 class Assigned:
     """A workload with its conversions as copies, solved. floor: no mappings, layouts and conversions cost less."""
 
     workload: Workload
     solution: Solution
+    schedule: Schedule
     conversions: tuple[Conversion, ...]
     value: float
     floor: float
@@ -169,8 +157,7 @@ class _Graph:
         for one in self.solved[self.keys[i]].mappings:
             place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
             if place in one.links:
-                known = layouts(one.mapping, one.links[place], one.problem.einsum, self.arch)
-                found += [replace(layout, names=_names(len(layout.shape))) for layout in one.front(place, known)[:2]]
+                found += [replace(layout, names=_names(len(layout.shape))) for layout in one.front(place, one.known(place))[:2]]
         return list(dict.fromkeys(found))
 
     def rules(self, pick: str) -> Iterator[Rule]:
@@ -262,40 +249,28 @@ class _Graph:
 
     def told(self, pick: str, value: float, choice: Choice, tables: Sequence[Table]) -> Assigned:
         """The workload with conversions as copies, every einsum in its mapping and layouts, priced by the evaluator."""
-        e_of, nests, repeats = list[Einsum](), dict[str, Mapping](), list[int]()
-        conversions = list(self._conversions(choice, value))
-        renames: dict[tuple[int, int], str] = {}
-        after: dict[int, list[tuple[Einsum, Mapping]]] = {}
-        for number, (one, to, _) in enumerate(conversions):
-            made = one.labels[choice.labels[one.maker.node]]
-            name = f"{one.tensor}_as_{number}"
-            e = copied(made.shape, self._bits(one), f"convert_{name}", one.tensor, name)
-            nest = renamed(self.conversions.cost(self._bits(one), made, to)[0], copied(made.shape, self._bits(one)), e)
-            after.setdefault(one.maker.einsum, []).append((e, _in_layouts(nest, e, self.home, {0: made, 1: to})))
-            renames |= {(use.einsum, use.position): name for use in one.readers if one.labels[choice.labels[use.node]] == to}
+        conversions, nests = list(self._conversions(choice, value)), dict[str, Mapping]()
+        whole = converted(self.workload, [told for _, _, told in conversions])
+        own = {e.name: e for e in whole.einsums}
         for i, e in enumerate(self.workload.einsums):
-            own = replace(e, inputs=tuple(replace(p, tensor=renames[i, x]) if (i, x) in renames and not self.nodes[i, x][1].view else p
-                                          for x, p in enumerate(e.inputs)))
-            nests[e.name] = self._nest(i, own, choice, tables[i])
-            e_of.append(own)
-            repeats.append(self.times[i])
-            for copy, nest in after.get(i, []):
-                e_of.append(copy)
-                repeats.append(self.times[i])
-                nests[copy.name] = nest
-        whole = replace(self.workload, einsums=tuple(e_of), repeats=tuple(repeats))
-        schedule = Schedule(tuple(Segment((Branch(name, nests[name]),)) for name in (e.name for e in whole.einsums)))
+            nests[e.name] = self._nest(i, own[e.name], choice, tables[i])
+        for number, (one, to, _) in enumerate(conversions):
+            made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
+            nest = renamed(self.conversions.cost(self._bits(one), made, to)[0], copied(made.shape, self._bits(one)), e)
+            nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
+        schedule = Schedule(tuple(Segment((Branch(name, nests[name]),)) for name in own))
         found = evaluate(self.arch, whole, schedule, self.objective)
         assert isinstance(found, Solution)
         floors = {key: one.floor for key, one in self.solved.items()}
         runs = [(n, floors[key]) for key, n in zip(self.keys, self.times, strict=True)]
         floor = sum(n * one for n, one in runs) if self.objective != "edp" else sum(n * one**0.5 for n, one in runs) ** 2
-        gap, to_bound = above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), found.gap_to_bound
+        to_bound = found.gap_to_bound
+        gap = min(above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
         status = "capped: readers of one tensor share a copy" if self.capped else "exact over its labels"
         said = f"layouts {pick} ({status}); {len(conversions)} conversions; at most {100 * gap:.3g} % above any mappings in any layouts"
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
         solution = replace(found, einsums=einsums, gap_in_space=gap, certificate=certified(said, to_bound))
-        return Assigned(whole, solution, tuple(told for _, _, told in conversions), value, floor)
+        return Assigned(whole, solution, schedule, tuple(told for _, _, told in conversions), value, floor)
 
     def _proven(self, one: EinsumCost, floor: float) -> EinsumCost:
         return replace(one, gap_in_space=min(one.gap_to_bound, above(figure(self.objective, one.energy_pj, one.latency_cycles), floor)))
@@ -319,7 +294,7 @@ class _Graph:
             made = choice.labels[one.maker.node]
             for to in sorted({choice.labels[use.node] for use in one.readers} - {made}):
                 _, energy, cycles = self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])
-                readers = tuple(self.workload.einsums[use.einsum].name for use in one.readers if choice.labels[use.node] == to)
+                readers = tuple(reader(self.workload.einsums[use.einsum], use.position) for use in one.readers if choice.labels[use.node] == to)
                 yield one, one.labels[to], Conversion(one.tensor, show(one.labels[made]), show(one.labels[to]), readers, energy, cycles, self.saved(one, value))
 
     def saved(self, one: Shared, value: float) -> float:

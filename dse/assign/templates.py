@@ -4,6 +4,7 @@
     spatial p over X in tiles of 4     p8/4 C p4    (and padded, so that what is asked for begins at a line)
     windows of 6 rows, 4 apart     H/4 .. h4~6, or H/4 .. h4, or H
     every second row               h2 H/2: the other rows lie elsewhere
+    p in tiles of 125, over lanes in tiles of 8     p8 .. P/8: lanes ask for rows 8 apart, wherever the tile begins; 125 is no whole number of these
 
 Every text is of the whole shape; which one is best is counted, not guessed (dse/sim/transfer.py).
 """
@@ -122,9 +123,13 @@ def _looped(parts: _Parts, dims: Sequence[Dim], names: Sequence[str], shape: Seq
         else:
             c = _stride(dims[k], home) if len(dims[k].terms) == 1 and dims[k].terms[0][1] > 0 else 1
             before, after = left[k], node.tile * c
-            if after < before and before % after == 0 or (before == shape[k] and after < before):
+            if after < before and (before % after == 0 or before == shape[k]):
                 text = f"{names[k]}/{after}" if before == shape[k] else f"{names[k].lower()}{before}/{after}"
                 (parts.lanes.append((text, -(-before // after))) if node.over else parts.time.append(text))
+                left[k] = after
+            elif after < before and node.over and not any(text.lower().startswith(names[k].lower()) for text, _ in parts.lanes):
+                parts.time = [text for text in parts.time if not text.lower().startswith(names[k].lower())]
+                parts.lanes.append((f"{names[k]}/{after}", -(-before // after)))
                 left[k] = after
         tile[node.rank] = node.tile
     for k, name in enumerate(names):

@@ -54,15 +54,15 @@ def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candi
         return best
     walkers = [walker for _ in range(candidates) if (walker := _start(e, arch, rng))]
     model: Model = _unlearned
-    costed, learned = Costed(), 0
+    costed, fitted = Costed(), 0
     _cost(problem, [best], costed)
     for i in range(iterations if walkers else 0):
         heat = HOT * (COLD / HOT) ** (i / iterations)
         for _ in range(STEPS):
             walkers = _step(e, arch, walkers, model, heat, rng)
         _cost(problem, [mapping for _, mapping in walkers], costed)
-        if len(costed.logs) > 1.25 * learned:
-            model, learned = _learned(costed), len(costed.logs)
+        if len(costed.logs) > 1.25 * fitted:
+            model, fitted = learned(costed.rows, costed.logs), len(costed.logs)
         walkers = [(_start(e, arch, rng) if rng.random() < FRESH else None) or walker for walker in walkers]
     for mapping, found in costed.ranks.items():
         best = mapping if before(found, costed.ranks[best]) else best
@@ -159,11 +159,11 @@ def _cost(problem: Problem, mappings: Sequence[Mapping], costed: Costed) -> None
             costed.logs.append(log2(max(costed.ranks[mapping][0], 1e-300)))
 
 
-def _learned(costed: Costed) -> Model:
-    """Trees fitted to the newest costs."""
+def learned(rows: Sequence[Floats], logs: Sequence[float]) -> Model:
+    """Trees fitted to the newest costs. rows: features; logs: log2 of the objective."""
     from sklearn.ensemble import GradientBoostingRegressor  # here: it takes a second to load, and only this mapper needs it
 
     trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=5, learning_rate=0.2, random_state=0)  # type: ignore[no-untyped-call]
-    trees.fit(np.array(costed.rows[-SAMPLES:]), np.array(costed.logs[-SAMPLES:]))
+    trees.fit(np.array(rows[-SAMPLES:]), np.array(logs[-SAMPLES:]))
     predict: Model = trees.predict
     return predict

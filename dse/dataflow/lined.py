@@ -7,8 +7,8 @@ loops and its own layout alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf, log, prod
@@ -19,7 +19,7 @@ from dse.dataflow.search import Spread, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, named
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
-from dse.nest import Infeasible, Laid, Mapping
+from dse.nest import Infeasible, Laid, Mapping, holdable
 from dse.sim import cost, transfer
 from dse.sim.boundary import ways
 from dse.sim.cost import overflow
@@ -31,19 +31,22 @@ from hw.arch import Arch
 from workloads.einsum import Einsum
 
 LITTLE = 1e-3  # of energy and cycles: what a layout that is not looked for any further may cost
+STAGED = 1 << 20  # nodes of a search of mappings that stage all tensors
 ENOUGH = 64  # sets of layouts of inner levels that are compared
 Place = tuple[str, str]  # (level, tensor)
 
 
 @dataclass(slots=True)
 class Felt:
-    """A mapping on a machine, and what its tensors move in layouts that were asked for. times: by what described levels are slowed to."""
+    """A mapping on a machine, and what its tensors move in layouts that were asked for. room: elements that they take in levels of some capacity; times: by
+    what described levels are slowed to."""
 
     problem: Problem
     mapping: Mapping
     rows: tuple[Count, ...]
     counted: frozenset[Key]
     links: dict[Place, Link]
+    room: dict[Place, int]
     hops_pj: float
     moved: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
     times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
@@ -70,7 +73,14 @@ class Felt:
         """(energy, port cycles) that a layout costs beside its elements, whatever the others are."""
         arch, moved = self.problem.arch, self.of(place, layout)
         level = next(level for level in arch.levels if level.name == place[0])
-        return sum(part[-1] for part in transfer.parts(moved, arch)), sum(one.extra_actions / level.bandwidth + one.extra_cycles for one in moved.values())
+        return sum(part[-1] for part in transfer.parts(moved, arch)), sum(
+            one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values())
+
+    def known(self, place: Place) -> list[Layout]:
+        """Layouts worth counting that fit: a node that sinks takes less room than the tile where it stands, which layouts but row-major lay out whole."""
+        link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
+        plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.mapping, link, e, arch))
+        return [one for one in layouts(self.mapping, link, e, arch) if place not in self.room or one.room() <= self.room[place] or one == plain]
 
     def front(self, place: Place, known: Sequence[Layout]) -> list[Layout]:
         """Of some layouts those that no other one beats in energy and in cycles, cheapest first; behind one that costs next to nothing none is looked at."""
@@ -89,7 +99,9 @@ def felt(problem: Problem, mapping: Mapping) -> Felt:
     places = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e) if link.parent.level in described}
     hops = sum(way.energy_pj for way in ways(problem.boundary, mapping, e, arch))
     rows = count(mapping, e, arch)
-    return Felt(problem, replace(mapping, layouts=()), rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, hops)
+    limited = {level.name for level in arch.levels if level.capacity_bits is not None}
+    room = {(f.level, f.tensor): f.elems for f in footprints(mapping, e) if f.level in limited}
+    return Felt(problem, replace(mapping, layouts=()), rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, room, hops)
 
 
 def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
@@ -97,8 +109,8 @@ def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[P
 
     What layouts add to energy and to the cycles of a port are sums over tensors: the best are on the fronts of each (up to ENOUGH sets of these).
     """
-    e, arch, objective = one.problem.einsum, one.problem.arch, one.problem.objective
-    fronts = {place: [given[place]] if place in given else one.front(place, layouts(one.mapping, link, e, arch)) for place, link in one.links.items()}
+    objective = one.problem.objective
+    fronts = {place: [given[place]] if place in given else one.front(place, one.known(place)) for place in one.links}
     for most in (8, 2, 1):
         if prod(map(len, fronts.values())) > ENOUGH:
             fronts = {place: own[-most:] if objective == "latency" else own[:most] for place, own in fronts.items()}
@@ -113,7 +125,9 @@ def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
     """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of all mappings of the space in all layouts.
 
     shared: tensors that lie row-major at the outermost level, whatever is best here. Mappings that are priced: the best one where lines are filled; the best
-    one where also indices of shared tensors that are lines apart share none; if none is within `near` of the floor, the best one where layouts cost nothing.
+    one where also indices of shared tensors that are lines apart share none; if none is within `near` of the floor, the one of least energy (rows and misses
+    take time that the search does not see, and fewer lines cost less of it), the fastest with all tensors staged in a level on chip, and the best ones where
+    layouts cost nothing.
     """
     found = pairs(problem, tiles, constraints, near, shared)
     if isinstance(found, Infeasible):
@@ -139,27 +153,51 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
     known: dict[Mapping, tuple[Felt, EinsumCost]] = {}
     floor, visited, space = 0.0, 0, named(tiles, arch, constraints)
     apart = spread(e, arch, shared)
-    if taken(e, tiles) and not partly_named(constraints, arch):
-        for own in ({}, apart) if apart else ({},):
-            found = search(problem, tiles, constraints, spread=own)
-            visited += found.visited
-            floor = floor if own else found.floor
-            if found.floor == inf:
-                break
-            if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
-                one = felt(problem, found.mapping)
-                known[found.mapping] = one, in_best(one, shared)
-    value = min((figure(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf)
-    if above(value, floor) > near or not known:
-        ideal = optimal(replace(problem, arch=arch.ideal()), tiles, constraints, near=near)
+
+    def gap() -> float:
+        return above(min((figure(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf), floor)
+
+    asked = [({}, problem.objective), *([(apart, problem.objective)] if apart else []), *([({}, "energy")] if problem.objective != "energy" else [])]
+    for own, objective in asked if taken(e, tiles) and not partly_named(constraints, arch) else ():
+        if known and objective != problem.objective and gap() <= near:
+            break
+        found = search(replace(problem, objective=objective), tiles, constraints, spread=own)
+        visited += found.visited
+        if own is asked[0][0]:
+            floor = found.floor
+        if found.floor == inf:
+            break
+        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
+            one = felt(problem, found.mapping)
+            known[found.mapping] = one, in_best(one, shared)
+    for rules in _staged(e, arch, constraints):
+        if not taken(e, tiles) or (known and gap() <= near):
+            break
+        found = search(replace(problem, objective="latency"), tiles, rules, STAGED)
+        visited += found.visited
+        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
+            one = felt(problem, found.mapping)
+            known[found.mapping] = one, in_best(one, shared)
+    for objective in dict.fromkeys((problem.objective, "energy")):
+        if known and gap() <= near:
+            break
+        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), tiles, constraints, near=near)
         if isinstance(ideal, Infeasible):
             return ideal
         best, visited = ideal[0], visited + ideal[0].visited
-        floor = max(floor, figure(problem.objective, best.energy_pj, best.latency_cycles) / (1 + best.gap_in_space) if best.space else 0.0)
-        one = felt(problem, best.mapping)
-        known[best.mapping] = one, in_best(one, shared)
-        space = best.space or space
+        if objective == problem.objective:
+            floor = max(floor, figure(objective, best.energy_pj, best.latency_cycles) / (1 + best.gap_in_space) if best.space else 0.0)
+            space = best.space or space
+        if best.mapping not in known:
+            one = felt(problem, best.mapping)
+            known[best.mapping] = one, in_best(one, shared)
     return Pairs(tuple(one for one, _ in known.values()), tuple(cost for _, cost in known.values()), floor, visited, space)
+
+
+def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constraints]:
+    """Every tensor through a level on chip outside of all lanes: a part of the space that a search does not end its budget in as soon."""
+    for level in arch.levels[1:min((f.outside for f in arch.fanouts), default=len(arch.levels))]:
+        yield replace(constraints, kept=(*constraints.kept, *((level.name, tensor) for tensor in holdable(e, level))))
 
 
 def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> EinsumCost:

@@ -179,6 +179,8 @@ def _token(text: str, word: str, called: Sequence[str]) -> Token:
     if "0" in (modulus, tile, step) or (tile and step):
         raise LayoutError(f'layout "{text}": "{word}" has no such part; sizes are 1 or more, and what is unfolded is not split')
     named = tuple((g.partition(":")[0], int(g.partition(":")[2] or 1)) for g in guests.split("&")[1:])
+    if empty := next((guest for guest, extent in named if not extent), ""):
+        raise LayoutError(f'layout "{text}": "{word}" gives {empty} no slice; write &{empty}, or &{empty}:2 for two')
     return Token(word, known[name], int(modulus or 0), int(step or 1), int(tile or 0), int(pad or 0), named, len(opens), len(closes))
 
 

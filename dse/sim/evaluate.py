@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from dse.conversion import Conversion
 from dse.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.schedule import Schedule
 from dse.sim import boundary, bounds, cost, transfer
@@ -110,6 +111,7 @@ class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
     memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
+    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`).
 
     Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
@@ -126,6 +128,7 @@ class Solution:
     memory: Memory | None = None
     saved: float | None = None
     pruned: tuple[Pruned, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
 
 
 def certified(what: str, gap_to_bound: float) -> str:
@@ -210,6 +213,8 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     key, wires = canonical_key(e), wiring(arch)  # what lanes share and how wide words are is part of the rows of a mapping
     nets = [(f.name, f.dims, f.rim, f.source, f.place) for f in arch.fanouts if f.hop_pj or f.lane_pj]
     marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owned}' if nets else ''}"
+    felt = [(v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw) for v, level in enumerate(arch.levels) if moved and (a := level.access)]
+    marks += f" {felt}" if felt else ""
     number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = above(value, floor)

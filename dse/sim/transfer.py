@@ -21,10 +21,10 @@ from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
 from dse.nest import Loop, Mapping
-from dse.sim.counts import Count, Footprint
+from dse.sim.counts import Count, Footprint, reading
 from dse.sim.counts import footprints as counted
 from dse.sim.parts import bits_of
-from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, tile_count, tile_sizes
+from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, served, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -34,8 +34,8 @@ NONE = Span(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Of one tensor at one level, read or written, over a whole einsum. extra_*: what its layout costs beside its elements packed without a gap: actions of the
-    level's width, cycles of its port, energy of rows opened and of lines read to be modified. exact: no count is a guess."""
+    """Of one tensor at one level, read or written, over a whole einsum. What its layout costs beside its elements: unused_bits that lines hold beyond
+    those, modified_bits of lines that are read since a part of them is written, extra_cycles of its port. exact: no count is a guess."""
 
     level: str
     tensor: str
@@ -48,9 +48,9 @@ class Transfer:
     conflict: Span
     descriptors: int
     misses: float
-    extra_actions: float
+    unused_bits: float
+    modified_bits: float
     extra_cycles: float
-    extra_pj: float
     exact: bool
 
 
@@ -84,7 +84,7 @@ def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transf
             if row.level == level.name:
                 actions, laid = row.busiest_elems * bits[row.tensor] / level.width_bits, moved.get((row.level, row.tensor, row.action))
                 plain[row.action] += actions
-                felt[row.action] += actions + (laid.extra_actions + laid.extra_cycles * level.bandwidth if laid else 0.0)
+                felt[row.action] += actions + (laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0)
         busiest = max if level.ports == "separate" else sum
         before, after = busiest(plain.values()), busiest(felt.values())
         return replace(level, bandwidth=level.bandwidth * before / after) if after > before else level
@@ -93,14 +93,17 @@ def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transf
 
 
 def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
-    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked for; rows opened, lines read to be written."""
+    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked for; lines read to be written, rows opened."""
     levels = {level.name: level for level in arch.levels}
     for one in moved.values():
         level = levels[one.level]
-        if one.extra_actions:
-            yield one.level, one.tensor, "unused", one.extra_actions, one.extra_actions * (level.read_pj if one.action == "read" else level.write_pj)
-        if one.extra_pj:
-            yield one.level, one.tensor, "open", one.activations.n, one.extra_pj
+        if one.unused_bits:
+            actions = one.unused_bits / level.width_bits
+            yield one.level, one.tensor, "unused", actions, actions * (level.read_pj if one.action == "read" else level.write_pj)
+        if one.modified_bits:
+            yield one.level, one.tensor, "modify", one.modified_bits / level.width_bits, one.modified_bits / level.width_bits * level.read_pj
+        if level.access and (opened := one.activations.n * level.access.row_pj):
+            yield one.level, one.tensor, "open", one.activations.n, opened
 
 
 def dim_names(p: Projection) -> tuple[str, ...]:
@@ -122,19 +125,24 @@ def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
     """The one that the mapping names, else row-major. Raises LayoutError."""
     names, shape = dim_names(link.tensor), shape_at(mapping, link, e, arch)
     text = next((one.text for one in mapping.layouts if (one.level, one.tensor) == (link.parent.level, link.tensor.tensor)), None)
-    return row_major(names, shape) if text is None else parse(text, names, shape)
+    layout = row_major(names, shape) if text is None else parse(text, names, shape)
+    if any(guest == link.tensor.tensor for digit in layout.digits for guest, _ in digit.guests):
+        raise LayoutError(f'layout "{text}": {link.tensor.tensor} is no guest of itself; name another tensor behind &')
+    return layout
 
 
 def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> Iterator[Transfer]:
     level = next(one for one in arch.levels if one.name == link.parent.level)
     output = link.tensor is e.output
     every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
+    at = reading(mapping, e, arch)
+    all_elems, begun = at.whole(served(at.sums, link, False)), at.whole(served(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
     if not output:
-        yield _transfer(mapping, link, e, arch, level, layout, "read", every)
+        yield _transfer(mapping, link, e, arch, level, layout, "read", every, all_elems)
         return
-    yield _transfer(mapping, link, e, arch, level, layout, "write", every)
+    yield _transfer(mapping, link, e, arch, level, layout, "write", every, all_elems)
     if again := every - (first if level.skip_first_read and not link.tensor.partial() else 0):
-        yield _transfer(mapping, link, e, arch, level, layout, "read", again)
+        yield _transfer(mapping, link, e, arch, level, layout, "read", again, all_elems + begun)
 
 
 def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
@@ -148,7 +156,9 @@ def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, fi
                 for rank, extent in e.extents if rank not in link.seen)
 
 
-def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int) -> Transfer:
+def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int,
+              counted_elems: float) -> Transfer:
+    """counted_elems: elements of the traffic row; what its lines hold beyond them is moved for nothing."""
     a = level.access
     assert a is not None
     bits = link.tensor.bits or arch.word_bits
@@ -157,10 +167,6 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
     copies = action == "write"
     found = _counted(c, _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), copies), visits)
     elems = found.elems * unit // bits
-    packed = found.elems * unit
-    if copies and any(s.tile for s in layout.stored):  # the elements that counts have: copies are written beside them
-        once = _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), False)
-        packed = visits * unit * prod(sum(asked.size // len(times) * int(times.sum()) for asked, times in rows) for rows in once)
     opened = _opened(mapping, link, e, arch, own, c, copies, visits, found) if a.row_bits else NONE
     if action == "read" and link.tensor is e.output and link.tensor.partial():
         found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)
@@ -171,12 +177,12 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
     missed = layouts.misses(runs, lines, a.prefetch_lines, a.prefetch_run, a.prefetch_line) if a.prefetch_lines else 0.0
     open_cycles = opened.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
     crowded = found.conflict.n * a.banks / level.bandwidth
-    modified = found.partial.n * a.line_bits / level.width_bits if a.rmw and action == "write" else 0.0
+    modified = found.partial.n * a.line_bits if a.rmw and action == "write" else 0.0
     extra_cycles = (max(0.0, open_cycles - port, crowded - port) + described * a.descriptor_cycles / a.dma_queues + missed * a.miss_cycles
-                    + modified / level.bandwidth)
+                    + modified / level.width_bits / level.bandwidth)
     exact = found.lines.exact and opened.exact and found.conflict.exact and (not modified or found.partial.exact)
     return Transfer(level.name, link.tensor.tensor, action, show(own), elems, runs, moved, opened, found.conflict, described, missed,
-                    max(0.0, moved.n - packed) / level.width_bits, extra_cycles, opened.n * a.row_pj + modified * level.read_pj, exact)
+                    max(0.0, moved.n - counted_elems * bits), modified, extra_cycles, exact)
 
 
 def _at_most(span: Span) -> Span:

@@ -19,7 +19,8 @@ from dse.study.plan import Asks, Limits, Stop
 from dse.study.prune import Constraints, column, modelled_violations, reason, static_violations
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
-from hw.space import Axis, Space, Value, values
+from hw.arch import Arch
+from hw.space import Axis, Space, Value, decode, values
 from workloads import catalog
 from workloads.graph import Workload
 
@@ -64,10 +65,10 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
         raise StudyError(faults.text(path))
     name = read.name(document, faults)
     solver = read.solver(document.get("solver", {}), faults)
-    if solver.layout != "row_major":
-        faults.add(f"solver.layout = {solver.layout} is of dse map: the tables of a run have no conversions; leave it out")
     search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults, within)
+    if solver.layout != "row_major" and space and isinstance(one := decode(space, 0), Arch) and not one.described():
+        faults.add(f"solver.layout = {solver.layout}: {one.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
     given = document.get("workloads")
     found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults))
     names = [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None

@@ -29,6 +29,7 @@ from dse.layout import count as counts
 from dse.layout import primitive as prim
 from dse.layout.text import parse, primitives, show
 from dse.sim import transfer
+from dse.sim.terms import filled
 from tests.streams import Places, Stream, random_access, random_text
 from tests.test_transfer import compared
 
@@ -268,6 +269,8 @@ def mutants() -> list[str]:
         "visits: loops that the tensor does not see are left out": (transfer, "_visits", lambda *a, **k: 1),
         "visits: the first ones are read too": (transfer, "_visits", lambda m, link, e, a, at, first=False: visits(m, link, e, a, at, False)),
         "rows stay open however many a box has": (transfer, "_opened", lambda *a: (lambda s: counts.Span(s.lo, s.lo, s.lo))(opened(*a))),
+        "unused: lanes that share an access count each": (transfer, "served", filled),
+        "unused: beside all that a line holds": (transfer, "served", lambda *a, **k: ()),
         "lanes: hulls are added, not united": (transfer, "_united", lambda low, high: united(low[:1], high[:1])),
     }
     silent = []
