@@ -34,7 +34,7 @@ from workloads.einsum import Dim, Einsum
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BUDGET = 5_000_000  # nodes placed, some ten seconds
-CLOSER = 100_000  # of more searches, below what the first one found
+CLOSER = 150_000  # of more searches, below what the first one found
 EASY = 1_000  # nodes placed before bounds of what stands outside of all borders are worth their time
 OUTER = 50_000  # nodes placed for such a bound
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
@@ -69,15 +69,16 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
     may beat perfect ones.
 
-    Cycles are those that ports are busy with and that the insides of single-buffered levels wait; ends: also first fills and last drains of double-buffered
-    ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs less than the floor.
+    Cycles are those that ports are busy with and that the insides of single-buffered levels wait at their busiest port; ends: also what their exchanges at
+    different times add up to, and first fills and last drains of double-buffered ones, which leave more choices open and take longer. They are never more than
+    the evaluator's (docs/model.md, Time): no mapping costs less than the floor.
     Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
     the outermost level, what a layout that they have costs beyond that.
     """
     e, arch = problem.einsum, problem.arch
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
     parts = _parts(arch, ends)
-    machine, best = _machine(problem, tensors, parts, constraints.homes), np.array(than)
+    machine, best = _machine(problem, tensors, parts, constraints.homes, ends), np.array(than)
     terms = _terms(problem, tensors, parts, spread, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
     found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
     if tiles == "perfect" or found.floor < best[0]:
@@ -222,8 +223,8 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
-def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]]) -> kernels.Machine:
-    """homes: (tensor, level) whose room is not the einsum's."""
+def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]], ends: bool) -> kernels.Machine:
+    """homes: (tensor, level) whose room is not the einsum's. ends: exchanges of single-buffered levels at different times add up."""
     e, arch = problem.einsum, problem.arch
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
@@ -233,7 +234,7 @@ def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequ
         if f.ramp and fill_cycles(f, e, arch):
             mine = {lane.group for lane in dims if lane.number in _numbers(arch, f.name)}
             ramps.append((outside.index(f.outside) + 1, sum(1 << g for g in range(len(groups)) if g not in mine), fill_cycles(f, e, arch)))
-    single = [begin < end and not level.double_buffer for (begin, _, end), level in zip(parts.waits, arch.levels, strict=True)]
+    single = [ends and begin < end and not level.double_buffer for (begin, _, end), level in zip(parts.waits, arch.levels, strict=True)]
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
         np.array([[0.0 if (t, level.name) in homes else bits[t] for level in arch.levels] for t in tensors], np.float64),
@@ -242,7 +243,8 @@ def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequ
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
         np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
-                 np.int64), any(begin < end and not one for (_, begin, end), one in zip(parts.waits, single, strict=True)), OBJECTIVES[problem.objective])
+                 np.int64),
+        any(begin < end and level.double_buffer for (_, begin, end), level in zip(parts.waits, arch.levels, strict=True)), OBJECTIVES[problem.objective])
 
 
 def _leaves(arch: Arch, parts: Parts) -> Floats:

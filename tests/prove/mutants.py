@@ -341,7 +341,7 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
         best = Best((cost[0], cost[1], cost[2]), least(problem.einsum, problem.arch) if cost[0] < float("inf") else None, 0)
         found = optimal(problem, asked[2])
         yield from (f"{asked}: {line}" for line in compared(problem, best, found, proof))
-        if proof == "waits" and search.taken(problem.einsum, asked[2]) and search.search(problem, asked[2]).floor > cost[0] * (1 + 1e-9):
+        if proof == "waits" and search.taken(problem.einsum, asked[2]) and search.search(problem, asked[2], ends=True).floor > cost[0] * (1 + 1e-9):
             yield f"{asked}: a floor above a cost"
         wanted = proof != "waits" or cost[3] > 0  # what the sources as they are prove
         yield from [f"{asked}: {found[0].certificate}"] if wanted and isinstance(found, list) and not found[0].proven else []
