@@ -95,10 +95,9 @@ def _fitted(e: Einsum, mapping: Mapping) -> Mapping:
 
 
 def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, near: float) -> EinsumCost:
-    """What the search found; where its cycles are fewer than the evaluator's, what others find below it that count waits too."""
+    """What the search found; where its cycles are fewer than the evaluator's, what others find below it that count first and last tiles too."""
     assert found.mapping is not None
     best, floor, visited = _priced(problem, found.mapping), found.floor, found.visited
-    near = near if all(level.double_buffer for level in problem.arch.levels[1:]) else 0.0  # exchanges of single buffers are told exactly: a proof is near
     if above(rank(problem, best)[0], floor) > max(near, PRECISE) and problem.arch.overlap == "buffered":
         value, energy, cycles, _ = rank(problem, best)
         closer = search(problem, tiles, constraints, CLOSER, ends=True, than=(value / (1 + near), energy, cycles))

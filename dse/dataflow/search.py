@@ -34,7 +34,7 @@ from workloads.einsum import Dim, Einsum
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BUDGET = 5_000_000  # nodes placed, some ten seconds
-CLOSER = 150_000  # of more searches, below what the first one found
+CLOSER = 100_000  # of more searches, below what the first one found
 EASY = 1_000  # nodes placed before bounds of what stands outside of all borders are worth their time
 OUTER = 50_000  # nodes placed for such a bound
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
@@ -69,16 +69,15 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
     may beat perfect ones.
 
-    Cycles are those that ports are busy with and that the insides of single-buffered levels wait at their busiest port; ends: also what their exchanges at
-    different times add up to, and first fills and last drains of double-buffered ones, which leave more choices open and take longer. They are never more than
-    the evaluator's (docs/model.md, Time): no mapping costs less than the floor.
+    Cycles are those that ports are busy with and that the insides of single-buffered levels wait; ends: also first fills and last drains of double-buffered
+    ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs less than the floor.
     Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
     the outermost level, what a layout that they have costs beyond that.
     """
     e, arch = problem.einsum, problem.arch
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
     parts = _parts(arch, ends)
-    machine, best = _machine(problem, tensors, parts, constraints.homes, ends), np.array(than)
+    machine, best = _machine(problem, tensors, parts, constraints.homes), np.array(than)
     terms = _terms(problem, tensors, parts, spread, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
     found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
     if tiles == "perfect" or found.floor < best[0]:
@@ -96,10 +95,9 @@ def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: 
     lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
     rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
-    state = len(terms.base) + sum(1 + 7 * int(to - begin) for (begin, to, _), single in zip(machine.waits, machine.single, strict=True) if single)
-    w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), state, own, len(terms.quantity), most) for most in (budget, OUTER))
-    free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_), single=np.zeros(levels, np.bool_))
-    seen = kernels.Seen(np.zeros((SLOTS, 2 * len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, state)),
+    w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), own, len(terms.quantity), most) for most in (budget, OUTER))
+    free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
+    seen = kernels.Seen(np.zeros((SLOTS, len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, len(terms.base))),
                         np.zeros(SLOTS, np.int64), np.zeros(2, np.int64))
     left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
     return Found(_nest(own, e, arch, dict(constraints.spatial), w) if w.best_count[0] >= 0 else None, int(w.tally[1]), min(left, float(best[0])))
@@ -113,7 +111,7 @@ def _idle(arch: Arch, constraints: Constraints) -> int:
     return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
-def _work(nodes: int, ranks: int, levels: int, parts: int, state: int, own: Tables, quantities: int, budget: int) -> kernels.Work:
+def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantities: int, budget: int) -> kernels.Work:
     def whole(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
@@ -121,8 +119,8 @@ def _work(nodes: int, ranks: int, levels: int, parts: int, state: int, own: Tabl
     return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
                         whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
                         whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_), np.array([0, 0, budget, EASY]), np.zeros(quantities), np.zeros(1),
-                        np.zeros(parts), np.zeros(3), np.zeros(3), whole(ranks), whole(d, ranks), np.zeros((d, levels)), whole(d, levels, 2),
-                        np.zeros((4, parts)), np.zeros(state), np.zeros(3), np.full(1, -1, np.int64), whole(ranks), whole(nodes, 4), whole(nodes, ranks))
+                        np.zeros(parts), np.zeros(3), np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks),
+                        whole(nodes, 4), whole(nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +216,12 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
     unions = np.full((2, len(summed), *most(summed, lambda o: len(o.size))), np.nan)
     least = np.full((positions, len(e.kind), *most(np.flatnonzero(e.kind != kernels.ALONE), lambda o: len(o.ways)), positions), np.nan)
     reach = [1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0) for dim in summed]
-    longest = max([o.extent for o in own], default=1)
-    return kernels.Memo(hulls, rows(clipped), unions, rows(summed), least, np.zeros((2, 2, longest), np.int64), np.zeros((3, 4096), np.int64),
+    return kernels.Memo(hulls, rows(clipped), unions, rows(summed), least, np.zeros((2, 2, max([o.extent for o in own], default=1)), np.int64),
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
-def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]], ends: bool) -> kernels.Machine:
-    """homes: (tensor, level) whose room is not the einsum's. ends: exchanges of single-buffered levels at different times add up."""
+def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]]) -> kernels.Machine:
+    """homes: (tensor, level) whose room is not the einsum's."""
     e, arch = problem.einsum, problem.arch
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
@@ -234,33 +231,21 @@ def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequ
         if f.ramp and fill_cycles(f, e, arch):
             mine = {lane.group for lane in dims if lane.number in _numbers(arch, f.name)}
             ramps.append((outside.index(f.outside) + 1, sum(1 << g for g in range(len(groups)) if g not in mine), fill_cycles(f, e, arch)))
-    single = [ends and begin < end and not level.double_buffer for (begin, _, end), level in zip(parts.waits, arch.levels, strict=True)]
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
         np.array([[0.0 if (t, level.name) in homes else bits[t] for level in arch.levels] for t in tensors], np.float64),
         np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
-        np.array(parts.waits, np.int64), np.array(single), _leaves(arch, parts), np.array(parts.serves, np.int64),
+        np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
         arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
         np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
-                 np.int64),
-        any(begin < end and level.double_buffer for (_, begin, end), level in zip(parts.waits, arch.levels, strict=True)), OBJECTIVES[problem.objective])
-
-
-def _leaves(arch: Arch, parts: Parts) -> Floats:
-    """Of every part that a single-buffered level waits for, the share of an output's words that are drains: half where reads and writes share a port."""
-    found = np.zeros(parts.many())
-    for (way, v, u, side), part in parts.at.items():
-        if way == "fill" and not arch.levels[v].double_buffer:
-            found[part] = 0.5 if arch.levels[u].ports != "separate" else float(side == ("read" if u == v else "write"))
-    return found
+                 np.int64), any(begin < end for _, begin, end in parts.waits), OBJECTIVES[problem.objective])
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Numbers of the parts of a cost in cycles. at: (busy, level, level, port); of what the inside of a level waits for (fill or drain, level, level of a port,
-    port), (apart, level, level, ""); of what enters or leaves it (serve, level, level of a port, port). waits, serves: spans of these per level, as in
-    kernels.Machine."""
+    port); of what enters or leaves it (serve, level, level of a port, port). waits, serves: spans of these per level, as kernels.Machine has them."""
 
     at: dict[tuple[str, int, int, str], int]
     waits: tuple[tuple[int, int, int], ...]
@@ -286,10 +271,7 @@ def _parts(arch: Arch, ends: bool) -> Parts:
                 if arch.levels[u].bandwidth < inf:
                     at.setdefault((way if level.double_buffer else "fill", v, u, port(arch.levels[u], inner if u == v else outer)), kernels.RAMP + 1 + len(at))
             span.append(kernels.RAMP + 1 + len(at))
-        if not level.double_buffer and span[0] < span[2]:
-            at["apart", v, v, ""] = span[2]
-            span = [span[0], span[2], span[2] + 1]
-        waits.append((span[0], span[1], span[2]))
+        waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
     serves = []
     for v in range(len(arch.levels)):
         begun = kernels.RAMP + 1 + len(at)

@@ -34,9 +34,6 @@ CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 # first tiles that are fetched and of the last ones that are drained.
 WORDS, ROWS, POINTS, STARTED, BEGUN, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6
 ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
-NOWHERE = -1  # no position
-ALL, MOVED, SKIPPED = 0, 1, 2  # words with first reads subtracted; without; what is subtracted
-NOT_COMPARED, NONE_SUNK = -2, -1
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
 
 
@@ -87,9 +84,8 @@ class Machine(NamedTuple):
     the inside of a level waits for at each port, of what enters and leaves it there.
 
     room [V] bits; bits [X, V]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
-    that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains, then what exchanges at different times take beyond
-    that (`exchanged`, known of whole nests). single [V] such levels; leaves [P] share of what an output adds to a part that are drains. serves [V, 2] from, to
-    in those of what passes a level that is waited for, or leaves it for the inside. position [V + 1] borders outside; size [D] lanes
+    that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. serves [V, 2] from, to in those of what passes it,
+    or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
     of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
     gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
     outside does not sink below them, where a tile that moves would count twice. ends: whether first fills and last drains are waited for at some level.
@@ -100,8 +96,6 @@ class Machine(NamedTuple):
     twice: Bools
     ports: Ints
     waits: Ints
-    single: Bools
-    leaves: Floats
     serves: Ints
     position: Ints
     size: Ints
@@ -146,8 +140,7 @@ class Memo(NamedTuple):
     hulls [B + 1, Dc, A, B'] of clipped dimensions by the tiles of their ranks: at least that of the first lane of so many borders, of all lanes of the others;
     row [Dm] of a dimension there. unions [2, Du, A, B']: elements that all tiles touch, stored or not, and that are stored; urow [Dm]. least [B + 1, Dm, O,
     O', K], with the first lane of so many borders: the least of a dimension over all tiles of a position, by the options of its ranks. spans [2, 2, .],
-    groups [3, .], tile [R], entry [B + 1, R],
-    touched [.]: scratch.
+    tile [R], entry [B + 1, R], touched [.]: scratch.
     """
 
     hulls: Floats
@@ -156,7 +149,6 @@ class Memo(NamedTuple):
     urow: Ints
     least: Floats
     spans: Ints
-    groups: Ints
     tile: Ints
     entry: Ints
     touched: Bools
@@ -177,9 +169,8 @@ class Rules(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What stood inside a border before, under the same lanes and levels: key [S, 2 R] tiles that it lets in, and those that a clipped tensor rests at, of
-    round [S]; head [S] the first of a chain of cost parts [V, P + .] that next [V] joins, -1: the end; then what `exchanged_inside` says. tally [2]: round,
-    how many are in chains."""
+    """What stood inside a border before, under the same lanes and levels: key [S, R] tiles that it lets in, of round [S]; head [S] the first of a chain of
+    cost parts [V, P] that next [V] joins, -1: the end. tally [2]: round, how many are in chains."""
 
     key: Ints
     round: Ints
@@ -206,9 +197,7 @@ class Work(NamedTuple):
     nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); whole [N] its level, which holds what moves twice, has
     room for all of its tensor; tally [4] nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are asked for;
     least [Q] bounds of the quantities, whatever the tiles; extra [1] energy that crowded outer levels cost beyond that; guess [P], figure [3], lowest [3],
-    largest [R], moved [4, P], state [P + .]: scratch; rests [d, R] tile that a node sinks to, where its level is waited for; of single-buffered levels:
-    apart [d, V] time of exchanges in which no node outwards takes part; begins [d, V, 2] the last node from which on others do, -1: none yet, and whether
-    rounds of such a level outside have begun; best [3] cost of the best nest of outer levels; best_*: the best nest so far, best_count [1] its nodes.
+    largest [R], rest [R]: scratch; best [3] cost of the best nest of outer levels (`crowded`); best_*: the best nest so far, best_count [1] its nodes.
     """
 
     tile: Ints
@@ -236,11 +225,7 @@ class Work(NamedTuple):
     figure: Floats
     lowest: Floats
     largest: Ints
-    rests: Ints
-    apart: Floats
-    begins: Ints
-    moved: Floats
-    state: Floats
+    rest: Ints
     best: Floats
     best_count: Ints
     best_option: Ints
@@ -717,11 +702,12 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     if not roomy(d, n, True, e, p, m, w) or turned_round(d, n, w):
         return OVER
     x, level, k = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 3]
-    if x >= 0 and m.waits[level, 0] < m.waits[level, 2]:
+    ends = x >= 0 and m.waits[level, 1] < m.waits[level, 2]
+    if ends:
         entry = window(x, w.at[d], w.tile[d], e, p)
-        for r in range(w.tile.shape[1]):
-            w.rests[d, r] = w.tile[d, r] if e.full[x, r] or r == entry else w.at[d, r]
-    fetched(d, n, w.at[d], w.rests[d], t, e, p, memo, w)
+        for r in range(w.rest.shape[0]):
+            w.rest[r] = w.tile[d, r] if e.full[x, r] or r == entry else w.at[d, r]
+    fetched(d, n, w.at[d], w.rest, t, e, p, memo, w)
     waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
     figure(w.parts[d + 1], m, w.figure)
     if not below(w.figure, best):
@@ -737,24 +723,7 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
     w.position[d + 1] = k
     for r in range(w.tile.shape[1]):
         w.tile[d + 1, r] = w.at[d, r]
-    begun_at(d, t, e, p, m, memo, w)
-    if x < 0 or not m.single[level] or best[0] == np.inf:
-        return DONE
-    for v in range(m.single.shape[0]):  # at most all ports in turn
-        together = 0.0
-        for i in range(m.waits[v, 0], m.waits[v, 1] if m.single[v] else 0):
-            together = max(together, w.parts[d + 1, i])
-            w.parts[d + 1, m.waits[v, 1]] += w.parts[d + 1, i]
-        if m.single[v]:
-            w.parts[d + 1, m.waits[v, 1]] -= together
-    figure(w.parts[d + 1], m, w.figure)
-    if not below(w.figure, best):
-        waits_apart(d + 1, False, t, e, p, m, memo, w)
-        figure(w.parts[d + 1], m, w.figure)
-    for v in range(m.single.shape[0]):
-        if m.single[v]:
-            w.parts[d + 1, m.waits[v, 1]] = 0.0
-    return DONE if below(w.figure, best) else OVER
+    return DONE
 
 
 @lean
@@ -885,7 +854,7 @@ def waited(d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Poo
     """parts [P] plus what the first and last tiles of nodes that are still to come here, but for n, are more if they hold these tiles, not those before."""
     for other in range(w.tally[0]):
         x, level, parent, k = w.nodes[other]
-        if other == n or parent < 0 or w.done[d] >> other & 1 or k != w.position[d] or m.single[level] or m.waits[level, 1] == m.waits[level, 2]:
+        if other == n or parent < 0 or w.done[d] >> other & 1 or k != w.position[d] or m.waits[level, 1] == m.waits[level, 2]:
             continue
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
             q = t.of[j]
@@ -907,358 +876,7 @@ def turned_round(d: int, n: int, w: Work) -> bool:
 
 
 @lean
-def waits_apart(d: int, whole: bool, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> bool:
-    """w.parts [d] with what exchanges of single-buffered levels take at different times, at least, or of a whole nest; whether there are any."""
-    some = False
-    for v in range(m.single.shape[0]):
-        if m.single[v]:
-            together = 0.0
-            for i in range(m.waits[v, 0], m.waits[v, 1]):
-                together = max(together, w.parts[d, i])
-            w.parts[d, m.waits[v, 1]] = max(exchanged(d, whole, v, t, e, p, m, memo, w) - together, 0.0)
-            some = some or w.parts[d, m.waits[v, 1]] > 0.0
-    return some
-
-
-@lean
-def exchanged(d: int, whole: bool, v: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> float:
-    """At least the time of all exchanges of a single-buffered level (times.py, `_exchanges`, `_starts`), d nodes placed; whole: all.
-
-        for ...            level v: A's tile changes more often than B's. Where a loop between them goes on, only A is exchanged; where one outside of B
-          store B          does, both are, at once. A level starts empty in every round of a single-buffered level outside: first fills come before
-          for ...          all work then, last drains after it.
-            store A
-
-    A sum over these times of the busiest port then: no less than the busiest port of all.
-    """
-    total, last, begun = float(w.apart[d, v]), w.begins[d, v, 0], w.begins[d, v, 1] > 0
-    if last < 0:
-        return 0.0
-    if whole and not begun:
-        for r in range(w.largest.shape[0]):
-            w.largest[r] = p.span[w.option[r], 0, 1] - 1
-        flows(last, v, w.largest, 0, t, e, p, m, memo, w)
-        total += exchange(v, False, m, w)
-        ends(last, v, ALL, w.largest, 0, t, e, p, m, memo, w)
-        return total + exchange(v, True, m, w)
-    flows(last, v, w.largest, NOWHERE, t, e, p, m, memo, w)
-    complete = True
-    for n in range(w.tally[0]):
-        complete = complete and (w.nodes[n, 1] != v or w.nodes[n, 0] < 0 or w.nodes[n, 2] < 0 or bool(w.done[d] >> n & 1))
-    if complete and begun:
-        return total + exchange(v, True, m, w)
-    most = 0.0  # nodes that are still to come move at least what the parts have of them; when is not known
-    for i in range(m.waits[v, 0], m.waits[v, 1]):
-        most = max(most, w.moved[0, i] + w.moved[1, i] + w.parts[d, i] - w.moved[3, i])
-    return total + most
-
-
-@lean
-def begun_at(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> None:
-    """Node d is placed: w.apart, w.begins [d + 1]."""
-    x, level, parent, k = w.nodes[w.node[d]]
-    for v in range(m.single.shape[0]):
-        last, begun = w.begins[d, v, 0], w.begins[d, v, 1]
-        w.apart[d + 1, v], w.begins[d + 1, v, 0], w.begins[d + 1, v, 1] = w.apart[d, v], last, begun
-        if m.single[v] and x >= 0 and parent >= 0 and (level == v or (level < v and m.single[level] and begun == 0)):
-            if last >= 0:
-                flows(last, v, w.rests[d], k, t, e, p, m, memo, w)
-                w.apart[d + 1, v] += exchange(v, begun > 0, m, w)
-            w.begins[d + 1, v, 0], w.begins[d + 1, v, 1] = d, max(begun, int(level < v))
-
-
-@lean
-def exchanged_inside(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> int:
-    """w.state behind the parts: of every single-buffered level inside of the border that d nodes stand in, what decides its exchanges whatever stands outside.
-
-    Time of exchanges that are over. Then, where no round of another such level has begun, per port fills, drains and returns of outputs: those where what is
-    let in does not change; those where it does, and of these what first reads take off. Outside, a share of the latter goes over to the former: of unclipped
-    tiles and even lanes, or lanes of one border, the same share of all; so time is no less where none of these numbers is. Returns the node of a clipped
-    tensor, whose rest is then to be the same, NONE_SUNK, or NOT_COMPARED where shares differ.
-    """
-    at, sunk = w.parts.shape[1], NONE_SUNK
-    for j in range(d):
-        x, level, parent, k = w.nodes[w.node[j]]
-        if x < 0 or parent < 0 or not m.single[level]:
-            continue
-        if p.prefix.shape[0] > 2 and uneven_lanes(p, w):
-            return NOT_COMPARED
-        for dim in range(e.dim[x], e.dim[x + 1]):
-            if e.kind[dim] == CLIPPED and sunk != j:
-                if sunk >= 0:
-                    return NOT_COMPARED
-                sunk = j
-    for v in range(m.single.shape[0]):
-        if not m.single[v] or m.position[v] <= w.position[d]:
-            continue
-        total, last, begun = float(w.apart[d, v]), w.begins[d, v, 0], w.begins[d, v, 1] > 0
-        if last < 0:
-            continue
-        if begun:
-            flows(last, v, w.largest, NOWHERE, t, e, p, m, memo, w)
-            total += exchange(v, True, m, w)
-        w.state[at] = total
-        at += 1
-        for part in range(0 if begun else 3):
-            if part == 0:
-                flows(last, v, w.tile[d], w.position[d], t, e, p, m, memo, w)
-            else:
-                ends(last, v, MOVED if part == 1 else SKIPPED, w.tile[d], w.position[d], t, e, p, m, memo, w)
-            for kind in range(1 if part == 2 else 3):
-                for i in range(m.waits[v, 0], m.waits[v, 1]):
-                    w.state[at] = w.moved[kind, i]
-                    at += 1
-    return sunk
-
-
-@lean
-def let_in(d: int, r: int, sunk: int, w: Work) -> int:
-    """The r-th number that what stands inside a border is known by."""
-    ranks = w.tile.shape[1]
-    return int(w.tile[d, r] if r < ranks else w.rests[sunk, r - ranks] if sunk >= 0 else -1)
-
-
-@lean
-def exchange(v: int, apart: bool, m: Machine, w: Work) -> float:
-    """Time of what is in w.moved; apart: fills before and drains after the work of a round; else both where tiles change (latency.py, `exchange_cycles`)."""
-    fills, drains, both, back = 0.0, 0.0, 0.0, 0.0
-    for i in range(m.waits[v, 0], m.waits[v, 1]):
-        fill, drain = max(w.moved[0, i], 0.0), max(w.moved[1, i], 0.0)
-        fills, drains, both, back = max(fills, fill), max(drains, drain), max(both, fill + drain), max(back, w.moved[2, i])
-    return fills + drains if apart else max(both, drains + back)
-
-
-@lean
-def flows(last: int, v: int, tile: Ints, k: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> None:
-    """w.moved [0..2, P]: at least what is filled, drained, comes back, by nodes of level v up to the last, where tiles of the last change, but not where also
-    a loop outside of this tile (of position k, or NOWHERE) goes on; [3]: what they move in all, as the parts have it."""
-    w.moved[:] = 0.0
-    uneven = uneven_lanes(p, w)
-    for j in range(last + 1):
-        x, level, parent, own = w.nodes[w.node[j]]
-        if level != v or x < 0 or parent < 0:
-            continue
-        apart = uneven and x == t.keeps.shape[0] - 2  # first and last tiles differ
-        for i in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-            q = t.of[i]
-            high, every = t.quantity[q, 0] == STARTED, value(q, w.at[j], w.option, t, e, p, memo)  # first reads are subtracted
-            fills, drains, outer = every, every, w.nodes[w.node[last], 3]
-            if j < last:
-                fills = end_tiles(q, j, w.rests[last], outer, False, high, t, e, p, memo, w)
-                drains = end_tiles(q, j, w.rests[last], outer, True, high, t, e, p, memo, w) if apart else fills
-            if k != NOWHERE:
-                less = end_tiles(q, j, tile, k, False, not high, t, e, p, memo, w)
-                fills -= less
-                drains -= end_tiles(q, j, tile, k, True, not high, t, e, p, memo, w) if apart else less
-            moved_by(x, v, q, i, fills, drains, t, m, w)
-            for part in range(m.waits[v, 0], m.waits[v, 1]):
-                w.moved[3, part] += t.coef[i, part] * every
-
-
-@lean
-def ends(last: int, v: int, which: int, tile: Ints, k: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> None:
-    """w.moved: at least what nodes of level v up to the last fill first, and drain last, in all iterations of the loops outside of a tile of position k."""
-    w.moved[:] = 0.0
-    uneven = uneven_lanes(p, w)
-    for j in range(last + 1):
-        x, level, parent, own = w.nodes[w.node[j]]
-        for i in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1] if level == v and x >= 0 and parent >= 0 else 0):
-            q = t.of[i]
-            high = t.quantity[q, 0] == STARTED
-            if which == ALL or (which == SKIPPED) == high:
-                fills = end_tiles(q, j, tile, k, False, high, t, e, p, memo, w)
-                drains = end_tiles(q, j, tile, k, True, high, t, e, p, memo, w) if uneven and x == t.keeps.shape[0] - 2 else fills
-                moved_by(x, v, q, i, fills, drains, t, m, w)
-
-
-@lean
-def moved_by(x: int, v: int, q: int, i: int, fills: float, drains: float, t: Terms, m: Machine, w: Work) -> None:
-    output, skipped = x == t.keeps.shape[0] - 2, t.quantity[q, 0] == STARTED
-    for part in range(m.waits[v, 0], m.waits[v, 1]):
-        share = m.leaves[part] if output and not skipped else 0.0
-        more = t.coef[i, part] * (1 - share) * fills
-        w.moved[0, part] += more
-        w.moved[1, part] += t.coef[i, part] * share * drains
-        if output:
-            w.moved[2, part] += more
-
-
-@lean
-def end_tiles(q: int, j: int, tile: Ints, k: int, late: bool, high: bool, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> float:
-    """Words of the first tiles of the j-th node, or the last ones (late), in all iterations of the loops outside of a tile of position k; at least or at most
-    (high) where they are not known: of compressed tensors, outputs that add up ranks, uneven or clipped lanes of which only some groups' first lanes count."""
-    kind, x, own, unseen, seen = t.quantity[q]
-    output, uneven, clip = x == t.keeps.shape[0] - 2, uneven_lanes(p, w), False
-    known, total = (kind in (WORDS, STARTED)) and e.csr[x] == 0, 1.0
-    for dim in range(e.dim[x], e.dim[x + 1]):
-        clip = clip or e.kind[dim] == CLIPPED
-    for r in range(tile.shape[0] if output else 0):
-        known = known and not e.part[x, r]
-    if uneven and known:
-        for r in range(tile.shape[0]):
-            even = not p.ragged[w.option[r]] or p.lanes[w.option[r], p.lanes.shape[1] - 1, 0] == 1.0
-            known = known and (even or first_borders(seen if e.seen[x, r] else unseen, p) >= 0)
-    if not known or (clip and (output or seen != 0)):
-        return value(q, w.at[j], w.option, t, e, p, memo) if high else 0.0
-    for r in range(tile.shape[0]):
-        if not e.seen[x, r]:
-            if kind == STARTED:
-                total *= p.lanes[w.option[r], own, unseen]
-            elif uneven:
-                total *= met(r, j, tile, k, own, unseen, late, p, memo, w)[0]
-            else:
-                total *= p.pieces[tile[r], unseen] * p.lanes[w.option[r], own, unseen] / p.lanes[w.option[r], k, unseen]
-    for dim in range(e.dim[x], e.dim[x + 1]):
-        if e.kind[dim] == CLIPPED:
-            total *= first_lengths(dim, j, tile, k, own, e, p, memo, w)
-            continue
-        length, many = 1.0, 1.0  # of hulls of so many tiles, added up
-        for side in range(2):
-            r = e.rank[dim, side]
-            if r >= 0:
-                if uneven:
-                    more, words = met(r, j, tile, k, own, seen, late, p, memo, w)
-                else:
-                    more = p.pieces[tile[r], seen] * p.lanes[w.option[r], own, seen] / p.lanes[w.option[r], k, seen]
-                    words = more * p.size[w.rests[j, r]]
-                length, many = length * more + e.coef[dim, side] * (words - more) * many, many * more
-        total *= length
-    return total
-
-
-@lean
-def uneven_lanes(p: Pool, w: Work) -> bool:
-    """Whether some rank's lanes have unequal tiles."""
-    some = False
-    for r in range(w.option.shape[0]):
-        some = some or (p.ragged[w.option[r]] and p.lanes[w.option[r], p.lanes.shape[1] - 1, 0] != 1.0)
-    return some
-
-
-@lean
-def first_borders(mask: int, p: Pool) -> int:
-    """Of how many borders, the outermost ones, a mask has all groups, if it has no others; else -1."""
-    for n in range(p.prefix.shape[0]):
-        if p.prefix[n] == mask:
-            return n
-    return -1
-
-
-@lean
-def met(r: int, j: int, tile: Ints, k: int, own: int, mask: int, late: bool, p: Pool, memo: Memo, w: Work) -> tuple[float, float]:
-    """How many first (last) tiles of a rank the j-th node meets in the iterations outside of a tile of position k, and elements in them."""
-    if not p.ragged[w.option[r]] or p.lanes[w.option[r], p.lanes.shape[1] - 1, 0] == 1.0:
-        many = p.pieces[tile[r], mask] * p.lanes[w.option[r], own, mask] / p.lanes[w.option[r], k, mask]
-        return many, many * p.size[w.rests[j, r]]
-    n = end_groups(r, w.rests[j, r], tile[r], k, own, first_borders(mask, p), late, p, memo, w)
-    many, words = 0.0, 0.0
-    for i in range(n):
-        many += memo.groups[2, i]
-        words += memo.groups[2, i] * memo.groups[0, i]
-    return many, words
-
-
-@lean
-def end_groups(r: int, rest: int, tile: int, k: int, own: int, first: int, late: bool, p: Pool, memo: Memo, w: Work) -> int:
-    """memo.groups [3, .]: sizes of the first (last) tiles of a rank at position `own` in all iterations outside of a tile of position k, the size that the
-    first lane has meanwhile, how many; of so many borders, the outermost ones, the first lane only. Returns how many sizes. Lanes run in step: the last trip is
-    that of the first lane, which has most (terms.py)."""
-    many = 1
-    memo.groups[0, 0] = memo.groups[1, 0] = p.size[p.span[p.first[r], 0, 1] - 1]
-    memo.groups[2, 0] = 1
-    for b in range(1, own + 1):
-        if b == k + 1:
-            many = cut_in_step(p.size[tile], False, many, memo)
-        inner = tile if b <= k else w.entry[b, r]
-        for _ in range(k - b):
-            inner = p.out[inner]
-        out, begin, end = p.out[inner], 0, 0
-        many = end_of(p.size[out], late, many, memo) if b > k else cut_in_step(p.size[out], False, many, memo)
-        for i in range(p.cuts.shape[1]):
-            begin, end = begin + (p.cuts[out, i] != 0), end + (p.cuts[inner, i] != 0)
-        if b <= first:
-            many = end_of(p.size[p.last[inner]] if end > begin else p.size[inner], False, many, memo)
-        elif end > begin:
-            for i in range(begin, end - 1):
-                many = cut_in_step(p.cuts[inner, i], True, many, memo)
-        else:
-            many = cut_in_step(p.size[inner], True, many, memo)
-    if k == own:
-        many = cut_in_step(p.size[tile], False, many, memo)
-    return end_of(p.size[rest], late, many, memo)
-
-
-@lean
-def cut_in_step(t: int, lanes: bool, n: int, memo: Memo) -> int:
-    """Cuts n groups of pieces into tiles of t, by lanes or by a loop in time; returns how many groups there are."""
-    more = n
-    for i in range(n):
-        whole, rest, longest, many = memo.groups[0, i] // t, memo.groups[0, i] % t, memo.groups[1, i], memo.groups[2, i]
-        if whole and rest:
-            memo.groups[0, more], memo.groups[1, more], memo.groups[2, more] = rest, min(t, longest - (0 if lanes else whole * t)), many
-            more += 1
-        if whole:
-            memo.groups[0, i], memo.groups[1, i], memo.groups[2, i] = t, t, many * whole
-        else:
-            memo.groups[1, i] = min(t, longest)
-    return more
-
-
-@lean
-def end_of(t: int, late: bool, n: int, memo: Memo) -> int:
-    """Of n groups of pieces the first tiles of t, or the last ones, which shorter lanes may not have; returns how many groups there are."""
-    more = 0
-    for i in range(n):
-        begin = (memo.groups[1, i] - 1) // t * t if late else 0
-        if memo.groups[0, i] > begin:
-            memo.groups[0, more], memo.groups[1, more] = min(memo.groups[0, i] - begin, t), min(memo.groups[1, i] - begin, t)
-            memo.groups[2, more] = memo.groups[2, i]
-            more += 1
-    return more
-
-
-@lean
-def first_lengths(dim: int, j: int, tile: Ints, k: int, own: int, e: Einsum, p: Pool, memo: Memo, w: Work) -> float:
-    """Sum of a clipped dimension's hulls over first tiles, of all lanes."""
-    a, b, n1, n2, spans = e.rank[dim, 0], e.rank[dim, 1], 1, 1, memo.spans
-    spans[:, 0, 0] = 0
-    spans[:, 1, 0] = 1
-    if a >= 0:
-        n1 = first_pieces(a, w.rests[j, a], tile[a], k, own, p, w, spans[0])
-    if b >= 0:
-        n2 = first_pieces(b, w.rests[j, b], tile[b], k, own, p, w, spans[1])
-    total = 0.0
-    for i in range(n1):
-        for c in range(n2):
-            low = e.offset[dim] + e.coef[dim, 0] * spans[0, 0, i] + e.coef[dim, 1] * spans[1, 0, c]
-            high = low + e.coef[dim, 0] * (spans[0, 1, i] - 1) + e.coef[dim, 1] * (spans[1, 1, c] - 1)
-            total += max(min(high, e.stored[dim] - 1) - max(low, 0) + 1, 0)
-    return total
-
-
-@lean
-def first_pieces(r: int, rest: int, tile: int, k: int, own: int, p: Pool, w: Work, spans: Ints) -> int:
-    """spans [2, .]: where first tiles of a rank at position `own` begin in all iterations outside of a tile of position k, their sizes; returns how many."""
-    many = 1
-    spans[0, 0], spans[1, 0] = 0, p.size[p.span[p.first[r], 0, 1] - 1]
-    for b in range(1, own + 1):
-        if b == k + 1:
-            many = cut(p.size[tile], many, spans)
-        inner = tile if b <= k else w.entry[b, r]
-        for _ in range(k - b):
-            inner = p.out[inner]
-        for i in range(many if b > k else 0):
-            spans[1, i] = min(spans[1, i], p.size[p.out[inner]])
-        many = entered_lanes(inner, False, many, p, spans)
-    if k == own:
-        many = cut(p.size[tile], many, spans)
-    for i in range(many):
-        spans[1, i] = min(spans[1, i], p.size[rest])
-    return many
-
-
-@lean
-def beaten(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, seen: Seen) -> bool:
+def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen) -> bool:
     """Whether what stands inside a border costs no less in any part than what stood there before and let the same tiles in: with that, all that can stand
     outside was tried already. Else it is kept, to be compared with. What the first lane has of clipped dimensions is known outside of the last border
     only; of machines with two nothing is compared then."""
@@ -1267,26 +885,23 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work
         clipped_ones = clipped_ones or e.kind[dim] == CLIPPED
     if clipped_ones and p.prefix.shape[0] > 2:
         return False
-    for i in range(w.state.shape[0]):
-        w.state[i] = w.parts[d, i] if i < w.parts.shape[1] else 0.0
+    for i in range(w.parts.shape[1]):
+        w.guess[i] = w.parts[d, i]
     if clipped_ones:
-        settled(d, t, e, p, memo, w, w.state)
-    sunk = exchanged_inside(d, t, e, p, m, memo, w)
-    if sunk == NOT_COMPARED:
-        return False
+        settled(d, t, e, p, memo, w, w.guess)
     at, found = 0, False
-    for r in range(2 * ranks):
-        at = (at * 1000003 + let_in(d, r, sunk, w)) & (seen.round.shape[0] - 1)
+    for r in range(ranks):
+        at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
     for _ in range(8):
         found = seen.round[at] != seen.tally[0]
         if found:
             seen.round[at], seen.head[at] = seen.tally[0], -1
-            for r in range(2 * ranks):
-                seen.key[at, r] = let_in(d, r, sunk, w)
+            for r in range(ranks):
+                seen.key[at, r] = w.tile[d, r]
             break
         found = True
-        for r in range(2 * ranks):
-            found = found and seen.key[at, r] == let_in(d, r, sunk, w)
+        for r in range(ranks):
+            found = found and seen.key[at, r] == w.tile[d, r]
         if found:
             break
         at = (at + 1) & (seen.round.shape[0] - 1)
@@ -1294,18 +909,18 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work
         return False
     v = seen.head[at]
     while v >= 0:
-        i = 0
-        while i < w.state.shape[0] and w.state[i] >= seen.parts[v, i]:
-            i += 1
-        if i == w.state.shape[0]:
+        worse = True
+        for i in range(w.parts.shape[1]):
+            worse = worse and w.guess[i] >= seen.parts[v, i]
+        if worse:
             return True
         v = seen.next[v]
     if seen.tally[1] < seen.next.shape[0]:
         v = seen.tally[1]
         seen.tally[1] = v + 1
         seen.next[v], seen.head[at] = seen.head[at], v
-        for i in range(w.state.shape[0]):
-            seen.parts[v, i] = w.state[i]
+        for i in range(w.parts.shape[1]):
+            seen.parts[v, i] = w.guess[i]
     return False
 
 
@@ -1367,7 +982,7 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
         elif crossed(d + 1, t, e, p, m, rules, w):
             kept_if_better(d + 1, t, e, p, m, memo, w, best)
             told(d, DONE, e, p, w)
-        elif w.position[d + 1] != w.nodes[w.node[d], 3] and beaten(d + 1, t, e, p, m, memo, w, seen):
+        elif w.position[d + 1] != w.nodes[w.node[d], 3] and beaten(d + 1, t, e, p, memo, w, seen):
             told(d, DONE, e, p, w)
         else:
             d += 1
@@ -1416,8 +1031,6 @@ def others(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo:
 def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> None:
     settled(d, t, e, p, memo, w, w.parts[d])
     figure(w.parts[d], m, w.figure)
-    if below(w.figure, best) and waits_apart(d, True, t, e, p, m, memo, w):
-        figure(w.parts[d], m, w.figure)
     if below(w.figure, best):
         for i in range(3):
             best[i] = w.figure[i]
@@ -1949,7 +1562,6 @@ def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Mem
         outer.parts[0, i] = 0.0
     for v in range(w.need.shape[1]):
         outer.need[0, v] = 0.0
-        outer.begins[0, v, 0] = -1
     for q in range(w.least.shape[0]):
         outer.least[q] = 0.0
     for r in range(w.option.shape[0]):
@@ -2004,7 +1616,6 @@ def begin(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: 
     w.tally[0] = n
     for v in range(levels):
         w.need[0, v] = 0.0
-        w.apart[0, v], w.begins[0, v, 0], w.begins[0, v, 1] = 0.0, -1, 0
     w.done[0], w.position[0] = 0, m.position[levels]
     for r in range(w.option.shape[0]):
         w.tile[0, r] = p.span[w.option[r], m.position[levels], 0]

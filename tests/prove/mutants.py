@@ -91,22 +91,8 @@ MUTANTS = (
     Mutant("bound of hulls looks at the largest tile only", KERNELS, "for i in range(p.span[option[a], k, 0] if a >= 0 else 0, p.span[option[a], k, 1] if a",
            "for i in range(p.span[option[a], k, 1] - 1 if a >= 0 else 0, p.span[option[a], k, 1] if a"),
     Mutant("smaller tiles of a window cost no less", KERNELS, "if why == BOUND and (x < 0 or not e.part[x, w.rank[d, i]]):", "if why == BOUND:"),
-    Mutant("first tiles of nodes to come are no smaller", KERNELS, "        if m.ends:", "        if m.ends and x < 0:",
+    Mutant("first tiles of nodes to come are no smaller", KERNELS, "        if m.ends:", "        if ends:",
            "tests/test_optimal.py::test_smaller_tiles_outside_wait_less_for_their_first_ones"),
-    Mutant("tiles that change together are exchanged in turn", KERNELS, "return fills + drains if apart else",
-           "return fills + drains if apart or both > 0 else", "waits"),
-    Mutant("what changes with the tiles outside is exchanged alone as well", KERNELS, "fills -= less", "fills -= 0.5 * less", "waits"),
-    Mutant("last drains are those of all rounds", KERNELS, "if apart else less", "if apart else 0.5 * less", "waits"),
-    Mutant("nodes to come are exchanged as those that stand are", KERNELS, "+ w.parts[d, i] - w.moved[3, i])", "+ w.parts[d, i])", "waits"),
-    Mutant("inside a border: times of exchanges do not count", KERNELS,
-           "w.state.shape[0] and w.state[i] >= seen.parts[v, i]:\n            i += 1\n        if i == w.state.shape[0]",
-           "w.parts.shape[1] and w.state[i] >= seen.parts[v, i]:\n            i += 1\n        if i == w.parts.shape[1]", "waits"),
-    Mutant("uneven lanes drain last what they filled first", KERNELS, "begin = (memo.groups[1, i] - 1) // t * t if late else 0", "begin = 0", "waits"),
-    Mutant("first tiles are never clipped", KERNELS,
-           "            total += max(min(high, e.stored[dim] - 1) - max(low, 0) + 1, 0)\n    return total\n\n\n@lean\ndef first_pieces",
-           "            total += high - low + 1\n    return total\n\n\n@lean\ndef first_pieces", "waits"),
-    Mutant("all that moves through a shared port leaves", SEARCH, "found[part] = 0.5 if", "found[part] = 1.0 if", "waits"),
-    Mutant("what came first is read back as well", KERNELS, "total *= p.lanes[w.option[r], own, unseen]\n", "total *= 0.0\n", "waits"),
     Mutant("merges cost nothing in the search", SEARCH, "and between and arch.compute.merge_pj:", "and between and not levels:"),
     Mutant("all that lanes drain is merged", SEARCH, "(between, -arch.compute.merge_pj)):", "(between, 0.0)):",
            "tests/test_optimal.py::test_sums_that_lanes_hold_are_merged_at_a_price"),
@@ -126,11 +112,10 @@ MUTANTS = (
     Mutant("no loops directly inside a border", SEARCH, " or any(level.double_buffer for level in arch.levels[:b])", ""),
     Mutant("rows change places above a node that sinks", KERNELS, "looped = looped or w.at[d, r] != w.tile[d, r] or w.at[d - 1, r] != w.tile[d - 1, r]",
            "looped = looped or w.at[d, r] != w.tile[d, r]"),
-    Mutant("what is beaten inside a border: energy does not count", KERNELS, "        i = 0\n        while i < w.state",
-           "        i = 1\n        while i < w.state"),
-    Mutant("what is beaten inside a border: cycles do not count", KERNELS,
-           "w.state.shape[0] and w.state[i] >= seen.parts[v, i]:\n            i += 1\n        if i == w.state.shape[0]",
-           "2 and w.state[i] >= seen.parts[v, i]:\n            i += 1\n        if i == 2"),
+    Mutant("what is beaten inside a border: energy does not count", KERNELS, "        for i in range(w.parts.shape[1]):\n            worse = worse",
+           "        for i in range(1, w.parts.shape[1]):\n            worse = worse"),
+    Mutant("what is beaten inside a border: cycles do not count", KERNELS, "        for i in range(w.parts.shape[1]):\n            worse = worse",
+           "        for i in range(2):\n            worse = worse"),
     Mutant("the first lane's padding is not settled", KERNELS, "            if exact > least:", "            if exact < 0.0:"),
     Mutant("windows: other ranks as they are", KERNELS, "w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]",
            "w.largest[w.rank[d, i]] = w.tile[d, w.rank[d, i]]"),
@@ -269,45 +254,28 @@ MUTANTS = (
 
 
 Problem_ = tuple[int, str, str]  # seed, group, tiles
-TOLD_BY_WAITS, WAITING = (13, 14, 21, 31, 34, 36, 591, 705), 6000  # seeds of problems that tell rules of waits apart; mappings of each at most
 
 
 def problems(number: int) -> list[Problem_]:
-    """Those of `waits` are priced by the evaluator, one mapping after the other."""
     return [(i, "told", tiles) for i, (tiles, _) in enumerate(TOLD.values())] + [
-        (seed, GROUPS[seed % len(GROUPS)], "perfect" if seed // len(GROUPS) % 2 else "ragged_lanes") for seed in range(number)] + [
-        (seed, "waits", "ragged_lanes" if seed % 2 else "perfect") for seed in TOLD_BY_WAITS]
+        (seed, GROUPS[seed % len(GROUPS)], "perfect" if seed // len(GROUPS) % 2 else "ragged_lanes") for seed in range(number)]
 
 
 def made(seed: int, group: str, tiles: str):  # type: ignore[no-untyped-def]
-    """On a machine that the search prices as the evaluator does: every answer is to be proven; waits: on one whose levels hold tiles once."""
+    """On a machine that the search prices as the evaluator does: every answer is to be proven."""
     from tests.nests import searched
     from tests.problems import random_problem, symmetric
 
     if group == "told":
         return list(TOLD.values())[seed][1]
-    if group == "waits":
-        rng = Random(f"find/{seed}")
-        return single(random_problem(rng, rng.choice(["array", "array", "windows", "windows"]), tiles, WAITING, "tensors"), rng)
     rng = Random(f"mutants/{seed}/{group}/{tiles}")
     problem = symmetric(rng) if group == "symmetric" else random_problem(rng, group, tiles, 40_000)
     return replace(problem, arch=searched(problem.arch, problem.einsum))
 
 
-def single(problem, rng):  # type: ignore[no-untyped-def]
-    """The problem on levels that hold tiles once."""
-    levels = tuple(replace(level, double_buffer=False, bandwidth=rng.choice([0.5, 1.0, 2.0])) for level in problem.arch.levels)
-    return replace(problem, arch=replace(problem.arch, levels=levels, overlap="buffered"), objective=rng.choice(["latency", "latency", "edp"]))
-
-
 def answer(asked: Problem_) -> list[float]:
-    from dse.dataflow.optimal import optimal
     from tests.enumeration import enumerated
-    from tests.prove.mappers import priced_all
 
-    if asked[1] == "waits":
-        found = optimal(made(*asked), asked[2])
-        return [*priced_all(made(*asked), asked[2]).cost, float(isinstance(found, list) and bool(found[0].proven))]
     return list(enumerated(made(*asked), asked[2], "tensors").cost)
 
 
@@ -332,8 +300,6 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
         return
     search.EASY = 0  # bounds of what stands outside of all lanes, from the first node on
     for asked, cost in answers:
-        if (asked[1] == "waits") != (proof == "waits"):
-            continue
         problem = made(*asked)
         if proof == "bounds":
             yield from ["bound above"] if lower_bound(problem) > cost[0] * (1 + 1e-9) else []
@@ -341,10 +307,7 @@ def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iter
         best = Best((cost[0], cost[1], cost[2]), least(problem.einsum, problem.arch) if cost[0] < float("inf") else None, 0)
         found = optimal(problem, asked[2])
         yield from (f"{asked}: {line}" for line in compared(problem, best, found, proof))
-        if proof == "waits" and search.taken(problem.einsum, asked[2]) and search.search(problem, asked[2], ends=True).floor > cost[0] * (1 + 1e-9):
-            yield f"{asked}: a floor above a cost"
-        wanted = proof != "waits" or cost[3] > 0  # what the sources as they are prove
-        yield from [f"{asked}: {found[0].certificate}"] if wanted and isinstance(found, list) and not found[0].proven else []
+        yield from [f"{asked}: {found[0].certificate}"] if isinstance(found, list) and not found[0].proven else []
 
 
 KINDS = ("gemm", "bmm", "conv", "conv1d", "depthwise", "pool", "transposed", "spmm", "spmv")
@@ -409,7 +372,7 @@ def main() -> int:
     chosen = [m for m in MUTANTS if given.only in m.rule]
     proofs = list(dict.fromkeys(m.proof for m in chosen))
     with tempfile.TemporaryDirectory(prefix="dse-answers-") as home, ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        path, wanted = Path(home) / "answers.json", problems(given.problems) if {"mappers", "bounds", "waits"} & set(proofs) else []
+        path, wanted = Path(home) / "answers.json", problems(given.problems) if {"mappers", "bounds"} & set(proofs) else []
         path.write_text(json.dumps(list(zip(wanted, pool.map(answer, wanted, chunksize=4), strict=True))))
         with ThreadPoolExecutor(2) as threads:
             run: Callable[[tuple[str, Mutant | None]], tuple[str, float]] = lambda one: told(one[0], one[1], path)  # noqa: E731
