@@ -2,7 +2,7 @@
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000]
 
-Machines whose fills overlap freely are enumerated with formulas of their own; of every 25th problem there is a small one more, on a machine of single and
+Machines whose fills overlap freely are enumerated with formulas of their own; of every fifth problem there is a small one more, on a machine of single and
 double buffers, all of whose mappings the evaluator prices. Prints, per group of problems, how large the enumerated spaces were and how many answers were
 proven. Ties are compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another lane busier than the first.
 A false certificate, a gap too small, a machine that is called infeasible and is not, a bound above the optimum, or a group with less than 95 % proven
@@ -31,7 +31,7 @@ from tests.enumeration import Best, enumerated, mappings, padded
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 
 PROVEN = {"buffered": 0.0}  # else 0.95: with buffers the search counts less than the evaluator
-BUFFERED, SMALL = 25, 600
+BUFFERED, SMALL = 5, 600
 LARGER, LARGE = 50, 10  # of so many problems one is so many times as large
 
 
