@@ -24,6 +24,7 @@ from dse import screen
 from dse.reuse.pipeline import pipelined
 from dse.reuse.published import published
 from dse.sim.evaluate import Solution, percent
+from dse.stack import PIPED
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog
@@ -33,7 +34,6 @@ NAMES = {"multi_node": "kapla_multi", "multi_node_4x4": "kapla_multi_4x4", "sing
 LISTED = (("mlp_m:batch=64", "kapla_multi", "pinned"), ("mlp_m:batch=64", "kapla_multi", "streamed"), ("mlp_m:batch=1", "kapla_multi_4x4", "streamed"),
           ("mlp_m:batch=1", "kapla_single", "streamed"))
 NETWORKS = tuple(f"{name}:batch=64" for name in ("mlp_m", "lstm", "alexnet", "vgg16", "mobilenet_v1", "resnet50", "googlenet"))
-METHODS = ("pipelines", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing")
 LIMIT = float(os.environ.get("DSE_KAPLA_SECONDS", "120"))
 MACHINES = ((16, 16, 64, 32), (8, 8, 64, 32), (8, 8, 64, 64), (8, 8, 512, 32), (4, 4, 64, 64))  # nodes, REGF bytes, GBUF KiB; ours, not the paper's
 PAPER = {"networks": "inference: 7.7 % over exhaustive, random 59 %, annealing 36.1 %", "training": "training: 2.2 % over exhaustive, annealing 17.7 %",
@@ -77,7 +77,7 @@ def listed() -> None:
         name, arch_name, weights = case
         arch = machine.arch(machine.load(arch_name))
         theirs = known[case]
-        for method in METHODS[:2]:
+        for method in PIPED[:2]:
             found, seconds = solved(method, name, arch, weights)
             if not isinstance(found, Solution):
                 rows.append((f"{name} {weights}", arch_name, method, found, "", "", "", "", f"{seconds:.1f}"))
@@ -107,7 +107,7 @@ def components(found: Solution) -> list[float]:
     return [energy.get(key, 0.0) / 1e6 for key in ("DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static")]
 
 
-def compared(title: str, cases: Iterable[tuple[str, str, Arch]], methods: Sequence[str] = METHODS, objective: str = "energy") -> None:
+def compared(title: str, cases: Iterable[tuple[str, str, Arch]], methods: Sequence[str] = PIPED, objective: str = "energy") -> None:
     """Every search over the best of its row, with its CPU seconds."""
     rows = []
     for label, name, arch in cases:

@@ -61,6 +61,7 @@ REUSE = {"none": "einsums in turn, each from and to main memory in mappings of i
          "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or in turn, whichever is found to cost least",
          "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best", **SAID,
          **CONFIGURATIONS}
+PIPED = ("pipelines", *SAID)  # reuse on machines of nodes, einsums side by side
 LAYOUT = PICKS
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
 
@@ -121,11 +122,9 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] |
     if picks.reuse == "tiles":
         best = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near)
         return best if isinstance(best, Infeasible) else [best]
-    if picks.reuse == "pipelines":
-        piped = pipelined(arch, workload, picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe)
-        return piped if isinstance(piped, Infeasible) else [piped]
-    if picks.reuse in SAID:
-        piped = published(arch, workload, picks.reuse, picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe, picks.seed)
+    if picks.reuse in PIPED:
+        pipes = picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe
+        piped = pipelined(arch, workload, *pipes) if picks.reuse == "pipelines" else published(arch, workload, picks.reuse, *pipes, picks.seed)
         return piped if isinstance(piped, Infeasible) else [piped]
     known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
@@ -284,8 +283,7 @@ def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution,
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if picks.reuse != "none":
-        by_search = picks.reuse == "tiles" or picks.reuse == "pipelines" or picks.reuse in SAID
-        return _kept_schedule(arch, workload, picks) if by_search else with_reuse(arch, workload, picks)
+        return _kept_schedule(arch, workload, picks) if picks.reuse in ("tiles", *PIPED) else with_reuse(arch, workload, picks)
     if TILING[picks.tiling]:
         return scheduled(arch, workload, picks, tell)
     if arch.felt() and not arch.described():

@@ -1443,8 +1443,8 @@ def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Ch
 def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
                  best: Floats) -> tuple[Ints, Floats]:
     """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have: first how many lanes each rank has, then how
-    they share it out. The choice of the least figure is followed before others are looked for, which are held against what it leads to; later on each choice
-    whose figure is lower than all before.
+    they share it out. The lowest ones (FIRST) are followed before others are looked for, which are held against what these lead to; of those each at once whose
+    figure is lower than all before.
     """
     ranks, many_q, total, c, left = w.option.shape[0], t.quantity.shape[0], 1, choices(t, e, p, m, memo, w), quotients(m.size)
     for d in range(m.size.shape[0]):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from dse.stack import DATAFLOW, Picks
+from dse.stack import DATAFLOW, PIPED, Picks
 from dse.study.pareto import MAXIMISED, METRICS, OVER, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import LARGEST
@@ -118,7 +118,7 @@ def solver(raw: object, faults: Faults) -> Picks:
     for key in ("tiles", "dataflow") if picks.mapper != "optimal" or picks.tiling != "mapper" else ():
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(picks, key):
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
-    piped = picks.reuse == "pipelines" or picks.reuse.startswith("kapla")
+    piped = picks.reuse in PIPED
     exact = picks.reuse == "tiles" or piped
     if picks.reuse != "none" and (picks.tiling != "mapper" or (exact and picks.mapper != "optimal")):
         needed = "the mapper optimal; leave out solver.mapper and solver.tiling" if exact else "the nests of a mapper; leave out solver.tiling"
