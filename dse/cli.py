@@ -33,8 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parse(argv)
     if given.command not in ("run", "resume"):  # a run outlives its reader
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    before = threading.enumerate()
     code = _exit_code(given)
-    if any(thread.name == "dse sql" for thread in threading.enumerate()):  # a statement that takes no interrupt cannot be taken down in order
+    left = [thread for thread in threading.enumerate() if thread.name == "dse sql" and thread not in before]
+    if left:  # a statement that takes no interrupt cannot be taken down in order
         sys.stdout.flush()
         os._exit(code)
     return code
