@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dse.arguments import EXAMPLES
+from dse.cli import main
 from dse.units import column, quantity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -291,6 +293,20 @@ def test_ctrl_c_in_a_question_is_130(home: Path, command: tuple[str, ...]) -> No
     said, heard = child.communicate(timeout=30)
     assert (child.returncode, said, heard.splitlines()[-1]) == (130, "", "interrupted")
     assert command[0] == "sql" or re.match(r"unet on edge_array: \d+ of \d+ einsums, .*, now down\d_[ab] \(", heard)
+
+
+def test_a_statement_that_others_left_running_ends_no_later_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands called in one process: only a statement of its own that takes no interrupt makes one end the process."""
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    done = threading.Event()
+    other = threading.Thread(target=done.wait, name="dse sql")
+    other.start()
+    try:
+        assert main(["list", "solvers"]) == 0 and ended == []
+    finally:
+        done.set()
+        other.join()
 
 
 @pytest.mark.parametrize("path", ["", "."])

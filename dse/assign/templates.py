@@ -77,7 +77,7 @@ def _nested(mapping: Mapping, link: Link, e: Einsum, names: Sequence[str], shape
     start = e.sizes() | {node.rank: node.tile for i, node in loops if not home and i < link.parent_at}
     own = [node for i, node in loops if home or i >= link.parent_at]
     windows = [k for k, d in enumerate(link.tensor.dims) if len(d.terms) > 1]
-    cuts = [_cuts(link.tensor.dims[k], shape[k], start, own, link.tensor is not e.output) for k in windows]
+    cuts = [_cuts(link.tensor.dims[k], shape[k], start, own, not link.output) for k in windows]
     for each in islice(product(*cuts), WINDOWS):
         parts = _Parts()
         for k, (d, name) in enumerate(zip(link.tensor.dims, names, strict=True)):

@@ -114,7 +114,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
         row[1].extend(terms[1])
 
     for link in links(nest, e):
-        output = link.tensor is e.output
+        output = link.output
         skips = (False, True) if output and link.parent.level in wires.skips else (False,)
         for skip in skips:
             add(link.parent, "read", [served(s, link, own, skip=skip) for own in (False, True)])
@@ -125,7 +125,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
         if output and link.child:
             add(link.child, "read", [filled(s, link, own) for own in (False, True)])
     rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
-    if added := tuple(term for link in links(nest, e) if link.tensor is e.output and link.child for term in merged(s, link)):
+    if added := tuple(term for link in links(nest, e) if link.output and link.child for term in merged(s, link)):
         rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
     points, lane = (Term(nonzero(e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
     rows += [Row("MAC", "-", "compute", (points,), (lane,)), *_folds(s, wires)]
@@ -202,7 +202,7 @@ def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout) -> list[Delive
         if not order[link.parent.level] < f.outside <= inner:
             continue
         both = [at.whole(side(at.sums, link, False)) for side in (served, filled)]
-        if link.tensor is e.output:
+        if link.output:
             skipped = [at.whole(side(at.sums, link, False, skip=True)) if link.parent.level in at.sums.wires.skips else 0 for side in (served, filled)]
             both = [2 * n + first for n, first in zip(both, skipped, strict=True)]
         found.append(Delivered(link.tensor, *both))

@@ -74,13 +74,14 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A parent node and what it serves: the next node of the tensor inward, or compute (child None). seen: the tensor's ranks.
+    """A parent node and what it serves: the next node of the tensor inward, or compute (child None). seen: the tensor's ranks; output: it is the einsum's.
 
     rest: where the child's tile comes to rest: position of the node that it stops at.
     """
 
     tensor: Projection
     seen: frozenset[str]
+    output: bool
     parent: Store
     parent_at: int
     child: Store | None
@@ -107,7 +108,7 @@ def links(nest: Mapping, e: Einsum) -> list[Link]:
         stores = [node for node in nest.nodes if isinstance(node, Store) and node.tensor == p.tensor]
         children: list[Store | None] = [*stores[1:], None]
         for store, i, child, j in zip(stores, at, children, [*at[1:], len(nest.nodes)], strict=True):
-            found.append(Link(p, p.ranks(), store, i, child, j, sink(p, nest, j) if child else j))
+            found.append(Link(p, p.ranks(), p is e.output, store, i, child, j, sink(p, nest, j) if child else j))
     return found
 
 
@@ -164,7 +165,7 @@ def filled(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None,
 
 def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
     """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the tensor does not see) count once."""
-    shared = {name: reduce if link.tensor is s.e.output else multicast for name, multicast, reduce in s.wires.lanes}
+    shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.lanes}
 
     def lanes(i: int, loop: Loop) -> int:
         if i < link.parent_at:
@@ -186,7 +187,7 @@ def merged(s: Sums, link: Link) -> Iterator[Term]:
 
 
 def _moved(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, side: object, lanes: Callable[[int, Loop], int]) -> tuple[Term, ...]:
-    key = (link.tensor.tensor, link.child_at, side, skip, picks)
+    key = (link.tensor.tensor, link.child_at, link.rest, side, skip, picks)
     if key not in s.known:
         s.known[key] = tuple(_terms(s, link, _cuts(s, link, picks, skip, lanes), skip))
     return s.known[key]

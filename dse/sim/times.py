@@ -70,7 +70,7 @@ def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch) -> Clock:
     steps = []
     for link in links(nest, e):
         slides = link.child is not None and link.rest - 1 > link.child_at and at.sums.loops[numbers[link.rest - 1]][1].rank not in link.tensor.full()
-        steps.append(Step(link, order[link.parent.level], order[link.child.level] if link.child else len(arch.levels), link.tensor is e.output,
+        steps.append(Step(link, order[link.parent.level], order[link.child.level] if link.child else len(arch.levels), link.output,
                           link.parent.level in at.sums.wires.skips, numbers[link.rest - 1] if slides else -1))
     bits = bits_of(e, arch)
     rates = {(v, tensor): elem_cycles(level, n) for v, level in enumerate(arch.levels) for tensor, n in bits.items()}

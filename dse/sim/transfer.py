@@ -133,7 +133,7 @@ def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
 
 def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> Iterator[Transfer]:
     level = next(one for one in arch.levels if one.name == link.parent.level)
-    output = link.tensor is e.output
+    output = link.output
     every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
     at = reading(mapping, e, arch)
     all_elems, begun = at.whole(served(at.sums, link, False)), at.whole(served(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
@@ -148,7 +148,7 @@ def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout
 def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
     """How often the loops above position `united` over ranks that the tensor does not see come by; lanes that share an access count once. first: without the
     loops in time."""
-    shared = {name: reduce if link.tensor is e.output else multicast for f in arch.fanouts
+    shared = {name: reduce if link.output else multicast for f in arch.fanouts
               for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)}
     loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
     picks = {i: FIRST if i >= united or (shared[node.over] if node.over else first) else LANES if node.over else ALL for i, node in loops}
@@ -168,7 +168,7 @@ def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level,
     found = _counted(c, _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), copies), visits)
     elems = found.elems * unit // bits
     opened = _opened(mapping, link, e, arch, own, c, copies, visits, found) if a.row_bits else NONE
-    if action == "read" and link.tensor is e.output and link.tensor.partial():
+    if action == "read" and link.output and link.tensor.partial():
         found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)
     moved = Span(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
     port = moved.n / level.width_bits / level.bandwidth
