@@ -191,6 +191,14 @@ def test_no_mapping_on_single_and_double_buffers_is_below_what_was_proven(seed: 
     assert [line for row in answers(seed, "buffered", buffered_of(seed)) for line in row.wrong] == []
 
 
+def test_where_exchanges_of_single_buffers_do_not_overlap_they_are_searched_in_turn() -> None:
+    """Outputs leave the lanes for DRAM when a round ends, inputs come from the buffer within it: taken at their busiest port together, 17,397 was the answer."""
+    arch = component.build(machine.load("edge_array"))
+    e = next(e for e in catalog.load("mobilenet_v2").einsums if e.name == "conv6_1_dw")
+    (one,) = optimal(Problem(arch, e, "latency"))
+    assert one.latency_cycles == 14062.5 and one.gap_in_space < 0.1
+
+
 def test_smaller_tiles_outside_wait_less_for_their_first_ones() -> None:
     """A loop below a single-buffered node was left out with all its tiles where the first tiles of double buffers outside were dear: 2,927 was certified."""
     def level(v: int, bits: int | None, double: bool, bandwidth: float) -> Level:

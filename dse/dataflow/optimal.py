@@ -10,7 +10,7 @@ from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.improve import improved
 from dse.dataflow.ragged import solved
 from dse.dataflow.ragged_program import uncovered
-from dse.dataflow.search import BUDGET, CLOSER, Found, search, taken
+from dse.dataflow.search import BUDGET, CLOSER, NONE, Found, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, least, named
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
@@ -95,13 +95,16 @@ def _fitted(e: Einsum, mapping: Mapping) -> Mapping:
 
 
 def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, near: float) -> EinsumCost:
-    """What the search found; where its cycles are fewer than the evaluator's, what others find below it that count first and last tiles too."""
+    """What the search found; where its cycles are fewer than the evaluator's, what others find that wait for all ports in turn, or for first and last tiles."""
     assert found.mapping is not None
-    best, floor, visited = _priced(problem, found.mapping), found.floor, found.visited
-    if above(rank(problem, best)[0], floor) > max(near, PRECISE) and problem.arch.overlap == "buffered":
+    arch, best, floor, visited = problem.arch, _priced(problem, found.mapping), found.floor, found.visited
+    single = any(not level.double_buffer for level in arch.levels[1:])
+    for waits in ("in_turn", "ends") if single else ("ends",):
         value, energy, cycles, _ = rank(problem, best)
-        closer = search(problem, tiles, constraints, CLOSER, ends=True, than=(value / (1 + near), energy, cycles))
-        floor, visited = max(floor, closer.floor), visited + closer.visited
+        if arch.overlap == "free" or above(value, floor) <= max(near, PRECISE):
+            break
+        closer = search(problem, tiles, constraints, CLOSER, waits, NONE if waits == "in_turn" else (value / (1 + near), energy, cycles))
+        floor, visited = floor if waits == "in_turn" else max(floor, closer.floor), visited + closer.visited
         others = [_priced(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
         best = min([best, *others], key=lambda one: rank(problem, one))
     return _told(problem, best, floor, visited, named(tiles, problem.arch, constraints))

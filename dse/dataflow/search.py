@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import combinations, product
 from math import inf, prod
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ EASY = 1_000  # nodes placed before bounds of what stands outside of all borders
 OUTER = 50_000  # nodes placed for such a bound
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
 Cost = tuple[float, float, float]  # figure of the objective, energy, latency
+Waits = Literal["least", "ends", "in_turn"]  # what buffers wait for (`search`)
 NONE = (inf, inf, inf)
 APART = (0, 0.0)
 Spread = tuple[int, float]  # dimensions, as a mask, of which every index takes a share of a line
@@ -64,19 +66,21 @@ class Found:
     floor: float
 
 
-def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, ends: bool = False, than: Cost = NONE,
+def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
            spread: Dict[str, Spread] = NOWHERE) -> Found:
     """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
     may beat perfect ones.
 
-    Cycles are those that ports are busy with and that the insides of single-buffered levels wait; ends: also first fills and last drains of double-buffered
-    ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs less than the floor.
+    Cycles are those that ports are busy with and that the insides of single-buffered levels wait for the busiest port. ends: also first fills and last drains
+    of double-buffered ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs
+    less than the floor. in_turn: single-buffered levels wait for all ports one after the other, as if no two tiles changed together; that may be more than the
+    evaluator's, so the floor is none, but what is best then is often better than what is best where all exchanges overlap.
     Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
     the outermost level, what a layout that they have costs beyond that.
     """
     e, arch = problem.einsum, problem.arch
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
-    parts = _parts(arch, ends)
+    parts = _parts(arch, waits)
     machine, best = _machine(problem, tensors, parts, constraints.homes), np.array(than)
     terms = _terms(problem, tensors, parts, spread, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
     found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
@@ -251,34 +255,40 @@ class Parts:
     serves: tuple[tuple[int, int], ...]
 
     def many(self) -> int:
-        return kernels.RAMP + 1 + len(self.at)
+        return _after(self.at)
 
 
 @lru_cache(maxsize=256)
-def _parts(arch: Arch, ends: bool) -> Parts:
-    """ends: also those of levels that hold tiles twice, where only first fills and last drains are waited for; else fills and drains are waited for alike."""
+def _parts(arch: Arch, wanted: Waits) -> Parts:
+    """Of levels that hold tiles twice only first fills and last drains are waited for (ends); of others fills and drains alike, in_turn as one part."""
     at: dict[tuple[str, int, int, str], int] = {}
     for v, level in enumerate(arch.levels):
         for action in ("read", "write"):
-            at.setdefault(("busy", v, v, port(level, action)), kernels.RAMP + 1 + len(at))
+            at.setdefault(("busy", v, v, port(level, action)), _after(at))
     waits = []
     for v, level in enumerate(arch.levels):
-        span = [kernels.RAMP + 1 + len(at)]
-        buffered = v > 0 and arch.overlap == "buffered" and (ends or not level.double_buffer)
+        span = [_after(at)]
+        buffered = v > 0 and arch.overlap == "buffered" and (wanted == "ends" or not level.double_buffer)
         for way, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
             for u in range(v + 1) if buffered else ():
                 if arch.levels[u].bandwidth < inf:
-                    at.setdefault((way if level.double_buffer else "fill", v, u, port(arch.levels[u], inner if u == v else outer)), kernels.RAMP + 1 + len(at))
-            span.append(kernels.RAMP + 1 + len(at))
+                    key = way if level.double_buffer else "fill", v, u, port(arch.levels[u], inner if u == v else outer)
+                    at.setdefault(key, span[0] if wanted == "in_turn" else _after(at))
+            span.append(_after(at))
         waits.append((span[0], span[1] if level.double_buffer else span[2], span[2]))
     serves = []
     for v in range(len(arch.levels)):
-        begun = kernels.RAMP + 1 + len(at)
+        begun = _after(at)
         for u, action in product(range(v + 1), ("read", "write")) if waits[v][0] < waits[v][2] else ():
             if arch.levels[u].bandwidth < inf:
-                at.setdefault(("serve", v, u, port(arch.levels[u], action)), kernels.RAMP + 1 + len(at))
-        serves.append((begun, kernels.RAMP + 1 + len(at)))
+                at.setdefault(("serve", v, u, port(arch.levels[u], action)), _after(at))
+        serves.append((begun, _after(at)))
     return Parts(at, tuple(waits), tuple(serves))
+
+
+def _after(at: Dict[tuple[str, int, int, str], int]) -> int:
+    """The next number that is free."""
+    return 1 + max(at.values(), default=kernels.RAMP)
 
 
 Quantity = tuple[int, int, int, int, int, int, Spread]  # kind, tensor, position, masks, bits of a line (0: none), what is spread over lines
