@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -95,35 +94,35 @@ def divisors(n: int) -> list[int]:
     return small + [n // d for d in reversed(small) if d * d != n]
 
 
+Trips = tuple[int, ...]  # over every dimension
+INSIDE: tuple[tuple[tuple[Border, ...], Trips]] = (((), ()),)  # the ways over no border
+
+
 @lru_cache(maxsize=1 << 10)
 def options(extent: int, dims: tuple[Lane, ...], all_dims: int, borders: int, groups: int, tiles: Tiles) -> Options:
-    """dims: those that take this rank; all_dims: how many the machine has."""
-    found: dict[tuple[Border, ...], set[tuple[int, ...]]] = {}
-    for own, trips in _chosen(extent, dims, borders, 0, tiles, True):
-        row = [1] * all_dims
-        for lane, n in trips:
-            row[lane.number] = n
-        found.setdefault(own, set()).add(tuple(row))
+    """dims: those that take this rank, by border; all_dims: how many the machine has."""
+    found: dict[tuple[Border, ...], set[Trips]] = {}
+    for own, trips in _chosen(extent, dims, borders, 0, tiles, True) if borders else INSIDE:
+        found.setdefault(own, set()).add(trips)
+    if len(dims) < all_dims:
+        at = {lane.number: i for i, lane in enumerate(dims)}
+        found = {own: {tuple(trips[at[d]] if d in at else 1 for d in range(all_dims)) for trips in ways} for own, ways in found.items()}
     return _tabled(extent, borders, groups, found, dims)
-
-
-Trips = tuple[tuple[Lane, int], ...]
 
 
 def _chosen(top: int, dims: Sequence[Lane], borders: int, b: int, tiles: Tiles, even: bool) -> Iterator[tuple[tuple[Border, ...], Trips]]:
     """All ways over border b and those inside, of a tile `top`; even: no lanes outside are ragged."""
-    if b == borders:
-        yield (), ()
-        return
-    own = [lane for lane in dims if lane.border == b]
-    for n, cuts, trips in _perfect(top, own) if even else ((1, (), ()),):
-        for rest, more in _chosen(top // n, dims, borders, b + 1, tiles, even):
+    own, last = [lane for lane in dims if lane.border == b], b + 1 == borders
+    for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
+        for rest, more in INSIDE if last else _chosen(top // n, dims, borders, b + 1, tiles, even):
             yield (Border(n, 0, cuts), *rest), (*trips, *more)
     if tiles != "perfect":
         for u in divisors(top):
-            for t, cuts, trips in _ragged(u, own, even):
-                for rest, more in _chosen(t, dims, borders, b + 1, tiles, False):
-                    yield (Border(-(-u // t), u, cuts), *rest), (*trips, *more)
+            for t, cuts, trips, divided in _cut(u, own):
+                if cuts and not (even and divided):  # the others are perfect
+                    border = Border(-(-u // t), u, _merged(cuts))
+                    for rest, more in INSIDE if last else _chosen(t, dims, borders, b + 1, tiles, False):
+                        yield (border, *rest), (*trips, *more)
 
 
 def _perfect(top: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
@@ -137,28 +136,24 @@ def _perfect(top: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[
             for lanes, cuts, trips in _perfect(top // n, rest):
                 merged = dict(cuts)
                 merged[lane.group] = merged.get(lane.group, 1) * n
-                yield n * lanes, tuple(sorted((g, m) for g, m in merged.items() if m > 1)), (((lane, n), *trips) if n > 1 else trips)
+                yield n * lanes, tuple(sorted((g, m) for g, m in merged.items() if m > 1)), (n, *trips)
 
 
-def _ragged(u: int, dims: Sequence[Lane], even: bool) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
-    """(tile of a lane, cuts, trips) of a tile u; even: only those that do not divide, the others are perfect."""
-    for t, cuts, trips in _cut(u, dims):
-        divided = all(a % b == 0 for a, b in zip((u, *(tile for _, tile in cuts)), (tile for _, tile in cuts), strict=False))
-        if cuts and not (even and divided):
-            yield t, _merged(cuts), trips
-
-
-def _cut(tile: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
+def _cut(tile: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
+    """(tile of a lane, cuts, trips, whether each divides the one before)."""
     if not dims:
-        yield tile, (), ()
+        yield tile, (), (), True
         return
-    lane, *rest = dims
-    before = 0
-    for n in range(1, min(lane.size, tile) + 1):
+    lane, rest = dims[0], dims[1:]
+    for t, cuts, trips, divided in _cut(tile, rest):
+        yield t, cuts, (1, *trips), divided
+    before = tile
+    for n in range(2, min(lane.size, tile) + 1):
         inner = -(-tile // n)
         if inner != before:
-            for t, cuts, trips in _cut(inner, rest):
-                yield (t, cuts, trips) if n == 1 else (t, ((lane.group, inner), *cuts), ((lane, -(-tile // inner)), *trips))
+            whole, cut, many = tile % inner == 0, (lane.group, inner), -(-tile // inner)
+            for t, cuts, trips, divided in _cut(inner, rest):
+                yield t, (cut, *cuts), (many, *trips), divided and whole
         before = inner
 
 
@@ -173,82 +168,126 @@ def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _least(ways: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(sorted(a for a in ways if not any(b != a and all(y <= x for x, y in zip(a, b, strict=True)) for b in ways)))
+    return tuple(ways) if len(ways) == 1 else tuple(sorted(a for a in ways if not any(b != a and all(y <= x for x, y in zip(a, b, strict=True)) for b in ways)))
 
 
 def _tabled(extent: int, borders: int, groups: int, found: dict[tuple[Border, ...], set[tuple[int, ...]]], dims: Sequence[Lane]) -> Options:
-    keys = sorted(found, key=lambda key: _lanes_of(extent, key, 0))
-    depth = 1 + sum(2 + len(dims) for _ in range(borders))
-    rows: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]], bool]] = []  # size, explicit cuts (group or -1, tile), perfect lanes outside, whole
-    out: list[int] = []
-    span = np.zeros((len(keys), borders + 1, 2), np.int64)
-    lanes = np.ones((len(keys), borders + 1, 1 << groups))
-    for o, key in enumerate(keys):
-        tops, explicit, perfect, wholes = [extent], [[]], [[]], [True]  # type: ignore[var-annotated]
-        for border in key:
-            if border.u:
-                explicit.append([*explicit[-1], (-1, border.u), *border.cuts])
-                perfect.append(perfect[-1])
-                wholes.append(wholes[-1] and border.u == tops[-1])
-                tops.append(border.cuts[-1][1] if border.cuts else border.u)
-            else:
-                explicit.append(explicit[-1])
-                perfect.append([*perfect[-1], *border.cuts])
-                wholes.append(wholes[-1])
-                tops.append(tops[-1] // border.lanes)
-        least = [1] * (borders + 1)
-        for k in range(borders - 1, -1, -1):
-            least[k] = key[k].u or key[k].lanes * least[k + 1]
-        starts: list[dict[int, int]] = []
-        for k in range(borders + 1):
-            begin = len(rows)
-            own = {d: begin + i for i, d in enumerate(d for d in divisors(tops[k]) if d % least[k] == 0)}
-            for d in own:
-                rows.append((d, explicit[k], perfect[k], wholes[k] and d == tops[k]))
-                out.append(-1 if k == 0 else starts[k - 1][key[k - 1].u or key[k - 1].lanes * d])
-            starts.append(own)
-            span[o, k] = begin, len(rows)
-            for m in range(1 << groups):
-                lanes[o, k, m] = _lanes_of(extent, key[:k], m)
-    size = np.array([row[0] for row in rows], np.int64)
-    cuts = np.zeros((len(rows), depth), np.int64)
-    owner = np.full((len(rows), depth), -1, np.int64)
-    share = np.ones((len(rows), groups))
-    for i, (d, explicit_cuts, perfect_cuts, _) in enumerate(rows):
-        for j, (group, tile) in enumerate((*explicit_cuts, (-1, d))):
-            cuts[i, j], owner[i, j] = tile, group
-        for group, n in perfect_cuts:
-            share[i, group] *= n
-    pieces, elems = np.empty((len(rows), 1 << groups)), np.empty((len(rows), 1 << groups))
+    keys, width = list(found), len(dims)
+    flat = [n for key in keys for border in key
+            for n in (border.lanes, border.u, *(n for cut in border.cuts for n in cut), *(0, 0) * (width - len(border.cuts)))]
+    keyed = np.array(flat, np.int64).reshape(len(keys), borders, 2 + 2 * width)
+    lanes = _entered(extent, keyed, groups)
+    order = np.argsort(lanes[:, borders, 0], kind="stable")
+    keyed, lanes, keys = keyed[order], lanes[order], [keys[o] for o in order.tolist()]
+    span, size, out, whole, cuts, owner, share = _rows(extent, keyed, groups)
+    pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
     _counted(extent, cuts, owner, share, pieces, elems)
-    return Options(extent, tuple(keys), tuple(_least(found[key]) for key in keys), span, size, pieces, elems, np.array(out, np.int64),
-                   np.array([row[3] for row in rows], np.bool_), lanes, cuts)
+    return Options(extent, tuple(keys), tuple(_least(found[key]) for key in keys), span, size, pieces, elems, out, whole, lanes, cuts)
 
 
-def _lanes_of(extent: int, borders: Sequence[Border], mask: int) -> float:
-    """Lanes of these borders that get something when loops in time take their first trips; those of the groups in the mask counted once."""
-    pieces = {extent: 1}
-    for border in borders:
-        if not border.u:
-            n = prod(many for group, many in border.cuts if not mask >> group & 1)
-            pieces = {size // border.lanes: c * n for size, c in pieces.items()}
-            continue
-        entered: dict[int, int] = {}
-        for size, c in pieces.items():
-            entered[min(size, border.u)] = entered.get(min(size, border.u), 0) + c
-        pieces = entered
-        for group, tile in border.cuts:
-            after: dict[int, int] = {}
-            for piece, n in pieces.items():
-                whole, rest = divmod(piece, tile)
-                if mask >> group & 1:
-                    whole, rest = (1, 0) if whole else (0, rest)
-                if whole:
-                    after[tile] = after.get(tile, 0) + n * whole
-                if rest:
-                    after[rest] = after.get(rest, 0) + n
-            pieces = after
-    return float(sum(pieces.values()))
+@njit(cache=True, nogil=True)
+def _entered(extent: int, keyed: Ints, groups: int) -> Floats:
+    """[O, K, M] lanes outside of a position that get something when loops in time take their first trips; those of the groups in the mask counted once.
+    keyed [O, borders, 2 + 2 D]: lanes, u and cuts of a Border, tile 0 behind the last cut."""
+    options, borders, width = keyed.shape
+    lanes = np.ones((options, borders + 1, 1 << groups))
+    sizes, many = np.zeros(256, np.int64), np.zeros(256)
+    for o in range(options):
+        for m in range(1 << groups):
+            n, sizes[0], many[0] = 1, extent, 1.0
+            for b in range(borders):
+                key = keyed[o, b]
+                if key[1]:
+                    for k in range(n):
+                        sizes[k] = min(sizes[k], key[1])
+                for j in range(2, width, 2):
+                    group, tile, after = key[j], key[j + 1], n
+                    if tile == 0:
+                        break
+                    first = m >> group & 1
+                    if not key[1]:
+                        for k in range(n):
+                            many[k] *= 1 if first else tile
+                        continue
+                    for k in range(n):
+                        whole, rest = sizes[k] // tile, sizes[k] % tile
+                        if whole and rest and not first:
+                            sizes[after], many[after] = rest, many[k]
+                            after += 1
+                        if whole:
+                            sizes[k], many[k] = tile, many[k] * (1 if first else whole)
+                    n = after
+                if not key[1]:
+                    for k in range(n):
+                        sizes[k] //= key[0]
+                lanes[o, b + 1, m] = many[:n].sum()
+    return lanes
+
+
+@njit(cache=True, nogil=True)
+def _quotients(n: int, least: int, found: Ints) -> int:
+    """How many divisors n / least has, in found [.] ascending; 0 where least does not divide n."""
+    n, many, d = n // least if n % least == 0 else 0, 0, 1
+    while d * d <= n:
+        if n % d == 0:
+            found[many], many = d, many + 1
+        d += 1
+    for i in range(many - 1, -1, -1):
+        if found[i] * found[i] != n:
+            found[many], many = n // found[i], many + 1
+    return many
+
+
+@njit(cache=True, nogil=True)
+def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bools, Ints, Ints, Floats]:
+    """span, size, out, whole, cuts of Options; owner [n, J]: group of a cut, -1: loops in time; share [n, G]: perfect lanes of a group outside."""
+    options, borders, width = keyed.shape
+    depth = 1 + borders * (1 + width // 2)
+    span = np.zeros((options, borders + 1, 2), np.int64)
+    divided = np.empty(4096, np.int64)
+    top, least = np.ones((options, borders + 1), np.int64), np.ones((options, borders + 1), np.int64)
+    n = 0
+    for o in range(options):
+        top[o, 0] = extent
+        for b in range(borders):
+            top[o, b + 1] = top[o, b] // keyed[o, b, 0]
+            if keyed[o, b, 1]:
+                top[o, b + 1] = keyed[o, b, 1]
+                for j in range(2, width, 2):
+                    top[o, b + 1] = keyed[o, b, j + 1] if keyed[o, b, j + 1] else top[o, b + 1]
+        for b in range(borders - 1, -1, -1):
+            least[o, b] = keyed[o, b, 1] if keyed[o, b, 1] else keyed[o, b, 0] * least[o, b + 1]
+        for k in range(borders + 1):
+            span[o, k, 0] = n
+            n += _quotients(top[o, k], least[o, k], divided)
+            span[o, k, 1] = n
+    size, out, whole = np.zeros(n, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.bool_)
+    cuts, owner, share = np.zeros((n, depth), np.int64), np.full((n, depth), -1, np.int64), np.ones((n, groups))
+    for o in range(options):
+        unlooped, used = True, 0
+        before, own, perfect = np.zeros(depth, np.int64), np.full(depth, -1, np.int64), np.ones(groups)
+        for k in range(borders + 1):
+            if k:
+                key = keyed[o, k - 1]
+                if key[1]:
+                    unlooped = unlooped and key[1] == top[o, k - 1]
+                    before[used], used = key[1], used + 1
+                for j in range(2, width, 2):
+                    if key[j + 1] and key[1]:
+                        before[used], own[used], used = key[j + 1], key[j], used + 1
+                    elif key[j + 1]:
+                        perfect[key[j]] *= key[j + 1]
+            at = span[o, k - 1, 0] if k else 0
+            for j in range(_quotients(top[o, k], least[o, k], divided)):
+                i, d = span[o, k, 0] + j, least[o, k] * divided[j]
+                size[i], whole[i], share[i] = d, unlooped and d == top[o, k], perfect
+                cuts[i, :used], owner[i, :used], cuts[i, used] = before[:used], own[:used], d
+                if k:
+                    wanted = keyed[o, k - 1, 1] if keyed[o, k - 1, 1] else keyed[o, k - 1, 0] * d
+                    while size[at] != wanted:
+                        at += 1
+                    out[i] = at
+    return span, size, out, whole, cuts, owner, share
 
 
 @njit(cache=True, nogil=True)

@@ -193,9 +193,7 @@ def _pool(own: Sequence[Options], prefix: Sequence[int]) -> kernels.Pool:
     cuts = np.concatenate([np.pad(o.cuts, ((0, 0), (0, depth - o.cuts.shape[1]))) for o in own])
     out = np.concatenate([np.where(o.out >= 0, o.out + b, -1) for o, b in zip(own, base, strict=False)])
     span = np.concatenate([o.span + b for o, b in zip(own, base, strict=False)])
-    last = np.zeros(int(base[-1]), np.int64)
-    for begin, end in span.reshape(-1, 2):
-        last[begin:end] = end - 1
+    last = np.repeat(span[..., 1].ravel() - 1, (span[..., 1] - span[..., 0]).ravel())
     return kernels.Pool(first, span, np.concatenate([o.size for o in own]),
                         np.concatenate([o.pieces for o in own]), np.concatenate([o.elems for o in own]), out, np.concatenate([o.whole for o in own]),
                         np.concatenate([o.lanes for o in own]), np.array([any(b.u for b in way) for o in own for way in o.borders], np.bool_),
