@@ -109,6 +109,7 @@ class Run:
     complete: int = 0
     trials: dict[int, list[pareto.Trial]] = field(default_factory=dict)
     settled: list[pareto.Trial] = field(default_factory=list)
+    fronts: dict[int, tuple[pareto.Trial, ...]] = field(default_factory=dict)
     feasible: list[tuple[float, ...]] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)  # why machines have no schedule
     batches: list[dict[str, pa.Table]] = field(default_factory=list)
@@ -297,6 +298,13 @@ def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
             run.feasible.append(trial.values)
 
 
+def _completed(run: Run) -> int:
+    """How many generations are complete, from the first one on."""
+    while run.complete < len(run.missing) and not run.missing[run.complete]:
+        run.complete += 1
+    return run.complete
+
+
 def _asks_path(run: Run, number: int) -> Path:
     return run.store.path / "asks" / stores.asks_name(number)
 
@@ -306,9 +314,7 @@ def _ask(run: Run) -> None:
     study = run.job.study
     while not run.end:
         number = len(run.asks)
-        while run.complete < len(run.missing) and not run.missing[run.complete]:
-            run.complete += 1
-        if run.complete < number - 1:
+        if _completed(run) < number - 1:
             return
         for known in sorted(g for g in run.trials if g <= number - 2):
             run.settled.extend(sorted(run.trials.pop(known), key=lambda t: (t.machine, t.values or ())))
@@ -342,20 +348,41 @@ def _leases(run: Run) -> Iterator[Lease | None]:
     """Work, while there is some; None where the next generation waits for results."""
     while not run.halt:
         _ask(run)
-        if run.todo:
-            yield _lease(run)
-        elif run.end:
+        ready = _ready(run)
+        if ready:
+            yield _lease(run, ready)
+        elif run.end and not run.todo:
             return
         else:
             yield None
 
 
-def _lease(run: Run) -> Lease:
+def _ready(run: Run) -> int:
+    """How many of the queue may be dispatched: where machines are pruned, those of generations whose front is known."""
+    if not run.job.study.search.prune:
+        return len(run.todo)
+    known = _completed(run) + 1
+    return next((i for i, ask in enumerate(run.todo) if ask.generation > known), len(run.todo))
+
+
+def _lease(run: Run, ready: int) -> Lease:
     """About LEASE_S of work, less where the queue would not feed every actor twice; single machines until the pace is known."""
-    fair = -(-len(run.todo) // (2 * run.slots))
+    fair = -(-ready // (2 * run.slots))
     size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
     run.leases += 1
-    return Lease(run.leases, tuple(run.todo.popleft() for _ in range(size)))
+    asks = tuple(run.todo.popleft() for _ in range(size))
+    fronts = {number: _front_before(run, number) for number in {ask.generation for ask in asks}} if run.job.study.search.prune else {}
+    return Lease(run.leases, asks, fronts)
+
+
+def _front_before(run: Run, number: int) -> tuple[pareto.Trial, ...]:
+    """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is pruned by the same schedules."""
+    if number not in run.fronts:
+        trials = [t for t in (*run.settled, *(t for own in run.trials.values() for t in own)) if t.generation <= number - 2 and t.feasible]
+        ordered = sorted(trials, key=lambda t: (t.generation, t.machine, t.values or ()))
+        kept = pareto.front(pareto.minimised(ordered, run.job.study.objectives)) if ordered else []
+        run.fronts = {number: tuple(t for t, best in zip(ordered, kept, strict=True) if best), **{k: v for k, v in run.fronts.items() if k >= number - 1}}
+    return run.fronts[number]
 
 
 @contextmanager
@@ -483,7 +510,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         _note(run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it")
     count = Counter(run.done.values())
     here = time.monotonic() - (run.moved or run.begun)
-    left = max(0, _planned(run) - len(run.done) + (count["pruned"] if run.job.study.stop.points else 0))
+    left = max(0, _planned(run) - len(run.done) + (sum(len(asks.pruned) for asks in run.asks) if run.job.study.stop.points else 0))
     rate = run.solved / here if here > 0 else 0.0
     size, volume = _front(run)
     status = Status(state, reason or run.halt, len(run.done), count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import product
@@ -33,8 +33,9 @@ from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.graph import least
 from dse.sim.network import WAYS
 from dse.stack import solve
-from dse.study import pareto
+from dse.study import pareto, prune
 from dse.study import study as studies
+from dse.study.pareto import Trial
 from dse.study.study import Study
 from hw.arch import Arch
 from hw.space import Unbuildable, decode
@@ -57,10 +58,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Machines that are solved together; number: its name in logs and retries."""
+    """Machines that are solved together; number: its name in logs and retries. fronts: by generation, of what is known before it, where machines are pruned."""
 
     number: int
     asks: tuple[Ask, ...]
+    fronts: Mapping[int, tuple[Trial, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +121,18 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     rows: Rows = {}
     schedules: list[Laid] = []
     for ask in lease.asks:
-        found, laid = solve_machine(job, ask)
+        found, laid = solve_machine(job, ask, lease.fronts.get(ask.generation, ()))
         schedules += laid
         for table, new in found.items():
             rows.setdefault(table, []).extend(new)
     return Done(lease, tables_of(job, rows) | _einsum_tables(job, schedules), time.perf_counter() - started)
 
 
-def solve_machine(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
-    """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event."""
+def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = ()) -> tuple[Rows, list[Laid]]:
+    """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event. front: of schedules that may dominate all of its own."""
     try:
         with _within(job.deadline_s):
-            return _solved(job, ask)
+            return _solved(job, ask, front)
     except Overdue:
         rows = failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
     except MemoryError as fault:
@@ -228,14 +230,18 @@ def _within(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
+def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid]]:
     study = job.study
     head = _head(job, ask)
     arch = decode(study.space, ask.machine)
     if isinstance(arch, Unbuildable):
         return {"machines": [{**head, "status": "infeasible", "reason": arch.reason}]}, []
-    head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz}
-    head |= _bounds(job, arch)
+    floors = _floors(job, arch)
+    whole = pareto.total(list(floors.values()), [ref.weight for ref in study.workloads])
+    head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz, "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
+    if front and (better := prune.dominating(front, prune.least(study.objectives, floors, study.weights(), head["area_mm2"]))):
+        reason = f"bounds: machine {better.machine} is better than any schedule of this one"
+        return {"machines": [{**head, "status": "pruned", "reason": reason}]}, []
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
     for ref, workload in zip(study.workloads, job.workloads, strict=True):
@@ -294,14 +300,14 @@ def _limit(found: Infeasible) -> Row:
     return {"limit_level": found.level, "einsum": found.einsum, "reason": str(found), **sizes}
 
 
-def _bounds(job: Job, arch: Arch) -> Row:
-    """Of the whole weighted set, one workload after another; with reuse, of all their schedules."""
-    if job.study.solver.reuse != "none":
-        floors = [(ref.weight, least(arch, workload)) for ref, workload in zip(job.study.workloads, job.workloads, strict=True)]
-        return {"bound_energy_pj": sum(n * pj for n, (pj, _) in floors), "bound_latency_ns": sum(n * cycles for n, (_, cycles) in floors) / arch.clock_ghz}
-    runs = ((group.einsum, ref.weight * group.count) for ref, groups in zip(job.study.workloads, job.uniques, strict=True) for group in groups)
-    energy, cycles = bounds.in_turn(runs, arch)
-    return {"bound_energy_pj": energy, "bound_latency_ns": cycles / arch.clock_ghz}
+def _floors(job: Job, arch: Arch) -> dict[str, pareto.Cost]:
+    """What no schedule of a workload is below, but for its steady time: of einsums in turn, with reuse of all schedules."""
+    found = {}
+    for ref, workload, groups in zip(job.study.workloads, job.workloads, job.uniques, strict=True):
+        alone = job.study.solver.reuse == "none"
+        pj, cycles = bounds.in_turn(((group.einsum, group.count) for group in groups), arch) if alone else least(arch, workload)
+        found[ref.name] = pareto.Cost(pj, cycles, cycles / arch.clock_ghz, cycles / arch.clock_ghz)
+    return found
 
 
 def _schedules(study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> list[tuple[Row, tuple[Solution, ...]]]:

@@ -54,6 +54,7 @@ SEARCH: Meanings = {
     "generation": ("machines", "asked at a time; 0: 256, 4 of tpe, 16 of nsga2 and nsga3"),
     "population": ("machines", "of nsga2 and nsga3"),
     "startup": ("machines", "asked by a Sobol sequence before tpe begins"),
+    "prune": ("", "a machine whose bounds a schedule of an earlier generation dominates is not solved: the front stays that of all machines"),
 }
 STOP: Meanings = {
     "points": ("machines", "stop after so many; none: all of the space"),

@@ -56,7 +56,7 @@ TABLES: dict[str, Columns] = {
         "key": Column("string", "", "content key of all that shapes the machine's rows"),
         "generation": Column("int32", "", "generation that asked for the machine"),
         "source": Column("string", "", "who proposed it: the search method, qmc (start of a steered one), near (beside a repeat), fill (permutation)"),
-        "status": Column("string", "", "ok, infeasible, pruned (broke a constraint that needs no solving), error"),
+        "status": Column("string", "", "ok, infeasible, pruned (breaks a constraint that needs no solving; another machine beats its bounds), error"),
         "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
         "clock_ghz": Column("float64", "GHz", "clock"),
         "bound_energy_pj": Column("float64", "pJ", "no mapping of the workloads costs less"),

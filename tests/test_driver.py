@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,6 +71,12 @@ def rows(out: Path) -> Rows:
         assert len(keys) == len(set(keys)), f"{table}: duplicate keys"
         found[table] = sorted(lines, key=repr)
     return found
+
+
+def table(out: Path, name: str) -> list[dict[str, Any]]:
+    """Published rows of one table."""
+    listed = json.loads((out / "manifest.json").read_text())["parts"]
+    return [row for path in listed.get(name, []) for row in pq.read_table(out / path).to_pylist()]
 
 
 def events(out: Path, kind: str) -> list[str]:

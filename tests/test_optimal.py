@@ -192,7 +192,7 @@ def test_no_mapping_on_single_and_double_buffers_is_below_what_was_proven(seed: 
 
 
 def test_where_exchanges_of_single_buffers_do_not_overlap_they_are_searched_in_turn() -> None:
-    """Outputs leave the lanes for DRAM when a round ends, inputs come from the buffer within it: taken at their busiest port together, 17,397 was the answer."""
+    """Outputs leave the lanes for DRAM when a round ends, inputs come from the buffer within it: taken at their busiest port together, 17,397 was best."""
     arch = component.build(machine.load("edge_array"))
     e = next(e for e in catalog.load("mobilenet_v2").einsums if e.name == "conv6_1_dw")
     (one,) = optimal(Problem(arch, e, "latency"))

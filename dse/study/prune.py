@@ -1,4 +1,5 @@
-"""Constraints: those that need no solving prune machines before dispatch, the others are measured on every schedule."""
+"""Machines that need no solving: those that break a constraint on what is known of them, and those whose bounds a known schedule dominates. Other constraints
+are measured on every schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dse.study.pareto import METRICS, Cost, metrics, slug, total
+from dse.study.pareto import METRICS, Cost, Objective, Trial, metrics, slug, total, value
 from hw.space import Constraint, Space, Unbuildable, Value, decode, statics, values, violation
 
 WORDS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " gt "))
@@ -70,6 +71,31 @@ def modelled_violations(space: Space, machine: int, constraints: Constraints, co
     rest = [Constraint(c.text, c.names - found.keys()) for c in constraints.modelled]
     fields = known(space, machine, rest) if any(c.names for c in rest) else {}
     return {column(c): violation(c, {**(fields or {}), **found}) for c in constraints.modelled}
+
+
+BOUNDED = ("energy_pj", "latency_ns", "latency_cycles", "edp_pj_ns", "area_mm2")  # metrics that grow with energy and cycles, or are known
+ROUNDING = 1e-9  # by so much bounds and costs of equal machines may differ
+
+
+def bounded(objectives: Sequence[Objective]) -> str:
+    """The first objective that bounds of energy and cycles say nothing about; "": none."""
+    return next((o.column for o in objectives if o.metric not in BOUNDED or o.direction == "max"), "")
+
+
+def least(objectives: Sequence[Objective], floors: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: float) -> tuple[float, ...]:
+    """What no schedule of a machine is below, in every objective. floors: least cost of each workload."""
+    share = 1 - ROUNDING
+    lower = {name: Cost(share * c.energy_pj, share * c.latency_cycles, share * c.latency_ns, share * c.steady_ns) for name, c in floors.items()}
+    return tuple(value(o, lower, weights, area_mm2) for o in objectives)
+
+
+def dominating(front: Sequence[Trial], lower: Sequence[float]) -> Trial | None:
+    """The first schedule that is at least as good as these bounds in every objective, and better in one: better than all that reach them."""
+    for trial in front:
+        values = trial.values or ()
+        if all(v <= low for v, low in zip(values, lower, strict=True)) and any(v < low for v, low in zip(values, lower, strict=True)):
+            return trial
+    return None
 
 
 def metric_of(name: str) -> tuple[str, str]:

@@ -39,13 +39,15 @@ Admit = Callable[[int], tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """generation: machines per generation; population: of nsga2 and nsga3; startup: trials before tpe starts."""
+    """generation: machines per generation; population: of nsga2 and nsga3; startup: trials before tpe starts; prune: machines all of whose schedules a known
+    one dominates, by their bounds, are not solved."""
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
     generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, 16 of nsga2 and nsga3, 4 of tpe
     population: Annotated[int, Field(ge=2)] = 24
     startup: Annotated[int, Field(ge=2)] = 16
+    prune: bool = False
 
     def batch(self) -> int:
         return self.generation or (4 if self.method == "tpe" else 16 if self.method in STEERED else 256)
@@ -141,7 +143,7 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
         case "nsga2" | "nsga3":
             own = {**_nsga(search), "window": WINDOW}
         case _:
-            own = {}
+            own = {"prune": True} if search.prune else {}
     return {"method": search.method, "seed": search.seed, "generation": search.batch(), **own}
 
 

@@ -16,7 +16,7 @@ from dse.stack import Picks
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
 from dse.study.plan import Asks, Limits, Stop
-from dse.study.prune import Constraints, column, modelled_violations, reason, static_violations
+from dse.study.prune import Constraints, bounded, column, modelled_violations, reason, static_violations
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw.arch import Arch
@@ -75,6 +75,10 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     varies = space is not None and any(axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes)
     objectives = read.objectives(document.get("objectives"), names, varies, faults)
     constraints = read.constraints(document.get("constraints", []), space, names, faults)
+    if search.prune and search.method in sampler.STEERED:
+        faults.add(f"search.prune = true: {search.method} learns from machines that are solved; take exhaustive, random or qmc")
+    if search.prune and (free := bounded(objectives)):
+        faults.add(f"search.prune = true: no bound of {free} is known; leave prune out, or take objectives of energy, latency, edp and area to be minimised")
     workers, sink = read.workers(document, faults)
     if faults.lines or space is None:
         raise StudyError(faults.text(path))

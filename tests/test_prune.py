@@ -1,0 +1,57 @@
+"""Machines that bounds rule out: the front is the one of all machines, whoever solves them and however often a run is begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import driver
+from dse.study import pareto
+from dse.study import prune as pruning
+from dse.study import study as studies
+from dse.study.prune import dominating
+from dse.study.read import StudyError
+from tests.pruned import drawn, left_out, wrong
+from tests.test_driver import rows
+
+
+def test_the_front_is_that_of_all_machines(tmp_path: Path) -> None:
+    assert [line for seed in range(4) for line in wrong(tmp_path, seed)] == []
+    assert left_out(tmp_path) > 50
+
+
+@pytest.mark.parametrize("mutant", [lambda front, lower: dominating(front, [1.2 * low for low in lower]),  # bounds that are none
+                                    lambda front, lower: next((t for t in front if (t.values or ())[0] < lower[0]), None)])  # one objective is enough
+def test_a_bound_made_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Any) -> None:
+    monkeypatch.setattr(pruning, "dominating", mutant)
+    assert any(wrong(tmp_path, seed) for seed in range(4))
+
+
+def test_equal_machines_stay_on_the_front() -> None:
+    """A bound that is reached, but for rounding, leaves a tie possible."""
+    objectives = (pareto.Objective("energy_pj"), pareto.Objective("area_mm2"))
+    known = [pareto.Trial(7, 0, "ok", (100.0, 2.0), (0.0,))]
+    for pj, area, by in ((100.0 * (1 + 1e-12), 2.0, None), (101.0, 2.0, known[0]), (100.0, 2.1, known[0]), (99.0, 2.1, None), (101.0, 1.9, None)):
+        lower = pruning.least(objectives, {"w": pareto.Cost(pj, 1.0, 1.0, 1.0)}, {"w": 1.0}, area)
+        assert (dominating(known, lower) is not None) == (by is not None and pj > 100 * (1 + 1e-9) or area > 2 and pj >= 100 * (1 + 2e-9))
+
+
+def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    study = drawn(tmp_path, 4, True)
+    driver.run(study, tmp_path / "whole", workers=0)
+    for points in (5, 21, 22, 60, None):
+        cut = studies.load(tmp_path / "4_True.yaml", [f"stop.points={points}"] if points else [])
+        driver.run(cut, tmp_path / "parts", workers=0)
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("sets", "line"), [
+    (["search.method=nsga2"], "search.prune = true: nsga2 learns from machines that are solved; take exhaustive, random or qmc"),
+    (["objectives=[energy_pj, throughput]"], "search.prune = true: no bound of throughput is known"),
+    (["objectives=[power_mw]"], "search.prune = true: no bound of power_mw is known")])
+def test_what_bounds_cannot_rule_out_is_refused(tmp_path: Path, sets: list[str], line: str) -> None:
+    drawn(tmp_path, 0, True)
+    with pytest.raises(StudyError, match=line):
+        studies.load(tmp_path / "0_True.yaml", sets)
