@@ -119,7 +119,7 @@ def cheaper(share: float) -> Any:
         mapping, energy, cycles = cost(self, *asked)
         return mapping, share * energy, share * cycles
 
-    return patch.multiple(Conversions, cost=scaled, floor=lambda self, *asked: share * floor(self, *asked))
+    return patch.multiple(Conversions, cost=scaled, floor=lambda self, *asked: tuple(share * n for n in floor(self, *asked)))
 
 
 @pytest.mark.parametrize("seed", range(4))
