@@ -119,6 +119,7 @@ class _Graph:
         self.apart = shared(workload)
         self.free = {key: [settled(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings] for key, found in solved.items()}
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
+        self.rows: dict[tuple[object, ...], Table] = {}  # of einsums that are equal and choose from equal labels
         self.conversions = Conversions(arch, objective)
         self.priced: set[tuple[int | None, tuple[int, ...]]] = set()  # tensors of which copies have a price, not a floor
         self.shared = list(self._shared())
@@ -211,12 +212,14 @@ class _Graph:
         uses = [(x, *self.nodes[i, x]) for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes]
         scope = tuple(dict.fromkeys(use.node for _, _, use in uses))
         many = {use.node: allowed.get(use.node, (0,) if use.view else tuple(range(len(one.labels)))) for _, one, use in uses}
-        rows = []
-        for at in product(*(many[node] for node in scope)):
-            chosen = dict(zip(scope, at, strict=True))
-            for energy, cycles in self._cost(i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses}):
-                rows.append((at, (energy * self.times[i], cycles * self.times[i])))
-        return table(scope, rows)
+        alike = (self.keys[i], tuple((x, scope.index(use.node), () if use.view else one.labels) for x, one, use in uses), tuple(many[node] for node in scope))
+        if alike not in self.rows:
+            rows = []
+            for at in product(*(many[node] for node in scope)):
+                chosen = dict(zip(scope, at, strict=True))
+                rows += [(at, row) for row in self._cost(i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses})]
+            self.rows[alike] = table(scope, rows)
+        return replace(self.rows[alike], scope=scope, values=self.rows[alike].values * self.times[i])
 
     def _cost(self, i: int, chosen: dict[int, Layout | None]) -> list[tuple[float, float]]:
         """(energy, cycles) of every mapping in these layouts; None: row-major."""
