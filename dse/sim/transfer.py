@@ -2,7 +2,7 @@
 
 One transfer is what all lanes ask a level for at once: their tiles at the next node of the tensor, united. At the outermost level a tensor lies whole, in the
 layout of its stored shape; further inside a tile lies alone, in the layout of the tile's shape. Each tensor has banks of its own. Machines without a
-description ask for nothing here.
+description ask for nothing here. Longer than most files: what boxes are, how often each comes and in which order stands once, for lines, rows and banks.
 """
 
 from __future__ import annotations
@@ -238,31 +238,23 @@ def _in_turn(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cut
     """Rows opened at the outermost level, box by box in the order of time; None where boxes or addresses are too many to list."""
     shared = frozenset(_shared(link, e, arch))
     of = {rank: _positions(mapping, link, rank, extent, len(mapping.nodes), True, frozenset() if rank in link.seen else shared) for rank, extent in e.extents}
-    many = [len(one.times) for one in of.values()]
-    if prod(many) > LISTED >> 4:
+    if prod(len(one.times) for one in of.values()) > LISTED >> 4:
         return None
-    which = dict(zip(of, np.unravel_index(np.arange(prod(many)), many), strict=True))
-    turns = {i: turn[which[rank]] for rank, one in of.items() for i, turn in one.turns.items()}
-    often = np.ones(prod(many), np.int64)
-    again = np.zeros(prod(many), bool)
-    for rank in of.keys() - link.seen:  # lanes that share no access ask for the same box one after the other
-        often *= (of[rank].size > 0).sum(axis=1)[which[rank]]
-        for i in of[rank].turns:
-            again |= turns[i] > 0
-    order = np.lexsort([turns[i] for i in sorted(turns, reverse=True)]) if turns else np.zeros(1, np.int64)
-    order = np.repeat(order, np.where(again | (not skipped), often, 0)[order])
+    which = _order(of, link.seen, skipped)
     flat, start, at = list[Ints](), [0], list[Ints]()
+    same = np.zeros(len(which[e.extents[0][0]]), np.int64)  # number of the box
     hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True) for d in link.tensor.dims]
     for dim, s in enumerate(c.layout.stored):
-        chosen = np.zeros(len(order), np.int64)
+        chosen = np.zeros(len(same), np.int64)
         members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]  # none: the units of an element
         for found, d in members:
-            place = np.zeros(len(order), np.int64)
+            place = np.zeros(len(same), np.int64)
             for rank in d.ranks():
-                place = place * len(of[rank].times) + which[rank][order]
+                place = place * len(of[rank].times) + which[rank]
             chosen = chosen * len(found.spans) + found.which[place]
         different, inverse = np.unique(chosen, return_inverse=True)
         at.append(inverse.ravel() + len(start) - 1)
+        same = np.unique(same * len(different) + inverse.ravel(), return_inverse=True)[1].ravel()
         for number in different.tolist():
             spans = list[Spans]()
             for found, _ in reversed(members):
@@ -271,12 +263,26 @@ def _in_turn(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cut
             asked = values(s, spans[::-1], copies) if members else np.arange(s.extent())
             flat.append(layouts.offset(c.layout, c.weights, dim, asked))
             start.append(start[-1] + len(asked))
-    _, first, same = np.unique(np.ravel_multi_index(at, [len(start)] * len(at)), return_index=True, return_inverse=True)
-    boxes = np.stack(at, axis=1)[first]
-    begin = np.array(start, np.int64)
+    begin, boxes = np.array(start, np.int64), np.stack(at, axis=1)[np.unique(same, return_index=True)[1]]
     elems = (begin[boxes + 1] - begin[boxes]).prod(axis=1)
-    rows = np.minimum(elems, c.layout.room() // (c.memory.granule or c.memory.row) + 1)[same.ravel()].sum()
-    return layouts.opened(c, np.concatenate(flat), begin, boxes, same.ravel()) if max(int(elems.sum()), int(rows)) <= LISTED else None
+    granules = np.minimum(elems, c.layout.room() // (c.memory.granule or c.memory.row) + 1)[same].sum()
+    return layouts.opened(c, np.concatenate(flat), begin, boxes, same) if max(int(elems.sum()), int(granules)) <= LISTED else None
+
+
+def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
+    """Of every rank the number of its place, box after box in the order of time; lanes that share no access ask for the same box one after the other.
+    skipped: the boxes of the first turns of all loops that the tensor does not see are left out."""
+    many = [len(one.times) for one in of.values()]
+    which = dict(zip(of, np.unravel_index(np.arange(prod(many)), many), strict=True))
+    turns = {i: turn[which[rank]] for rank, one in of.items() for i, turn in one.turns.items()}
+    often, again = np.ones(prod(many), np.int64), np.full(prod(many), not skipped)
+    for rank in of.keys() - seen:
+        often *= (of[rank].size > 0).sum(axis=1)[which[rank]]
+        for i in of[rank].turns:
+            again |= turns[i] > 0
+    order = np.lexsort([turns[i] for i in sorted(turns, reverse=True)]) if turns else np.zeros(1, np.int64)
+    order = np.repeat(order, np.where(again, often, 0)[order])
+    return {rank: places[order] for rank, places in which.items()}
 
 
 def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
