@@ -1,8 +1,10 @@
-"""ALT's tables on machines that feel layouts: python -m bench.alt [MACHINE,NETWORK,OBJECTIVE... | operators MACHINE COUNT | first MACHINE...]
+"""ALT's tables on machines that feel layouts: python -m bench.alt [CASE... | sampled JOINT LOOPS CASE... | operators MACHINE COUNT | first MACHINE...]
 
 networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any layouts, conversions, and CPU seconds of the
             mappings (`pairs`), of the graph, and of the graph again where counts of layouts are known. The picks' spaces nest, so alt above any of them, or wp
             or bf above ol, is an error (ALT, Fig. 10 to 12)
+sampled     the two-stage search of whole networks (ALT: 8,000 + 12,000 costs), over alt: its different products share the costs evenly, other operators take
+            conversions in as is best
 operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (1,000 costs) over the exact answer (ALT, Fig. 9)
 first       the first layer of ResNet-18: the paper's layouts (ht 4, wt 16, ot 16) in the mappings found, beside those found; and the best ot over the lanes
 """
@@ -11,30 +13,34 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 from statistics import geometric_mean
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import optuna
 
-from dse.assign.layouts import Assigned, assigned, shared
-from dse.assign.sampled import Actor, Uniform, sampled
-from dse.dataflow.lined import Pairs, lined, pairs, settled
+from dse.assign import layouts
+from dse.assign.layouts import Assigned, Pick, assigned, shared
+from dse.assign.sampled import Actor, Proposer, Uniform, sampled
+from dse.dataflow.lined import Pairs, felt, lined, pairs, settled
 from dse.dataflow.space import FREE
+from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
 from dse.nest import Infeasible
 from dse.sim import transfer
 from dse.sim.evaluate import Problem
 from hw import machine
+from hw.arch import Arch
 from workloads import catalog, cnn, hpc
 from workloads.einsum import Einsum, squeezed
-from workloads.graph import unique
+from workloads.graph import Workload, unique
 
-PICKS = ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
+Objective = Literal["energy", "latency", "edp"]
+PICKS: tuple[Pick, ...] = ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
 CASES = (
     "burst_edge,resnet18,energy", "burst_edge,resnet18,latency", "burst_edge,mobilenet_v2,energy", "cpu_like,resnet18,latency", "gpu_like,resnet18,latency")
 
@@ -62,24 +68,78 @@ def tpe(seed: int) -> Tpe:
 
 def row(case: str) -> tuple[dict[str, float], Assigned, list[float]]:
     """(cost of every pick over alt, alt, CPU seconds of mappings, of the graph, of the graph again)."""
-    name, net, objective = case.split(",")
-    arch, workload = machine.arch(machine.load(name)), catalog.load(net)
-    apart, begun = shared(workload), time.process_time()
-    solved: dict[str, Pairs] = {}
-    for group in unique(workload):
-        found = pairs(Problem(arch, group.einsum, objective), "ragged_lanes", FREE, 0.01, apart[group.key])
-        assert not isinstance(found, Infeasible), found
-        solved[group.key] = found
-    mapped, value, best = time.process_time(), dict[str, float](), None
+    name, net, said = case.split(",")
+    objective = cast(Objective, said)
+    arch, workload, begun = machine.arch(machine.load(name)), catalog.load(net), time.process_time()
+    solved = mapped(arch, workload, objective)
+    searched, value, best = time.process_time(), dict[str, float](), None
     for pick in PICKS:
-        told = assigned(arch, workload, objective, pick, solved)  # type: ignore[arg-type]
+        told = assigned(arch, workload, objective, pick, solved)
         assert not isinstance(told, Infeasible), told
         value[pick] = told.value
         if pick == "alt":
             best, graph = told, time.process_time()
-            assigned(arch, workload, objective, pick, solved)  # type: ignore[arg-type]
-            took = [mapped - begun, graph - mapped, time.process_time() - graph]
+            assigned(arch, workload, objective, pick, solved)
+            took = [searched - begun, graph - searched, time.process_time() - graph]
     return {pick: one / value["alt"] for pick, one in value.items()}, cast(Assigned, best), took
+
+
+PROPOSERS: dict[str, Callable[[int], Proposer]] = {
+    "random": lambda seed: Uniform(Random(seed)), "tpe": tpe, "actor-critic": lambda seed: Actor(np.random.default_rng(seed))}
+
+
+def end_to_end(arch: Arch, workload: Workload, objective: Objective, solved: dict[str, Pairs], propose: Callable[[int], Proposer], joint: int,
+               loops: int) -> float:
+    """Cost of a network whose products lie and loop as the two-stage search of each finds; copies, and all other operators, as is best then."""
+    home, products = arch.levels[0].name, [group for group in unique(workload) if group.einsum.kind == "mac"]
+    own, wanted = dict(solved), dict[tuple[str, int], Layout]()
+    for seed, group in enumerate(products):
+        one, e = Problem(arch, group.einsum, objective), group.einsum
+        found = sampled(one, Random(seed), propose(seed), joint // len(products), loops // len(products))
+        assert not isinstance(found, Infeasible), found
+        mapping = found[0].mapping
+        own[group.key] = Pairs((felt(one, mapping),), (found[0],), 0.0, found[1], "")
+        for x, p in enumerate(e.tensors()):
+            shape = tuple(d.size for d in p.dims)
+            text = next((laid.text for laid in mapping.layouts if (laid.level, laid.tensor) == (home, p.tensor)), None)
+            layout = parse(text, transfer.dim_names(p), shape) if text else row_major(transfer.dim_names(p), shape)
+            wanted[group.key, x] = replace(layout, names=layouts._names(len(shape)))
+    g = layouts._Graph(arch, workload, objective, own)
+    wants = {(i, x): wanted[key, x] for i, (key, e) in enumerate(zip(g.keys, workload.einsums, strict=True)) for x in range(len(e.tensors()))
+             if (key, x) in wanted}
+    g.shared = [replace(one, labels=tuple(dict.fromkeys([one.labels[0], *(wants[at] for use in (one.maker, *one.readers) if not use.view
+                                                                          if (at := (use.einsum, use.position)) in wants)]))) for one in g.shared]
+    g.nodes = {(use.einsum, use.position): (one, use) for one in g.shared for use in (one.maker, *one.readers)}
+    allowed, _ = next(g.rules("alt"))
+    for at, (shared_, use) in g.nodes.items():
+        if at in wants and not use.view:
+            allowed[use.node] = (shared_.labels.index(wants[at]),)
+    least = g.least((allowed, frozenset()))
+    assert least
+    return least[0]
+
+
+def whole(case: str, joint: int, loops: int) -> None:
+    name, net, objective = case.split(",")
+    arch, workload = machine.arch(machine.load(name)), catalog.load(net)
+    solved = mapped(arch, workload, cast(Objective, objective))
+    best = assigned(arch, workload, cast(Objective, objective), "alt", solved)
+    assert not isinstance(best, Infeasible), best
+    for said, propose in PROPOSERS.items():
+        begun = time.process_time()
+        value = end_to_end(arch, workload, cast(Objective, objective), solved, propose, joint, loops)
+        beaten = ", BELOW THE EXACT ANSWER" if value < best.value * (1 - 1e-9) else ""
+        print(f"{case}: {said}, {joint} + {loops} costs: {value / best.value:.3f} x alt{beaten}; {time.process_time() - begun:.0f} CPU s", flush=True)
+
+
+def mapped(arch: Arch, workload: Workload, objective: Objective) -> dict[str, Pairs]:
+    """Mappings of the different einsums of a network."""
+    apart, solved = shared(workload), dict[str, Pairs]()
+    for group in unique(workload):
+        found = pairs(Problem(arch, group.einsum, objective), "ragged_lanes", FREE, 0.01, apart[group.key])
+        assert not isinstance(found, Infeasible), found
+        solved[group.key] = found
+    return solved
 
 
 def operators(rng: Random) -> dict[str, Einsum]:
@@ -102,8 +162,8 @@ def fig9(name: str, count: int) -> None:
             own = over.setdefault(kind, {})
             own.setdefault("row-major", []).append(plain[0].latency_cycles / best[0].latency_cycles)
             own.setdefault("gap", []).append(1 + best[0].gap_in_space)
-            for said, proposer in (("random", Uniform(Random(seed))), ("tpe", tpe(seed)), ("actor-critic", Actor(np.random.default_rng(seed)))):
-                found = sampled(one, Random(seed), proposer)
+            for said, propose in PROPOSERS.items():
+                found = sampled(one, Random(seed), propose(seed))
                 own.setdefault(said, []).append(inf if isinstance(found, Infeasible) else found[0].latency_cycles / best[0].latency_cycles)
     heads = ("row-major", "random", "tpe", "actor-critic", "gap")
     print(f"{name}, {count} sizes, latency over the exact answer's, geometric means; gap: of that to its floor")
@@ -141,6 +201,10 @@ def first(name: str) -> None:
 def main(cases: Sequence[str]) -> int:
     if cases and cases[0] == "operators":
         fig9(cases[1], int(cases[2]))
+        return 0
+    if cases and cases[0] == "sampled":
+        for case in cases[3:]:
+            whole(case, int(cases[1]), int(cases[2]))
         return 0
     if cases and cases[0] == "first":
         for name in cases[1:]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 7
+MODEL_VERSION = 8
 SOLVER_VERSION = 10
 
 STATUS = ("ok", "infeasible", "pruned", "error")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import isclose
 from pathlib import Path
@@ -20,6 +21,7 @@ from dse.assign.layouts import PICKS, assigned, shared
 from dse.cli import main
 from dse.dataflow.lined import Pairs, pairs
 from dse.dataflow.space import FREE
+from dse.join import join
 from dse.layout.address import row_major
 from dse.layout.text import show
 from dse.nest import Infeasible, Laid
@@ -119,7 +121,7 @@ def cheaper(share: float) -> Any:
         mapping, energy, cycles = cost(self, *asked)
         return mapping, share * energy, share * cycles
 
-    return patch.multiple(Conversions, cost=scaled, floor=lambda self, *asked: share * floor(self, *asked))
+    return patch.multiple(Conversions, cost=scaled, floor=lambda self, *asked: tuple(share * n for n in floor(self, *asked)))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -270,3 +272,13 @@ def test_layouts_of_a_graph_are_kept_and_checked(tmp_path: Path, monkeypatch: py
     known = json.loads(kept.read_bytes()[cache.DIGEST:])
     cache.keep(kept, json.dumps(known | {"gap": 1e9}).encode())
     assert stack.kept_layouts(SMALL, net, picks) == first and "removed, built anew" in caplog.text
+
+
+def test_what_a_beam_cuts_is_said() -> None:
+    """A choice that may not be the least of its labels says how far it may be off, instead of "exact"."""
+    net = network(Random(3))
+    solved = solve(SMALL, net, "energy")
+    for most, said in ((1 << 20, "exact over its labels"), (2, "above the least of its labels")):
+        with patch.object(graphs, "join", partial(join, most=most)):
+            found = assigned(SMALL, net, "energy", "alt", solved)
+        assert not isinstance(found, Infeasible) and said in found.solution.certificate

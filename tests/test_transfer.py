@@ -8,13 +8,16 @@ from random import Random
 import pytest
 
 from dse.layout.count import Span
-from dse.nest import faults
+from dse.nest import faults, parse
 from dse.sim import transfer
 from dse.sim.counts import count
+from hw import machine
+from hw.arch import Access
 from tests import nests
 from tests.nests import RICH, random_case, rich_case
 from tests.oracle import walk
 from tests.streams import described, streams, with_layouts
+from workloads.einsum import einsum
 
 DENSE = tuple(kind for kind in RICH if not kind.startswith("sp"))
 
@@ -63,6 +66,20 @@ def compared(seed: int) -> list[Compared]:
                 lo, hi = (max(float(seen[level, tensor, action]) * bits, n) for n in (one.moved_bits.lo, one.moved_bits.hi))
                 found.append(Compared(f"paid {where}", Span(paid, lo, hi), max(float(seen[level, tensor, action]) * bits, walked.lines * line)))
     return found
+
+
+def test_rows_stay_open_from_box_to_box() -> None:
+    """Thirty elements in boxes of five, rows of eight: on their own the boxes open nine; one after the other four; twice over eight; each box twice in a row
+    opens its two rows again."""
+    e = einsum("C[m] += A[m] * B[k]", {"m": 30, "k": 2}, "e")
+    edge = machine.arch(machine.load("burst_edge"))
+    dram = replace(edge.levels[0], access=Access(8, 64, 1, 64, 1.0, 1.0))
+    arch = replace(edge, levels=(dram, *edge.levels[1:]))
+    m, k = "for m in tiles of 5\n", "for k in tiles of 1\n"
+    for outer, inner, rows in ((m, k, 4), (k + m, "", 8), (m + k, "", 10)):
+        mapping = parse(f"store DRAM A B C\n{outer}store GBUF A\n{inner}for m in tiles of 1\nmac")
+        walked = streams(mapping, e, arch, "DRAM", e.inputs[0], ("M",))["read"].activations
+        assert walked == rows and transfer.transfers(mapping, e, arch)["DRAM", "A", "read"].activations == Span(rows, rows, rows)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -14,6 +14,7 @@ from dse.dataflow.lined import Felt, felt, pairs
 from dse.dataflow.space import FREE
 from dse.layout.address import Layout
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
+from dse.sim import bounds
 from dse.sim.cost import overflow
 from dse.sim.counts import footprints
 from dse.sim.evaluate import Problem, figure
@@ -29,7 +30,14 @@ class Conversions:
     objective: str
     known: dict[tuple[int | None, Layout, Layout], tuple[Mapping, float, float]] = field(default_factory=dict)
     copies: dict[tuple[tuple[int, ...], int | None], list[Felt]] = field(default_factory=dict)
-    floors: dict[tuple[tuple[int, ...], int | None], float] = field(default_factory=dict)
+    floors: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
+
+    def floor(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:
+        """(energy, cycles) that no copy of such a tensor falls below."""
+        if (shape, bits) not in self.floors:
+            e = copied(shape, bits)
+            self.floors[shape, bits] = bounds.energy_pj(e, self.arch), bounds.latency_cycles(e, self.arch)
+        return self.floors[shape, bits]
 
     def cost(self, bits: int | None, a: Layout, b: Layout) -> tuple[Mapping, float, float]:
         """(mapping, energy, cycles) of the best copy; layouts in names that all tensors of a shape share."""
@@ -42,16 +50,10 @@ class Conversions:
             self.known[bits, a, b] = mapping, energy, cycles
         return self.known[bits, a, b]
 
-    def floor(self, bits: int | None, shape: tuple[int, ...]) -> float:
-        """No copy of such a tensor costs less."""
-        self._copies(shape, bits)
-        return self.floors[shape, bits]
-
     def _copies(self, shape: tuple[int, ...], bits: int | None) -> list[Felt]:
         if (shape, bits) not in self.copies:
             one = Problem(self.arch, copied(shape, bits), self.objective)
             found = pairs(one, "ragged_lanes", FREE, 0.01, frozenset())
-            self.floors[shape, bits] = 0.0 if isinstance(found, Infeasible) else found.floor
             own = [] if isinstance(found, Infeasible) else list(found.mappings)
             staged = [mapping for mapping in _staged(one.einsum, self.arch) if not overflow(footprints(mapping, one.einsum), one.einsum, self.arch)]
             self.copies[shape, bits] = [*own, *(felt(one, mapping) for mapping in staged)]

@@ -95,12 +95,11 @@ def shared(workload: Workload) -> dict[str, frozenset[str]]:
 def assigned(arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], pick: str, solved: dict[str, Pairs]) -> Assigned | Infeasible:
     """The workload in the layouts of a pick. solved: mappings of its different einsums, by key."""
     g = _Graph(arch, workload, objective, solved)
-    best: tuple[float, Choice, list[Table]] | None = None
+    best: tuple[float, float, Choice, list[Table]] | None = None
     for rule in g.rules(pick):
-        tables = g.tables(rule)
-        found = join(tables, figure=objective).choices
-        if found and (best is None or figure(objective, found[0].energy, found[0].latency) < best[0]):
-            best = figure(objective, found[0].energy, found[0].latency), found[0], tables
+        found = g.least(rule)
+        if found and (best is None or found[0] < best[0]):
+            best = found
     if best is None:
         return Infeasible("layouts", 1, 0, workload.name, "assignments")
     return g.told(pick, *best)
@@ -120,7 +119,9 @@ class _Graph:
         self.apart = shared(workload)
         self.free = {key: [settled(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings] for key, found in solved.items()}
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
+        self.rows: dict[tuple[object, ...], Table] = {}  # of einsums that are equal and choose from equal labels
         self.conversions = Conversions(arch, objective)
+        self.priced: set[tuple[int | None, tuple[int, ...]]] = set()  # tensors of which copies have a price, not a floor
         self.shared = list(self._shared())
         self.nodes = {(use.einsum, use.position): (one, use) for one in self.shared for use in (one.maker, *one.readers)}
         self.capped = any(len({use.node for use in one.readers}) < len(one.readers) for one in self.shared)
@@ -164,7 +165,7 @@ class _Graph:
         every = {use.node: (0,) if use.view else tuple(range(len(one.labels))) for one in self.shared for use in (one.maker, *one.readers)}
         product_ = [e.kind == "mac" for e in self.workload.einsums]
         if pick == "alt":
-            yield every, self.unconverted(every)
+            yield every, frozenset()
             return
         if pick in ("ol", "bf"):
             for label in (0, 1) if pick == "bf" else (0,):
@@ -184,40 +185,41 @@ class _Graph:
                 same |= {use.node for use in complex_}
         yield allowed, frozenset(same)
 
-    def unconverted(self, every: dict[str, tuple[int, ...]]) -> frozenset[str]:
-        """Readers of tensors that no least choice converts: a copy alone costs more than all that layouts can save, from the best choice without copies to the
-        best one of einsums that stand alone."""
-        same = {one.tensor: frozenset(use.node for use in one.readers if not use.view) for one in self.shared}
-        einsums = [self._einsum(i, every) for i in range(len(self.keys))]
-        alone = sum(figure(self.objective, *(float(v) for v in min(t.values, key=lambda row: figure(self.objective, *row)))) for t in einsums)
-        found = join(self.tables((every, frozenset().union(*same.values()))), figure=self.objective).choices
-        if not found or self.objective == "edp":
-            return frozenset()
-        most = figure(self.objective, found[0].energy, found[0].latency) - alone
-        dear = [one for one in self.shared if self.times[one.maker.einsum] * self.conversions.floor(self._bits(one), one.labels[0].shape) > most * (1 + 1e-9)]
-        return frozenset().union(*(same[one.tensor] for one in dear))
-
     def alone(self, use: Use) -> int:
         """The label that an einsum would choose for a tensor, if it stood alone."""
         own = self._einsum(use.einsum, {})
         best = min(range(len(own.labels)), key=lambda row: (figure(self.objective, *own.values[row]), row))
         return int(own.labels[best][own.scope.index(use.node)])
 
-    def tables(self, rule: Rule) -> list[Table]:
+    def least(self, rule: Rule) -> tuple[float, float, Choice, list[Table]] | None:
+        """(value, floor of all choices, choice, tables) of the least one. A copy costs what none falls below, until the least choice makes one: then all of
+        tensors of its shape are priced, and the choice is made again. One whose copies all have their price is the least of all."""
         allowed, same = rule
-        return [*(self._einsum(i, allowed) for i in range(len(self.keys))), *(self._tensor(one, allowed, same) for one in self.shared)]
+        einsums = [self._einsum(i, allowed) for i in range(len(self.keys))]
+        while True:
+            tables = [*einsums, *(self._tensor(one, allowed, same) for one in self.shared)]
+            found = join(tables, figure=self.objective)
+            if not found.choices:
+                return None
+            best = found.choices[0]
+            wanted = {self._sort(one) for one in self.shared if len({best.labels[node] for node in _scope(one)}) > 1} - self.priced
+            if not wanted:
+                return figure(self.objective, best.energy, best.latency), found.floor, best, tables
+            self.priced |= wanted
 
     def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
         """Rows: labels of what an einsum shares, once per mapping, in the order of the mappings."""
         uses = [(x, *self.nodes[i, x]) for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes]
         scope = tuple(dict.fromkeys(use.node for _, _, use in uses))
         many = {use.node: allowed.get(use.node, (0,) if use.view else tuple(range(len(one.labels)))) for _, one, use in uses}
-        rows = []
-        for at in product(*(many[node] for node in scope)):
-            chosen = dict(zip(scope, at, strict=True))
-            for energy, cycles in self._cost(i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses}):
-                rows.append((at, (energy * self.times[i], cycles * self.times[i])))
-        return table(scope, rows)
+        alike = (self.keys[i], tuple((x, scope.index(use.node), () if use.view else one.labels) for x, one, use in uses), tuple(many[node] for node in scope))
+        if alike not in self.rows:
+            rows = []
+            for at in product(*(many[node] for node in scope)):
+                chosen = dict(zip(scope, at, strict=True))
+                rows += [(at, row) for row in self._cost(i, {x: None if use.view else one.labels[chosen[use.node]] for x, one, use in uses})]
+            self.rows[alike] = table(scope, rows)
+        return replace(self.rows[alike], scope=scope, values=self.rows[alike].values * self.times[i])
 
     def _cost(self, i: int, chosen: dict[int, Layout | None]) -> list[tuple[float, float]]:
         """(energy, cycles) of every mapping in these layouts; None: row-major."""
@@ -234,20 +236,26 @@ class _Graph:
 
     def _tensor(self, one: Shared, allowed: dict[str, tuple[int, ...]], same: frozenset[str]) -> Table:
         """Copies into all layouts that are wanted and not made; of a view the copy is row-major."""
-        scope = tuple(dict.fromkeys([one.maker.node, *(use.node for use in one.readers)]))
-        rows, n = [], self.times[one.maker.einsum]
+        scope, rows, n = _scope(one), [], self.times[one.maker.einsum]
         for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
             made, wanted = at[0], dict(zip(scope[1:], at[1:], strict=True))
             if any(wanted[node] != made for node in wanted if node in same):
                 continue
-            copies = [self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])[1:] for to in sorted({*wanted.values()} - {made})]
+            copies = [self._copy(one, made, to) for to in sorted({*wanted.values()} - {made})]
             rows.append((at, (n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies))))
         return table(scope, rows)
+
+    def _copy(self, one: Shared, made: int, to: int) -> tuple[float, float]:
+        bits, shape = self._sort(one)
+        return self.conversions.cost(bits, one.labels[made], one.labels[to])[1:] if (bits, shape) in self.priced else self.conversions.floor(bits, shape)
+
+    def _sort(self, one: Shared) -> tuple[int | None, tuple[int, ...]]:
+        return self._bits(one), one.labels[0].shape
 
     def _bits(self, one: Shared) -> int | None:
         return self.workload.einsums[one.maker.einsum].output.bits
 
-    def told(self, pick: str, value: float, choice: Choice, tables: Sequence[Table]) -> Assigned:
+    def told(self, pick: str, value: float, least: float, choice: Choice, tables: Sequence[Table]) -> Assigned:
         """The workload with conversions as copies, every einsum in its mapping and layouts, priced by the evaluator."""
         conversions, nests = list(self._conversions(choice, value)), dict[str, Mapping]()
         whole = converted(self.workload, [told for _, _, told in conversions])
@@ -266,7 +274,8 @@ class _Graph:
         floor = sum(n * one for n, one in runs) if self.objective != "edp" else sum(n * one**0.5 for n, one in runs) ** 2
         to_bound = found.gap_to_bound
         gap = min(above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
-        status = "capped: readers of one tensor share a copy" if self.capped else "exact over its labels"
+        status = ("capped: readers of one tensor share a copy" if self.capped else
+                  "exact over its labels" if least >= value else f"at most {100 * (value / least - 1):.3g} % above the least of its labels")
         said = f"layouts {pick} ({status}); {len(conversions)} conversions; at most {100 * gap:.3g} % above any mappings in any layouts"
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
         solution = replace(found, einsums=einsums, gap_in_space=gap, certificate=certified(said, to_bound))
@@ -299,9 +308,13 @@ class _Graph:
 
     def saved(self, one: Shared, value: float) -> float:
         """What the least costs more if a tensor is not converted; inf if it must be."""
-        every, same = next(self.rules("alt"))
-        found = join(self.tables((every, same | {use.node for use in one.readers if not use.view})), figure=self.objective).choices
-        return figure(self.objective, found[0].energy, found[0].latency) - value if found else inf
+        every, _ = next(self.rules("alt"))
+        found = self.least((every, frozenset(use.node for use in one.readers if not use.view)))
+        return found[0] - value if found else inf
+
+
+def _scope(one: Shared) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([one.maker.node, *(use.node for use in one.readers)]))
 
 
 def _names(dims: int) -> tuple[str, ...]:

@@ -331,7 +331,7 @@ def listed(c: Cuts, rows: Sequence[Sequence[Rows]], visits: int = 1) -> Counts:
     flat, start, times, first = list[Ints](), [0], list[int](), [0]
     for dim, own in enumerate(rows):
         for several, often in own:
-            for asked, n in zip(_offset(c.layout, c.weights, dim, several), often.tolist(), strict=True):
+            for asked, n in zip(offset(c.layout, c.weights, dim, several), often.tolist(), strict=True):
                 flat.append(asked)
                 start.append(start[-1] + len(asked))
                 times.append(n)
@@ -415,6 +415,60 @@ def _walked(flat: Ints, start: Ints, times: Ints, first: Ints, held: Ints, ports
             return total
 
 
+def opened(c: Cuts, flat: Ints, start: Ints, boxes: Ints, order: Ints) -> int:
+    """Rows opened by boxes in turn, the addresses of each in ascending order; a bank keeps the last one open.
+
+    flat[start[k]:start[k + 1]]: offsets of values of one dimension; boxes [B, dims]: k of each dimension, whose offsets add up to addresses; order: of boxes.
+    """
+    m = c.memory
+    granule = m.granule or m.row
+    return int(_opened(flat, start, boxes, order, c.layout.room() // granule + 1, granule, m.banks, m.row * m.banks))
+
+
+@njit(cache=True, nogil=True)
+def _opened(flat: Ints, start: Ints, boxes: Ints, order: Ints, granules: int, granule: int, banks: int, deep: int) -> int:
+    many, dims = boxes.shape
+    stamp, at = np.full(granules, -1, np.int64), np.zeros(dims, np.int64)
+    begin, room = np.zeros(many + 1, np.int64), 0
+    for b in range(many):
+        n = 1
+        for d in range(dims):
+            n *= start[boxes[b, d] + 1] - start[boxes[b, d]]
+        room += min(n, granules)
+    touched, n = np.empty(room, np.int64), 0
+    for b in range(many):
+        some = True
+        for d in range(dims):
+            at[d] = start[boxes[b, d]]
+            some = some and at[d] < start[boxes[b, d] + 1]
+        while some:
+            address = 0
+            for d in range(dims):
+                address += flat[at[d]]
+            if stamp[address // granule] != b:
+                stamp[address // granule] = b
+                touched[n] = address // granule
+                n += 1
+            d = dims - 1
+            while d >= 0:
+                at[d] += 1
+                if at[d] < start[boxes[b, d] + 1]:
+                    break
+                at[d] = start[boxes[b, d]]
+                d -= 1
+            some = d >= 0
+        begin[b + 1] = n
+        touched[begin[b]:n].sort()
+    found, rows = 0, np.full(banks, -1, np.int64)
+    for b in order:
+        for one in touched[begin[b]:begin[b + 1]]:
+            row = one * granule // deep
+            if rows[one % banks] != row:
+                rows[one % banks] = row
+                found += 1
+    return found
+
+
 def port_of(words: Ints, m: Memory) -> Ints:
     """The array that serves each word."""
     if m.bank_map == "block":
@@ -431,11 +485,11 @@ def _offsets(layout: Layout, values: Sequence[Ints]) -> Ints:
     """Addresses of a box."""
     at = np.zeros(1, np.int64)
     for dim, own in enumerate(values):
-        at = np.add.outer(at, _offset(layout, layout.weights(), dim, own)).ravel()
+        at = np.add.outer(at, offset(layout, layout.weights(), dim, own)).ravel()
     return at
 
 
-def _offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> Ints:
+def offset(layout: Layout, weights: Sequence[int], dim: int, values: Ints) -> Ints:
     """What values of a stored dimension add to an address."""
     offset = np.zeros(values.shape, np.int64)
     for digit, weight in zip(layout.digits, weights, strict=True):

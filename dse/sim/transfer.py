@@ -2,7 +2,7 @@
 
 One transfer is what all lanes ask a level for at once: their tiles at the next node of the tensor, united. At the outermost level a tensor lies whole, in the
 layout of its stored shape; further inside a tile lies alone, in the layout of the tile's shape. Each tensor has banks of its own. Machines without a
-description ask for nothing here.
+description ask for nothing here. Longer than most files: what boxes are, how often each comes and in which order stands once, for lines, rows and banks.
 """
 
 from __future__ import annotations
@@ -135,39 +135,45 @@ def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout
     level = next(one for one in arch.levels if one.name == link.parent.level)
     output = link.output
     every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
+    skipped = level.skip_first_read and not link.tensor.partial()
     at = reading(mapping, e, arch)
     all_elems, begun = at.whole(served(at.sums, link, False)), at.whole(served(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
     if not output:
-        yield _transfer(mapping, link, e, arch, level, layout, "read", every, all_elems)
+        yield _transfer(mapping, link, e, arch, level, layout, "read", every, False, all_elems)
         return
-    yield _transfer(mapping, link, e, arch, level, layout, "write", every, all_elems)
-    if again := every - (first if level.skip_first_read and not link.tensor.partial() else 0):
-        yield _transfer(mapping, link, e, arch, level, layout, "read", again, all_elems + begun)
+    yield _transfer(mapping, link, e, arch, level, layout, "write", every, False, all_elems)
+    if again := every - (first if skipped else 0):
+        yield _transfer(mapping, link, e, arch, level, layout, "read", again, skipped, all_elems + begun)
+
+
+def _shared(link: Link, arch: Arch) -> set[str]:
+    """Fan-out dimensions whose lanes share an access."""
+    return {name for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)
+            if (reduce if link.output else multicast)}
 
 
 def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
     """How often the loops above position `united` over ranks that the tensor does not see come by; lanes that share an access count once. first: without the
     loops in time."""
-    shared = {name: reduce if link.output else multicast for f in arch.fanouts
-              for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)}
+    shared = _shared(link, arch)
     loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
-    picks = {i: FIRST if i >= united or (shared[node.over] if node.over else first) else LANES if node.over else ALL for i, node in loops}
+    picks = {i: FIRST if i >= united or (node.over in shared if node.over else first) else LANES if node.over else ALL for i, node in loops}
     return prod(tile_count(extent, tuple((node.tile, picks[i]) for i, node in loops if node.rank == rank))
                 for rank, extent in e.extents if rank not in link.seen)
 
 
-def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int,
+def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int, skipped: bool,
               counted_elems: float) -> Transfer:
-    """counted_elems: elements of the traffic row; what its lines hold beyond them is moved for nothing."""
+    """skipped: the first of the visits is none of these. counted_elems: elements of the traffic row; what its lines hold beyond them is moved for nothing."""
     a = level.access
     assert a is not None
     bits = link.tensor.bits or arch.word_bits
     layout, memory, unit = _in_units(own, bits, a)
     c = layouts.cuts(layout, memory)
     copies = action == "write"
-    found = _counted(c, _boxes(mapping, link, e, arch, own, layout, len(mapping.nodes), copies), visits)
+    found = _counted(c, _boxes(mapping, link, e, arch, layout, len(mapping.nodes), copies), visits)
     elems = found.elems * unit // bits
-    opened = _opened(mapping, link, e, arch, own, c, copies, visits, found) if a.row_bits else NONE
+    opened = _opened(mapping, link, e, arch, c, copies, visits, skipped, found) if a.row_bits else NONE
     if action == "read" and link.output and link.tensor.partial():
         found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)
     moved = Span(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
@@ -206,15 +212,15 @@ def _counted(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) -> C
     return layouts.listed(c, boxes, visits) if several <= LISTED >> 4 and max(elems, c.layout.room()) <= LISTED else found
 
 
-def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, own: Layout, c: layouts.Cuts, copies: bool, visits: int, alone: Counts) -> Span:
+def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, visits: int, skipped: bool, alone: Counts) -> Span:
     """Rows opened by all boxes in turn: each box on its own at most; or, of the boxes that the inner loops ask for, one united box, if it never has two rows of
-    one bank: then rows stay open. At least those of all boxes united."""
+    one bank: then rows stay open. At least those of all boxes united. Where these differ the boxes are walked, if they are few enough."""
     at = [i for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and not node.over and i >= _first_loop(mapping, link, arch)]
     best, lo = alone.activations, 0.0
     if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):  # which copies are read depends on the box: united ones say nothing
-        return Span(best.n, min(1, best.lo), best.hi)
-    for i in sorted({_first_loop(mapping, link, arch), *at}):
-        rows = _boxes(mapping, link, e, arch, own, c.layout, i, copies)
+        at, lo = [], min(1.0, best.lo)
+    for i in sorted({_first_loop(mapping, link, arch), *at}) if not lo else ():
+        rows = _boxes(mapping, link, e, arch, c.layout, i, copies)
         if lo and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each) > c.memory.row * c.memory.banks:
             continue  # more than one row of each bank holds
         united = _counted(c, rows, min(_visits(mapping, link, e, arch, i), visits))
@@ -223,7 +229,60 @@ def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, own: Layout, c:
             best = united.activations
         if best.hi == lo:
             break
+    if best.hi > lo and link.parent.level == arch.levels[0].name and (walked := _in_turn(mapping, link, e, arch, c, copies, skipped)) is not None:
+        return Span(walked, walked, walked)
     return Span(max(best.n, lo), lo, best.hi)
+
+
+def _in_turn(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool) -> int | None:
+    """Rows opened at the outermost level, box by box in the order of time; None where boxes or addresses are too many to list."""
+    shared = frozenset(_shared(link, arch))
+    of = {rank: _positions(mapping, link, rank, extent, len(mapping.nodes), True, frozenset() if rank in link.seen else shared) for rank, extent in e.extents}
+    if prod(len(one.times) for one in of.values()) > LISTED >> 4:
+        return None
+    which = _order(of, link.seen, skipped)
+    flat, start, at = list[Ints](), [0], list[Ints]()
+    same = np.zeros(len(which[e.extents[0][0]]), np.int64)  # number of the box
+    hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True) for d in link.tensor.dims]
+    for dim, s in enumerate(c.layout.stored):
+        chosen = np.zeros(len(same), np.int64)
+        members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]  # none: the units of an element
+        for found, d in members:
+            place = np.zeros(len(same), np.int64)
+            for rank in d.ranks():
+                place = place * len(of[rank].times) + which[rank]
+            chosen = chosen * len(found.spans) + found.which[place]
+        different, inverse = np.unique(chosen, return_inverse=True)
+        at.append(inverse.ravel() + len(start) - 1)
+        same = np.unique(same * len(different) + inverse.ravel(), return_inverse=True)[1].ravel()
+        for number in different.tolist():
+            spans = list[Spans]()
+            for found, _ in reversed(members):
+                number, k = divmod(number, len(found.spans))
+                spans.append(found.spans[k])
+            asked = values(s, spans[::-1], copies) if members else np.arange(s.extent())
+            flat.append(layouts.offset(c.layout, c.weights, dim, asked))
+            start.append(start[-1] + len(asked))
+    begin, boxes = np.array(start, np.int64), np.stack(at, axis=1)[np.unique(same, return_index=True)[1]]
+    elems = (begin[boxes + 1] - begin[boxes]).prod(axis=1)
+    granules = np.minimum(elems, c.layout.room() // (c.memory.granule or c.memory.row) + 1)[same].sum()
+    return layouts.opened(c, np.concatenate(flat), begin, boxes, same) if max(int(elems.sum()), int(granules)) <= LISTED else None
+
+
+def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
+    """Of every rank the number of its place, box after box in the order of time; lanes that share no access ask for the same box one after the other.
+    skipped: the boxes of the first turns of all loops that the tensor does not see are left out."""
+    many = [len(one.times) for one in of.values()]
+    which = dict(zip(of, np.unravel_index(np.arange(prod(many)), many), strict=True))
+    turns = {i: turn[which[rank]] for rank, one in of.items() for i, turn in one.turns.items()}
+    often, again = np.ones(prod(many), np.int64), np.full(prod(many), not skipped)
+    for rank in of.keys() - seen:
+        often *= (of[rank].size > 0).sum(axis=1)[which[rank]]
+        for i in of[rank].turns:
+            again |= turns[i] > 0
+    order = np.lexsort([turns[i] for i in sorted(turns, reverse=True)]) if turns else np.zeros(1, np.int64)
+    order = np.repeat(order, np.where(again, often, 0)[order])
+    return {rank: places[order] for rank, places in which.items()}
 
 
 def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
@@ -231,7 +290,7 @@ def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
     return 0 if link.parent.level == arch.levels[0].name else link.parent_at
 
 
-def _boxes(mapping: Mapping, link: Link, e: Einsum, arch: Arch, own: Layout, layout: Layout, united: int, copies: bool) -> list[list[Rows]]:
+def _boxes(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout, united: int, copies: bool) -> list[list[Rows]]:
     """Per stored dimension the boxes' values, and how often each comes; loops from position `united` on are united into one box."""
     home = link.parent.level == arch.levels[0].name
     sizes = e.sizes()
@@ -251,19 +310,29 @@ def _boxes(mapping: Mapping, link: Link, e: Einsum, arch: Arch, own: Layout, lay
     return found
 
 
-def _positions(mapping: Mapping, link: Link, rank: str, extent: int, united: int, home: bool) -> tuple[Ints, Ints, Ints]:
-    """Of one rank at the child: (first [n, lanes], size [n, lanes], times [n]) of every place in time; sizes below 1 of lanes that idle.
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Of one rank at the child, every place in time: the first index and the size of each lane's tile [n, lanes], below 1 of lanes that idle; how often [n];
+    turns: by position of a loop in time, its turn [n]."""
 
-    home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it takes.
-    """
+    low: Ints
+    size: Ints
+    times: Ints
+    turns: dict[int, Ints]
+
+
+def _positions(mapping: Mapping, link: Link, rank: str, extent: int, united: int, home: bool, once: frozenset[str] = frozenset()) -> Places:
+    """home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it takes. once: of these lanes the first one, which
+    is the longest."""
     above = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and node.rank == rank]
     starts = [(extent, 1)] if home else list(tile_sizes(extent, tuple((node.tile, LANES if node.over else ALL) for i, node in above if i < link.parent_at)))
     low = np.zeros((len(starts), 1), np.int64)
     size = np.array([[n] for n, _ in starts], np.int64)
     times = np.array([n for _, n in starts], np.int64)
+    turns = dict[int, Ints]()
     for i, node in above if home else [one for one in above if one[0] >= link.parent_at]:
         if node.over or i >= united:
-            trips = np.arange(-(-int(size.max()) // node.tile))
+            trips = np.arange(1 if node.over in once else -(-int(size.max()) // node.tile))
             low = (low[:, :, None] + trips * node.tile).reshape(len(low), -1)
             size = np.minimum(size[:, :, None] - trips * node.tile, node.tile).reshape(len(size), -1)
             keep = (size > 0).any(axis=0)
@@ -271,31 +340,46 @@ def _positions(mapping: Mapping, link: Link, rank: str, extent: int, united: int
         else:
             each = -(-size.max(axis=1) // node.tile)
             parent = np.repeat(np.arange(len(size)), each)
-            turn = (np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each))[:, None]
+            turn = np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each)
+            turns = {k: before[parent] for k, before in turns.items()} | {i: turn}
+            turn = turn[:, None]
             low, size, times = low[parent] + turn * node.tile, np.minimum(size[parent] - turn * node.tile, node.tile), times[parent]
-    return low, size, times
+    return Places(low, size, times, turns)
 
 
-def _spans(d: Dim, ranks: Sequence[tuple[Ints, Ints, Ints]], home: bool) -> dict[Spans, int]:
-    """Indices of one dimension that a box asks for, and how often; hulls of each lane's tile, what lies in the padding left out."""
+@dataclass(frozen=True, slots=True)
+class Hulls:
+    """What boxes ask for of one dimension, each once; of every combination of its ranks' places, which of them; how often each comes."""
+
+    spans: list[Spans]
+    which: Ints
+    often: list[int]
+
+
+def _hulls(d: Dim, ranks: Sequence[Places], home: bool) -> Hulls:
+    """Hulls of each lane's tile, what lies in the padding left out."""
     low = np.full((1, 1), d.offset if home else 0, np.int64)
     high, times = low.copy(), np.ones(1, np.int64)
     idle = np.zeros((1, 1), bool)
-    for (_, c), (first, size, n) in zip(d.terms, ranks, strict=True):
-        low = (low[:, None, :, None] + c * first[None, :, None, :]).reshape(len(low) * len(first), -1)
-        high = (high[:, None, :, None] + c * (first + size - 1)[None, :, None, :]).reshape(low.shape)
-        idle = (idle[:, None, :, None] | (size < 1)[None, :, None, :]).reshape(low.shape)
-        times = np.outer(times, n).ravel()
+    for (_, c), one in zip(d.terms, ranks, strict=True):
+        low = (low[:, None, :, None] + c * one.low[None, :, None, :]).reshape(len(low) * len(one.low), -1)
+        high = (high[:, None, :, None] + c * (one.low + one.size - 1)[None, :, None, :]).reshape(low.shape)
+        idle = (idle[:, None, :, None] | (one.size < 1)[None, :, None, :]).reshape(low.shape)
+        times = np.outer(times, one.times).ravel()
     if home:
         low, high = np.maximum(low, 0), np.minimum(high, d.size - 1)
     low, high = np.where(idle | (high < low), -1, low), np.where(idle | (high < low), -2, high)
     several, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
     often = np.bincount(inverse.ravel(), weights=times, minlength=len(several))
-    found: dict[Spans, int] = {}
     lanes = low.shape[1]
-    for row, n in zip(several.tolist(), often.tolist(), strict=True):
-        spans = _united(row[:lanes], row[lanes:])
-        found[spans] = found.get(spans, 0) + int(n)
+    return Hulls([_united(row[:lanes], row[lanes:]) for row in several.tolist()], inverse.ravel(), [int(n) for n in often])
+
+
+def _spans(d: Dim, ranks: Sequence[Places], home: bool) -> dict[Spans, int]:
+    """Indices of one dimension that a box asks for, and how often."""
+    hulls, found = _hulls(d, ranks, home), dict[Spans, int]()
+    for spans, n in zip(hulls.spans, hulls.often, strict=True):
+        found[spans] = found.get(spans, 0) + n
     return found
 
 
