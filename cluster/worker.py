@@ -42,6 +42,7 @@ from hw.space import Unbuildable, decode
 from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
+BEATEN = "bounds: another machine has a schedule that is better than any of this one (beaten_by)"  # reason of a machine that was not solved
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
 Row = dict[str, Any]
@@ -240,8 +241,7 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
     whole = pareto.total(list(floors.values()), [ref.weight for ref in study.workloads])
     head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz, "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
     if front and (better := prune.dominating(front, prune.least(study.objectives, floors, study.weights(), head["area_mm2"]))):
-        reason = f"bounds: machine {better.machine} is better than any schedule of this one"
-        return {"machines": [{**head, "status": "pruned", "reason": reason}]}, []
+        return {"machines": [{**head, "status": "pruned", "beaten_by": better.machine, "reason": BEATEN}]}, []
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
     for ref, workload in zip(study.workloads, job.workloads, strict=True):

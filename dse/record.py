@@ -61,6 +61,7 @@ TABLES: dict[str, Columns] = {
         "clock_ghz": Column("float64", "GHz", "clock"),
         "bound_energy_pj": Column("float64", "pJ", "no mapping of the workloads costs less"),
         "bound_latency_ns": Column("float64", "ns", "no mapping of the workloads is faster"),
+        "beaten_by": Column("int64", "", "pruned by its bounds: the machine with a schedule that is better than any of this one"),
         "limit_level": Column("string", "", "infeasible: level that is too small"),
         "need_bytes": Column("int64", "B", "infeasible: smallest need at that level"),
         "have_bytes": Column("int64", "B", "infeasible: what the level has"),
