@@ -28,11 +28,12 @@ from dse import explain, record
 from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
+from dse.reuse.family import Family, members, priced_on
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.graph import least
 from dse.sim.network import WAYS
-from dse.stack import solve
+from dse.stack import shared_by, solve
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.study import Study
@@ -43,6 +44,7 @@ from workloads.graph import Unique, Workload, unique
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
+_FAMILIES: dict[tuple[str, str], dict[int, tuple[Family | Infeasible, int]]] = {}  # by study and workload, then machine
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 Columns = dict[str, list[Any]]
@@ -239,12 +241,23 @@ def _solved(job: Job, ask: Ask) -> tuple[Rows, list[Laid]]:
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
     for ref, workload in zip(study.workloads, job.workloads, strict=True):
-        found = solve(arch, workload, study.solver)
+        found = _shared(job, ask.machine, workload) if study.solver.share else solve(arch, workload, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)
     rows, laid = _laid_out(job, ask.machine, arch, fronts)
     return {"machines": [{**head, "status": "ok"}], "prices": prices, **rows}, laid
+
+
+def _shared(job: Job, machine: int, workload: Workload) -> list[Solution] | Infeasible:
+    """The schedule of a machine that shares it with others; what they share is found once per process."""
+    known = _FAMILIES.setdefault((job.key, workload.name), {})
+    if machine not in known:
+        own = members(job.study.space, machine)
+        found = shared_by(list(own.values()), workload, job.study.solver)
+        known |= {at: (found, place) for place, at in enumerate(own)}
+    found, place = known[machine]
+    return found if isinstance(found, Infeasible) else [priced_on(found, place)]
 
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:

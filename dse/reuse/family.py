@@ -1,0 +1,285 @@
+"""Machines that differ in prices, rates and clock only share schedules: these are found on some of them and priced on all (docs/reuse.md, Many machines).
+
+    energy = words . prices + leakage per cycle * cycles        words: of a schedule; cycles: of it at the times of ports and operations
+
+A schedule that fits one of the machines fits all. With floors F_k of what was solved, at prices p_k, leakage l_k, times t_k, no schedule costs less on a
+machine (p, l, t) than
+
+    largest sum of x_k F_k + m O + c C    over x, m, c >= 0 with    sum of x_k p_k + m (price of operations) <= p,    sum of x_k l_k / a_k + c <= l
+
+for energy is linear in prices, and cycles of any schedule are at least a_k = min(1, t / t_k) of those at t_k: they grow with every time, and by a factor
+where all times do. O: operations of each kind; C: cycles that no schedule beats. p_k = 0 and l_k = 1 is a question of latency, l_k = 0 one without leakage.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, product
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.nest import Infeasible
+from dse.reuse.fused import told
+from dse.schedule import Schedule, in_turn, renamed
+from dse.sim import boundary
+from dse.sim.boundary import ALONE
+from dse.sim.bounds import floor, needs, rates
+from dse.sim.cost import Price, ports, taken
+from dse.sim.evaluate import PRECISE, EinsumCost, Solution, Violated, above, space_of
+from dse.sim.graph import evaluate, least, with_room
+from dse.sim.latency import Number
+from dse.sim.parts import action_pj, op_pj
+from dse.sim.placed import Placed
+from hw.arch import Arch, Compute, Level
+from hw.space import Space, Unbuildable, decode, index_of, values
+from workloads.einsum import canonical_key
+from workloads.graph import Workload, counts
+
+Floats = NDArray[np.float64]
+Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or latency
+LANE = 3  # prices of operations: mac, alu, merge
+
+
+def structure(arch: Arch) -> Arch:
+    """The machine without prices, rates and clock: what it shares with those that the same mappings fit."""
+    levels = tuple(replace(level, read_pj=0.0, write_pj=0.0, bandwidth=inf, leak_mw=0.0, area_mm2=0.0, access_cycles=1) for level in arch.levels)
+    lane = Compute(0.0, 0.0, alu_per_cycle=None if arch.compute.alu_per_cycle is None else 1.0)
+    return replace(arch, levels=levels, compute=lane, clock_ghz=1.0)
+
+
+def prices(arch: Arch) -> list[float]:
+    """Per action, and last of leakage per cycle."""
+    access = [pj for level in arch.levels for pj in (level.read_pj, level.write_pj)]
+    return [*access, arch.compute.mac_pj, arch.compute.alu_pj, arch.compute.merge_pj, arch.leak_mw() / arch.clock_ghz]
+
+
+def _unit(arch: Arch, number: int) -> Arch:
+    """A machine of one structure where one price is 1 and all others are 0."""
+    at = iter(range(number, -len(prices(arch)), -1))
+    levels = tuple(replace(level, read_pj=float(next(at) == 0), write_pj=float(next(at) == 0)) for level in arch.levels)
+    lane = replace(arch.compute, mac_pj=float(next(at) == 0), alu_pj=float(next(at) == 0), merge_pj=float(next(at) == 0))
+    return replace(arch, levels=levels, compute=lane)
+
+
+def times(arch: Arch) -> list[float]:
+    """Of an action per level, of operations, and of what takes a cycle on each of them."""
+    return [*(1 / level.bandwidth for level in arch.levels), 1 / arch.compute.ops_per_cycle, 1 / (arch.compute.alu_per_cycle or inf), 1.0]
+
+
+def together(arches: Sequence[Arch]) -> Arch:
+    """One machine whose rates are arrays, one number per machine."""
+    def each(numbers: Sequence[float]) -> Number:
+        return np.array(numbers)
+
+    levels: list[Level] = [replace(level, bandwidth=each([arch.levels[v].bandwidth for arch in arches])) for v, level in enumerate(arches[0].levels)]
+    alu = None if arches[0].compute.alu_per_cycle is None else each([arch.compute.alu_per_cycle or inf for arch in arches])
+    lane = replace(arches[0].compute, ops_per_cycle=each([arch.compute.ops_per_cycle for arch in arches]), alu_per_cycle=alu)
+    return replace(arches[0], levels=tuple(levels), compute=lane)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A schedule on all machines. solution: on one of them; einsums: of its rows; members: of its segments, rows and how often each runs.
+
+    words [rows, prices], cycles, bound_by (number of the component) [rows, machines]: of one run; energy_pj [machines]: of all.
+    """
+
+    schedule: Schedule
+    solution: Solution
+    einsums: tuple[Placed, ...]
+    members: tuple[tuple[tuple[int, int], ...], ...]
+    words: Floats
+    cycles: Floats
+    bound_by: NDArray[np.int64]
+    energy_pj: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A machine that was solved, at times of its own. value, floor: what its schedule costs, and what none costs less than."""
+
+    prices: list[float]
+    times: list[float]
+    value: float
+    floor: float
+
+
+@dataclass(slots=True)
+class Family:
+    """prices [machines, prices], times [machines, parts], bounds [machines, 2] of energy and cycles; ops: operations of each kind; turns: energy of einsums in
+    turn [different einsums, machines]; choice: of the known schedules."""
+
+    arches: list[Arch]
+    workload: Workload
+    prices: Floats
+    times: Floats
+    bounds: Floats
+    ops: list[float]
+    where: str = ""
+    asked: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    known: list[Known] = field(default_factory=list)
+    anchors: list[Anchor] = field(default_factory=list)
+    turns: list[Floats] = field(default_factory=list)
+    choice: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+def family(arches: Sequence[Arch], workload: Workload, fused: Solve, turns: Solve, share: float) -> Family | Infeasible:
+    """Schedules for machines of one structure: more is solved where the best known one may be furthest above what it would cost if all were, until that is no
+    more than a share anywhere. What is solved follows from the list of machines alone."""
+    f, worst = _begun(arches, workload), 0
+    left: list[tuple[float, int]] = [(-inf, i) for i in range(len(arches))]  # gaps as they were: they never grow
+    while left:
+        if blocked := _solved(f, worst, fused, turns):
+            return blocked
+        while left and (gap := _gap(f, left[0][1])) < -left[0][0]:
+            if gap > share:
+                heapq.heapreplace(left, (-gap, left[0][1]))
+            else:
+                heapq.heappop(left)
+        worst = left[0][1] if left else 0
+    f.choice = np.argmin([known.energy_pj for known in f.known], axis=0)
+    return f
+
+
+def _gap(f: Family, machine: int) -> float:
+    return above(float(min(known.energy_pj[machine] for known in f.known)), _least(f, machine, "value"))
+
+
+def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
+    if len({structure(arch) for arch in arches}) > 1:
+        raise ValueError("machines of one family differ in more than prices, rates and clock")
+    first = 2 * len(arches[0].levels)
+    kinds = [_unit(structure(arches[0]), first + i) for i in range(LANE)]
+    ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
+    return Family(list(arches), workload, np.array([prices(arch) for arch in arches]), np.array([times(arch) for arch in arches]),
+                  np.array([least(arch, workload) for arch in arches]), ops)
+
+
+def _solved(f: Family, machine: int, fused: Solve, turns: Solve) -> Infeasible | None:
+    """One answer more for a machine: what it costs without leakage, at any times; then its least latency, what leakage costs per cycle; then what both cost
+    together. Schedules are priced on all machines, those of einsums in turn too."""
+    arch, own, at = f.arches[machine], f.prices[machine].tolist(), f.times[machine].tolist()
+    asked = next(one for one in (([*own[:-1], 0.0], [0.0] * len(at)), ([0.0] * len(own[:-1]) + [1.0], at), (own, at)) if one not in f.asked)
+    f.asked.append(asked)
+    only = not any(asked[0][:-1])
+    twin = arch if asked[0][-1] else still(arch)
+    for solve in (fused, turns):
+        found = solve(twin, "latency" if only else "energy")
+        if isinstance(found, Infeasible):
+            return found
+        known = _priced(f, twin, found.schedule or in_turn(f.workload, {c.name: c.mapping for c in found.einsums}), found)
+        f.known.append(known)
+        if solve is fused:
+            f.where = f.where or space_of(found.certificate)
+            value = found.latency_cycles if only else found.energy_pj
+            f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.gap_in_space)))
+        else:
+            f.turns.append(np.array([[c.count] for c in known.solution.einsums]) * (known.words @ f.prices.T + known.cycles * f.prices[:, -1]))
+    return None
+
+
+def still(arch: Arch) -> Arch:
+    """The machine without leakage."""
+    levels = tuple(replace(level, leak_mw=0.0) for level in arch.levels)
+    return replace(arch, levels=levels, compute=replace(arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
+
+
+def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> Known:
+    """A schedule of one machine on all of them."""
+    base = evaluate(arch, f.workload, schedule)
+    assert isinstance(base, Solution)
+    segments, _ = with_room(arch, f.workload, schedule)
+    at = {one.einsum.name: one for own in segments for one in own}
+    wide, units = together(f.arches), [_unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
+    shape = len(base.einsums), len(f.arches)
+    words, cycles, bound_by = np.zeros((shape[0], f.prices.shape[1])), np.zeros(shape), np.zeros(shape, np.int64)
+    for i, c in enumerate(base.einsums):
+        one = at[c.name]
+        words[i, :-1] = [sum(row.elems * action_pj((row.level, row.tensor, row.action), one.einsum, unit) for row in c.counts) for unit in units]
+        nest, begun = boundary.nest_in_time(one.boundary, c.mapping, arch)
+        own, waits = ports(nest, c.counts, one.einsum, wide, begun)
+        cycles[i] = taken(own, waits)
+        bound_by[i] = np.argmax(np.vstack([np.broadcast_to(n, shape[1:]) for n in (*own.levels, own.steps)]), axis=0)
+    energy = np.array([c.count for c in base.einsums]) @ (words @ f.prices.T + cycles * f.prices[:, -1])
+    runs, row = dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True)), _rows(base, segments)
+    members = tuple(tuple((row[one.einsum.name], runs[one.einsum.name]) for one in own) for own in segments)
+    return Known(schedule, replace(base, certificate=found.certificate), tuple(at[c.name] for c in base.einsums), members, words, cycles, bound_by, energy)
+
+
+def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int]:
+    """Which of the costs is an einsum's: equal ones that stand alone have one, called by the first."""
+    own = {c.name: i for i, c in enumerate(base.einsums)}
+    first: dict[object, int] = {}
+    found: dict[str, int] = {}
+    for one in chain.from_iterable(segments):
+        key = (canonical_key(one.einsum), str(renamed(one.nest, one.einsum))) if one.boundary == ALONE else one.einsum.name
+        found[one.einsum.name] = first.setdefault(key, own.get(one.einsum.name, -1))
+    return found
+
+
+def _least(f: Family, machine: int, of: str) -> float:
+    """The largest bound that follows from what was solved; of: floors, or values as if they were floors."""
+    from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # slow to import, and few studies share
+
+    p, t = f.prices[machine], f.times[machine]
+    own, at = (np.array([getattr(a, name) for a in f.anchors]) for name in ("prices", "times"))
+    slower = np.min(np.divide(t, at, out=np.ones_like(at), where=at > 0), axis=1)  # what takes no time there takes none more
+    usable = (own[:, -1] == 0) | (slower > 0)
+    own[:, -1] /= np.where(slower > 0, slower, 1.0)
+    columns = np.vstack([own[usable], np.eye(len(p))[-LANE - 1:]])  # and operations of each kind, a cycle of leakage
+    values = np.array([*(getattr(a, of) for a, may in zip(f.anchors, usable, strict=True) if may), *f.ops, f.bounds[machine, 1]])
+    scale = np.where(p > 0, p, 1.0)
+    weights = np.max(columns / scale, axis=1)
+    worth = values / weights  # of a column that takes the most of one price that there is
+    found = linprog(  # type: ignore[no-untyped-call, unused-ignore]
+        -worth / worth.max(), (columns / weights[:, None]).T / scale[:, None], p / scale, method="highs")
+    if found.status != 0:
+        raise RuntimeError(f"what {f.workload.name} costs at least: {found.message}")
+    return -float(found.fun) * float(worth.max()) * (1 - PRECISE)
+
+
+def members(space: Space, index: int) -> dict[int, Arch]:
+    """Machines of a space that share schedules with one: on axes that change prices, rates and clock alone, any value."""
+    own, same = values(space, index), structure(built(space, index))
+    free = [axis for axis in space.axes if all(isinstance(one, Unbuildable) or structure(one) == same
+                                               for value in axis.values for one in [decode(space, index_of(space, own | {axis.key: value}))])]
+    several = [own | dict(zip((axis.key for axis in free), chosen, strict=True)) for chosen in product(*(axis.values for axis in free))]
+    return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and structure(one) == same}
+
+
+def built(space: Space, index: int) -> Arch:
+    found = decode(space, index)
+    assert isinstance(found, Arch)
+    return found
+
+
+def priced_on(f: Family, machine: int) -> Solution:
+    """The best known schedule on one of the machines, with its gap."""
+    known, arch = f.known[f.choice[machine]], f.arches[machine]
+    cycles = known.cycles[:, machine]
+    energy = known.words @ f.prices[machine] + cycles * f.prices[machine, -1]
+    names = [*(level.name for level in arch.levels), "MAC"]
+    einsums = tuple(_einsum(c, one, arch, float(pj), float(n), names[by])
+                    for c, one, pj, n, by in zip(known.solution.einsums, known.einsums, energy, cycles, known.bound_by[:, machine], strict=True))
+    total, latency = (sum(c.count * value for c, value in zip(einsums, values, strict=True)) for values in (energy.tolist(), cycles.tolist()))
+    least_pj, least_cycles = f.bounds[machine]
+    if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
+        raise Violated(f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost {total, latency} of\n{known.schedule}")
+    segments = tuple(replace(row, energy_pj=sum(n * einsums[i].energy_pj for i, n in own), latency_cycles=own_cycles, steady_cycles=own_cycles)
+                     for row, own in zip(known.solution.segments, known.members, strict=False)
+                     for own_cycles in [sum(n * einsums[i].latency_cycles for i, n in own)])
+    turns = float(np.min([turn[:, machine] for turn in f.turns], axis=0).sum())
+    found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
+                    gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns)
+    gap = above(total, _least(f, machine, "floor"))
+    return told(found, gap if gap > PRECISE else 0.0, f.where)
+
+
+def _einsum(c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bound_by: str) -> EinsumCost:
+    gap = above(energy, floor(needs(one.einsum), rates(arch))[0]) if one.boundary == ALONE else inf
+    price = Price(energy, cycles, bound_by, (), (), cycles)
+    return replace(c, energy_pj=energy, latency_cycles=cycles, bound_by=bound_by, gap_in_space=gap, gap_to_bound=gap, price=price)
