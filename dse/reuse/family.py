@@ -85,16 +85,18 @@ def together(arches: Sequence[Arch]) -> Arch:
 class Known:
     """A schedule on all machines. solution: on one of them; einsums: of its rows; members: of its segments, rows and how often each runs.
 
-    words [rows, prices], cycles, bound_by (number of the component) [rows, machines]: of one run; energy_pj [machines]: of all.
+    actions: elements of each row of counts, energy per element at a price of 1, that price's number; per einsum.
+    cycles, bound_by (number of the component) [rows, machines]: of one run; energy_pj: of one run, without leakage [rows, machines], of all [machines].
     """
 
     schedule: Schedule
     solution: Solution
     einsums: tuple[Placed, ...]
     members: tuple[tuple[tuple[int, int], ...], ...]
-    words: Floats
+    actions: tuple[tuple[Floats, Floats, NDArray[np.int64]], ...]
     cycles: Floats
     bound_by: NDArray[np.int64]
+    runs_pj: Floats
     energy_pj: Floats
 
 
@@ -178,7 +180,7 @@ def _solved(f: Family, machine: int, fused: Solve, turns: Solve) -> Infeasible |
             value = found.latency_cycles if only else found.energy_pj
             f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.gap_in_space)))
         else:
-            f.turns.append(np.array([[c.count] for c in known.solution.einsums]) * (known.words @ f.prices.T + known.cycles * f.prices[:, -1]))
+            f.turns.append(np.array([[c.count] for c in known.solution.einsums]) * known.runs_pj)
     return None
 
 
@@ -195,19 +197,23 @@ def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> Known
     segments, _ = with_room(arch, f.workload, schedule)
     at = {one.einsum.name: one for own in segments for one in own}
     wide, units = together(f.arches), [_unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
-    shape = len(base.einsums), len(f.arches)
-    words, cycles, bound_by = np.zeros((shape[0], f.prices.shape[1])), np.zeros(shape), np.zeros(shape, np.int64)
+    shape, actions = (len(base.einsums), len(f.arches)), []
+    cycles, bound_by = np.zeros(shape), np.zeros(shape, np.int64)
     for i, c in enumerate(base.einsums):
         one = at[c.name]
-        words[i, :-1] = [sum(row.elems * action_pj((row.level, row.tensor, row.action), one.einsum, unit) for row in c.counts) for unit in units]
+        counted = [row for row in c.counts if row.action != "enter"]
+        each = np.array([[action_pj((row.level, row.tensor, row.action), one.einsum, unit) for unit in units] for row in counted])
+        actions.append((np.array([row.elems for row in counted]), each.max(axis=1), np.argmax(each, axis=1)))
         nest, begun = boundary.nest_in_time(one.boundary, c.mapping, arch)
         own, waits = ports(nest, c.counts, one.einsum, wide, begun)
         cycles[i] = taken(own, waits)
         bound_by[i] = np.argmax(np.vstack([np.broadcast_to(n, shape[1:]) for n in (*own.levels, own.steps)]), axis=0)
-    energy = np.array([c.count for c in base.einsums]) @ (words @ f.prices.T + cycles * f.prices[:, -1])
+    runs_pj = np.array([(elems * each) @ f.prices.T[number] for elems, each, number in actions]) + cycles * f.prices[:, -1]
+    energy = np.array([c.count for c in base.einsums]) @ runs_pj
     runs, row = dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True)), _rows(base, segments)
     members = tuple(tuple((row[one.einsum.name], runs[one.einsum.name]) for one in own) for own in segments)
-    return Known(schedule, replace(base, certificate=found.certificate), tuple(at[c.name] for c in base.einsums), members, words, cycles, bound_by, energy)
+    return Known(schedule, replace(base, certificate=found.certificate), tuple(at[c.name] for c in base.einsums), members,
+                 tuple(actions), cycles, bound_by, runs_pj, energy)
 
 
 def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int]:
@@ -260,23 +266,29 @@ def built(space: Space, index: int) -> Arch:
 def priced_on(f: Family, machine: int) -> Solution:
     """The best known schedule on one of the machines, with its gap."""
     known, arch = f.known[f.choice[machine]], f.arches[machine]
-    cycles = known.cycles[:, machine]
-    energy = known.words @ f.prices[machine] + cycles * f.prices[machine, -1]
     names = [*(level.name for level in arch.levels), "MAC"]
-    einsums = tuple(_einsum(c, one, arch, float(pj), float(n), names[by])
-                    for c, one, pj, n, by in zip(known.solution.einsums, known.einsums, energy, cycles, known.bound_by[:, machine], strict=True))
-    total, latency = (sum(c.count * value for c, value in zip(einsums, values, strict=True)) for values in (energy.tolist(), cycles.tolist()))
+    einsums = tuple(_einsum(c, one, arch, _energy(f, machine, own, n), n, names[by]) for c, one, own, n, by in zip(
+        known.solution.einsums, known.einsums, known.actions, known.cycles[:, machine].tolist(), known.bound_by[:, machine], strict=True))
+    segments = tuple(replace(row, energy_pj=sum(n * einsums[i].energy_pj for i, n in own), latency_cycles=cycles, steady_cycles=cycles)
+                     for row, own in zip(known.solution.segments, known.members, strict=False)
+                     for cycles in [sum(n * einsums[i].latency_cycles for i, n in own)])
+    total, latency = (sum(pairs) for pairs in ([row.energy_pj for row in segments], [row.latency_cycles for row in segments])) if segments else (
+        sum(pairs) for pairs in ([c.count * c.energy_pj for c in einsums], [c.count * c.latency_cycles for c in einsums]))
     least_pj, least_cycles = f.bounds[machine]
     if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
         raise Violated(f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost {total, latency} of\n{known.schedule}")
-    segments = tuple(replace(row, energy_pj=sum(n * einsums[i].energy_pj for i, n in own), latency_cycles=own_cycles, steady_cycles=own_cycles)
-                     for row, own in zip(known.solution.segments, known.members, strict=False)
-                     for own_cycles in [sum(n * einsums[i].latency_cycles for i, n in own)])
     turns = float(np.min([turn[:, machine] for turn in f.turns], axis=0).sum())
     found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
                     gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns)
     gap = above(total, _least(f, machine, "floor"))
     return told(found, gap if gap > PRECISE else 0.0, f.where)
+
+
+def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64]], cycles: float) -> float:
+    """Of one run, added up as the evaluator does: to the bit."""
+    arch, (elems, each, number) = f.arches[machine], own
+    parts: list[float] = (elems * (each * f.prices[machine][number])).tolist()
+    return float(sum([*parts, arch.leak_mw() * cycles / arch.clock_ghz]))
 
 
 def _einsum(c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bound_by: str) -> EinsumCost:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf, sqrt
 
-from dse.dataflow.optimal import optimal
+from dse.dataflow.optimal import optimal, partly_named
+from dse.dataflow.search import search, taken
 from dse.dataflow.space import Constraints, Tiles
 from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.trips import trips
@@ -125,12 +126,14 @@ class Nests:
         self.searches += 1
         if place.level and room < inf:
             arch = replace(arch, levels=tuple(replace(level, capacity_bits=int(room)) if i == v else level for i, level in enumerate(arch.levels)))
-        constraints = self.constraints(e)
-        if place.homes():
-            homes = tuple(sorted((t, place.level) for t in place.homes()))
-            constraints = replace(constraints, homes=homes, name=constraints.name)
-        found = optimal(Problem(arch, e, self.objective, BELOW if place.homes() or place.rank else ALONE), self.tiles, constraints, near=self.near)
+        found = optimal(self._problem(e, place, arch), self.tiles, self._constraints(e, place), near=self.near)
         return found if isinstance(found, Infeasible) else found[0]
+
+    def _problem(self, e: Einsum, place: Place, arch: Arch) -> Problem:
+        return Problem(arch, e, self.objective, BELOW if place.homes() or place.rank else ALONE)
+
+    def _constraints(self, e: Einsum, place: Place) -> Constraints:
+        return replace(self.constraints(e), homes=tuple(sorted((t, place.level) for t in place.homes())))
 
     def _unit(self, found: EinsumCost) -> float:
         value = figure(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space)
@@ -146,8 +149,12 @@ class Nests:
         return self.cut[key]
 
     def _other(self, trip: Einsum, place: Place) -> float:
-        found = self._asked(trip, place, self._still(), -1, inf)
-        return self._unit(found) if isinstance(found, EinsumCost) else 0.0
+        constraints = self._constraints(trip, place)
+        if not taken(trip, self.tiles) or partly_named(constraints, self.arch):
+            return 0.0
+        self.searches += 1
+        found = search(self._problem(trip, place, self._still()), self.tiles, constraints)
+        return found.floor if found.mapping else 0.0
 
     def _few(self, trip: Einsum, place: Place) -> float:
         """The same without a search."""
