@@ -28,7 +28,7 @@ from dse import explain, record
 from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
-from dse.reuse.family import Family, members, priced_on
+from dse.reuse.family import Family, priced_on, structure
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.graph import least
@@ -38,7 +38,7 @@ from dse.study import pareto
 from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch
-from hw.space import Unbuildable, decode
+from hw.space import Space, Unbuildable, decode, index_of, values
 from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
@@ -258,6 +258,21 @@ def _shared(job: Job, machine: int, workload: Workload) -> list[Solution] | Infe
         known |= {at: (found, place) for place, at in enumerate(own)}
     found, place = known[machine]
     return found if isinstance(found, Infeasible) else [priced_on(found, place)]
+
+
+def members(space: Space, machine: int) -> dict[int, Arch]:
+    """Machines of a space that share schedules with one of it: on axes that change prices, rates and clock alone, any value."""
+    own, same = values(space, machine), structure(_built(space, machine))
+    free = [axis for axis in space.axes if all(isinstance(one, Unbuildable) or structure(one) == same
+                                               for value in axis.values for one in [decode(space, index_of(space, own | {axis.key: value}))])]
+    several = [own | dict(zip((axis.key for axis in free), chosen, strict=True)) for chosen in product(*(axis.values for axis in free))]
+    return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and structure(one) == same}
+
+
+def _built(space: Space, machine: int) -> Arch:
+    found = decode(space, machine)
+    assert isinstance(found, Arch)
+    return found
 
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:

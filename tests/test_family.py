@@ -9,9 +9,10 @@ from random import Random
 import pytest
 
 import dse
+from cluster.worker import members
 from dse import stack
 from dse.nest import Infeasible
-from dse.reuse.family import Family, family, members, priced_on, structure
+from dse.reuse.family import Family, family, priced_on, structure
 from dse.sim.evaluate import Solution
 from dse.sim.graph import evaluate
 from dse.stack import Picks

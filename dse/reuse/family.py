@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import chain
 from math import inf
 
 import numpy as np
@@ -35,7 +35,6 @@ from dse.sim.latency import Number
 from dse.sim.parts import action_pj, op_pj
 from dse.sim.placed import Placed
 from hw.arch import Arch, Compute, Level
-from hw.space import Space, Unbuildable, decode, index_of, values
 from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
@@ -246,21 +245,6 @@ def _least(f: Family, machine: int, of: str) -> float:
     if found.status != 0:
         raise RuntimeError(f"what {f.workload.name} costs at least: {found.message}")
     return -float(found.fun) * float(worth.max()) * (1 - PRECISE)
-
-
-def members(space: Space, index: int) -> dict[int, Arch]:
-    """Machines of a space that share schedules with one: on axes that change prices, rates and clock alone, any value."""
-    own, same = values(space, index), structure(built(space, index))
-    free = [axis for axis in space.axes if all(isinstance(one, Unbuildable) or structure(one) == same
-                                               for value in axis.values for one in [decode(space, index_of(space, own | {axis.key: value}))])]
-    several = [own | dict(zip((axis.key for axis in free), chosen, strict=True)) for chosen in product(*(axis.values for axis in free))]
-    return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and structure(one) == same}
-
-
-def built(space: Space, index: int) -> Arch:
-    found = decode(space, index)
-    assert isinstance(found, Arch)
-    return found
 
 
 def priced_on(f: Family, machine: int) -> Solution:
