@@ -211,8 +211,10 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
     g = placed.graph(workload, schedule)
     found: list[Bits] = [{} for _ in segments]
+    spans = [(one, placed.lives(one.tensor, g)) for one in schedule.keeps]
     for i, own_room in enumerate(found):
-        for level, room in placed.kept_bits(i, schedule, g, arch).items():
+        alive = replace(schedule, keeps=tuple(one for one, lives in spans if i in lives))
+        for level, room in placed.kept_bits(i, alive, g, arch).items():
             own_room[level] = own_room.get(level, 0) + room
     for i, own in enumerate(segments):
         pinned = [_pinned(one) for one in own]
