@@ -28,23 +28,25 @@ from dse import explain, record
 from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
+from dse.reuse.family import Family, priced_on, structure
 from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.graph import least
 from dse.sim.network import WAYS
-from dse.stack import solve
+from dse.stack import shared_by, solve
 from dse.study import pareto, prune
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from dse.study.study import Study
 from hw.arch import Arch
-from hw.space import Unbuildable, decode
+from hw.space import Space, Unbuildable, decode, index_of, values
 from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
 BEATEN = "bounds: another machine has a schedule that is better than any of this one (beaten_by)"  # reason of a machine that was not solved
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
+_FAMILIES: dict[tuple[str, str], dict[int, tuple[Family | Infeasible, int]]] = {}  # by study and workload, then machine
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 Columns = dict[str, list[Any]]
@@ -245,12 +247,38 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
     for ref, workload in zip(study.workloads, job.workloads, strict=True):
-        found = solve(arch, workload, study.solver)
+        found = _shared(job, ask.machine, workload) if study.solver.share else solve(arch, workload, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)
     rows, laid = _laid_out(job, ask.machine, arch, fronts)
     return {"machines": [{**head, "status": "ok"}], "prices": prices, **rows}, laid
+
+
+def _shared(job: Job, machine: int, workload: Workload) -> list[Solution] | Infeasible:
+    """The schedule of a machine that shares it with others; what they share is found once per process."""
+    known = _FAMILIES.setdefault((job.key, workload.name), {})
+    if machine not in known:
+        own = members(job.study.space, machine)
+        found = shared_by(list(own.values()), workload, job.study.solver)
+        known |= {at: (found, place) for place, at in enumerate(own)}
+    found, place = known[machine]
+    return found if isinstance(found, Infeasible) else [priced_on(found, place)]
+
+
+def members(space: Space, machine: int) -> dict[int, Arch]:
+    """Machines of a space that share schedules with one of it: on axes that change prices, rates and clock alone, any value."""
+    own, same = values(space, machine), structure(_built(space, machine))
+    free = [axis for axis in space.axes if all(isinstance(one, Unbuildable) or structure(one) == same
+                                               for value in axis.values for one in [decode(space, index_of(space, own | {axis.key: value}))])]
+    several = [own | dict(zip((axis.key for axis in free), chosen, strict=True)) for chosen in product(*(axis.values for axis in free))]
+    return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and structure(one) == same}
+
+
+def _built(space: Space, machine: int) -> Arch:
+    found = decode(space, machine)
+    assert isinstance(found, Arch)
+    return found
 
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:

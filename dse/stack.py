@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, holdable, parse
 from dse.nest import Mapping as Nest
 from dse.reuse.classify import dominance
+from dse.reuse.family import Family, family
 from dse.reuse.fused import fused, told
 from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.reuse.pipeline import pipelined
@@ -80,6 +82,8 @@ class Picks:
     reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
     loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
+    share: of tiles, in studies: machines that differ in prices, rates and clock only share schedules, as long as none may cost more than this share above what
+    it would if each was solved; 0: each is.
     """
 
     objective: Literal["energy", "latency", "edp"] = "energy"
@@ -88,6 +92,7 @@ class Picks:
     tiles: Literal["perfect", "ragged_lanes", "ragged"] = "ragged_lanes"
     dataflow: Dataflow = "free"
     near: Cost = 0.01
+    share: Cost = 0.0
     layout: Pick = "row_major"
     reuse: Literal["none", "tiles", "pipelines", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing",
                    "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
@@ -138,6 +143,15 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] |
 
     solution = reused(arch, workload, picks.reuse, nests, picks.objective)
     return solution if isinstance(solution, Infeasible) else [solution]
+
+
+def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Family | Infeasible:
+    """Schedules that machines of one structure share (`picks.share`)."""
+    def solved(reuse: Literal["tiles", "none"], arch: Arch, objective: str) -> Solution | Infeasible:
+        found = kept(arch, workload, replace(picks, reuse=reuse, share=0.0, objective="latency" if objective == "latency" else "energy"))
+        return found if isinstance(found, Infeasible) else found[0]
+
+    return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), picks.share)
 
 
 def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:

@@ -16,6 +16,7 @@ from dse.reuse.trips import segments, trips
 from dse.sim.evaluate import Solution, figure
 from dse.sim.faults import faults
 from hw import machine
+from hw.arch import Arch, Compute, Level
 from tests.fusions import random_case, wrong
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
@@ -72,6 +73,17 @@ def test_a_chain_of_two_is_the_published_optimum() -> None:
     found, _ = solved(chain(2))
     assert (found.energy_pj, found.gap_in_space, found.schedule is not None) == (12304384.0, 0.0, True)
     assert found.certificate.startswith("optimal in schedules") and found.saved == pytest.approx(1 - 12304384 / 15679488)
+
+
+def test_a_tensor_may_come_anew_in_every_trip() -> None:
+    """A weight that is not held costs no more than it is read: the least of all schedules, listed by code that shares nothing with the product."""
+    levels = Level("DRAM", None, 8, 50.0, 20.0, bypass=False), Level("GLB", 8 * 14, 8, 1.0, 1.0)
+    arch = Arch("small", levels, (), Compute(1.0, 1.0), 1.0, 8, overlap="free")
+    sizes = {"m": 4, "a": 2, "b": 3, "c": 2}
+    own = tuple(einsum(text, {rank: n for rank, n in sizes.items() if rank in text}, name)
+                for text, name in (("T[m,b] += X[m,a] * W[a,b]", "first"), ("Y[m,c] += T[m,b] * V[b,c]", "second")))
+    found = fused.fused(arch, Workload("w", own, frozenset("WV")), "energy", "perfect", lambda _: FREE)
+    assert isinstance(found, Solution) and (found.energy_pj, found.gap_in_space) == (2020.0, 0.0)
 
 
 def test_objectives_rank_and_edp_has_a_floor() -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
 
 ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
@@ -223,6 +224,7 @@ def _show_dim(d: Dim) -> str:
     return (text or "0") if not d.offset else f"{text}{d.offset:+d}" if text else str(d.offset)
 
 
+@lru_cache(maxsize=1 << 14)
 def canonical_key(e: Einsum) -> str:
     """Equal for einsums that differ in names only: same kind, index structure, extents, stored sizes, bits, densities."""
     rename: dict[str, str] = {}

@@ -334,29 +334,27 @@ def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept:
     """Plans by their bounds, best first, until no other is better than the best one, or than the einsums alone (bar). Where one figure ranks them, the best;
     else those of some that no other of them dominates."""
     ranked = g.objective != "edp"
-    bounds: dict[tuple[int, Place], float] = {}
-
     def bound(j: int, place: Place) -> float:
-        if (j, place) not in bounds:
-            bounds[j, place] = g.nests.least(own[j], place)
-        return bounds[j, place]
+        return g.nests.least(own[j], place)
 
     left = [(sum(bound(j, place) for j, place in enumerate(_places(m, own, plan, kept))), number, plan, bits)
             for number, (plan, bits) in enumerate(_plans(g, m, own, level, kept, room))]
     heapq.heapify(left)
     found: list[Option] = []
-    floor, best = inf, bar
+    asked: list[tuple[float, int, list[Place], list[float], list[Nest]]] = []
+    best = bar
     while left and left[0][0] < best and (ranked or len(found) < EVALUATED):
-        _, _, plan, bits = heapq.heappop(left)
-        nests, least = _nests(g, own, _places(m, own, plan, kept), room - bits, best, bound)
-        if least >= best:
+        _, number, plan, bits = heapq.heappop(left)
+        places = _places(m, own, plan, kept)
+        nests, floors = _nests(g, own, places, room - bits, best, bound)
+        if sum(floors) >= best:
             continue
-        floor = min(floor, least)
+        asked.append((sum(floors), number, places, floors, nests))
         whole = replace(plan, nests=tuple(nest.mapping for nest in nests if nest.mapping))
         if len(whole.nests) == len(own) and (option := _priced(g, m, own, whole, kept, bits + max(nest.bits for nest in nests))):
             found.append(option)
             best = min(best, figure(g.objective, option.energy, option.latency)) if ranked else best
-    floor = min([floor, *(one[0] for one in left[:1] if not ranked or one[0] < best)])
+    floor = min([_floor(g, own, asked, best if found else inf), *(one[0] for one in left[:1] if not ranked or one[0] < best)])
     if not found and floor < inf:
         return [Option(inf, inf, floor, Plan(level.name, 0, 0, (), tuple(own)))]
     if ranked:
@@ -365,9 +363,19 @@ def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept:
         (b.energy, b.latency) != (one.energy, one.latency) and b.energy <= one.energy and b.latency <= one.latency for b in found)]
 
 
+def _floor(g: Graph, own: Sequence[Einsum], asked: list[tuple[float, int, list[Place], list[float], list[Nest]]], best: float) -> float:
+    """The least floor of plans, of which those below the best one are looked at closer."""
+    heapq.heapify(asked)
+    while asked and asked[0][4] and asked[0][0] < best:
+        _, number, places, floors, nests = asked[0]
+        closer = [max(floor, nest.floor + g.nests.closer(e, place)) for e, place, floor, nest in zip(own, places, floors, nests, strict=True)]
+        heapq.heapreplace(asked, (sum(closer), number, places, closer, []))
+    return asked[0][0] if asked else inf
+
+
 def _nests(g: Graph, own: Sequence[Einsum], places: Sequence[Place], room: float, best: float,
-           bound: Callable[[int, Place], float]) -> tuple[list[Nest], float]:
-    """Nests of a plan, and the sum of their floors; no more of them once the plan cannot be better than the best one."""
+           bound: Callable[[int, Place], float]) -> tuple[list[Nest], list[float]]:
+    """Nests of a plan, and their floors; no more of them once the plan cannot be better than the best one."""
     found: list[Nest] = []
     floors = [max(bound(j, place), g.nests.known_floor(own[j], place, room)) for j, place in enumerate(places)]
     for j, (e, place) in enumerate(zip(own, places, strict=True)):
@@ -375,7 +383,7 @@ def _nests(g: Graph, own: Sequence[Einsum], places: Sequence[Place], room: float
             break
         found.append(g.nests.best(e, place, room))
         floors[j] = max(floors[j], found[-1].floor)
-    return found, sum(floors)
+    return found, floors
 
 
 def _unit(g: Graph, one: Option) -> float:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf, sqrt
 
-from dse.dataflow.optimal import optimal
+from dse.dataflow.optimal import optimal, partly_named
+from dse.dataflow.search import search, taken
 from dse.dataflow.space import Constraints, Tiles
-from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.trips import trips
 from dse.schedule import renamed
 from dse.sim import bounds
@@ -23,9 +24,10 @@ from dse.sim.cost import room_bits
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.sim.parts import bits_of, per_elem
-from hw.arch import Arch
+from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
+Key = tuple[object, ...]  # of an einsum at a place, whatever it is called
 BELOW = Boundary(branched=True)  # others bring in what it reads: no bound of an einsum that stands alone holds
 TRIES = 3
 
@@ -69,7 +71,10 @@ class Nests:
     tiles: Tiles
     constraints: Callable[[Einsum], Constraints]
     near: float
-    known: dict[tuple[object, ...], list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
+    known: dict[Key, list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)
+    least_of: dict[Key, float] = field(default_factory=dict)
+    cut: dict[Key, float] = field(default_factory=dict)
+    keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)
     searches: int = 0
 
     def known_floor(self, e: Einsum, place: Place, room: float) -> float:
@@ -78,11 +83,15 @@ class Nests:
 
     def _answers(self, e: Einsum, place: Place) -> list[tuple[float, Einsum, Nest]]:
         """At a place, whatever the room: (room, einsum, nest)."""
-        order = [p.tensor for p in (e.output, *e.inputs)]
-        ranks = list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank, _ in d.terms))
-        names = [tuple(order.index(t) for t in order if t in own) for own in (place.handed, place.held, place.kept, place.leaving)]
-        key = (canonical_key(e), place.level, ranks.index(place.rank) if place.rank else -1, place.tile, *names)
-        return self.known.setdefault(key, [])
+        return self.known.setdefault(self._key(e, place), [])
+
+    def _key(self, e: Einsum, place: Place) -> Key:
+        if (e, place) not in self.keys:
+            order = [p.tensor for p in (e.output, *e.inputs)]
+            ranks = list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank, _ in d.terms))
+            names = [tuple(order.index(t) for t in order if t in own) for own in (place.handed, place.held, place.kept, place.leaving)]
+            self.keys[e, place] = (canonical_key(e), place.level, ranks.index(place.rank) if place.rank else -1, place.tile, *names)
+        return self.keys[e, place]
 
     def best(self, e: Einsum, place: Place, room: float) -> Nest:
         """The nest of an einsum at a place, in `room` bits of its own at the level. An answer for more room that takes no more than there is holds for less."""
@@ -103,7 +112,7 @@ class Nests:
             if not isinstance(found, EinsumCost):
                 return Nest(None, 0, floor if attempt or found.unit == "nodes" else inf)  # nodes: the search did not come to an end
             if not attempt:
-                floor = many * self._unit(found) + sum(n * self._other(one, place, v, room) for one, n in others) + self.once(e, place)
+                floor = many * self._unit(found) + sum(n * self._few(one, place) for one, n in others) + self.once(e, place)
             own = replace(found.mapping, nodes=tuple(n for n in found.mapping.nodes if not (isinstance(n, Store) and n.tensor in place.homes()
                                                                                           and n.level == place.level)))
             rooms = own_bits(e, self.arch, place, own)
@@ -117,25 +126,54 @@ class Nests:
         self.searches += 1
         if place.level and room < inf:
             arch = replace(arch, levels=tuple(replace(level, capacity_bits=int(room)) if i == v else level for i, level in enumerate(arch.levels)))
-        constraints = self.constraints(e)
-        if place.homes():
-            homes = tuple(sorted((t, place.level) for t in place.homes()))
-            constraints = replace(constraints, homes=homes, name=constraints.name)
-        found = optimal(Problem(arch, e, self.objective, BELOW if place.homes() or place.rank else ALONE), self.tiles, constraints, near=self.near)
+        found = optimal(self._problem(e, place, arch), self.tiles, self._constraints(e, place), near=self.near)
         return found if isinstance(found, Infeasible) else found[0]
+
+    def _problem(self, e: Einsum, place: Place, arch: Arch) -> Problem:
+        return Problem(arch, e, self.objective, BELOW if place.homes() or place.rank else ALONE)
+
+    def _constraints(self, e: Einsum, place: Place) -> Constraints:
+        return replace(self.constraints(e), homes=tuple(sorted((t, place.level) for t in place.homes())))
 
     def _unit(self, found: EinsumCost) -> float:
         value = figure(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space)
         return sqrt(value) if self.objective == "edp" else value
 
-    def _other(self, trip: Einsum, place: Place, v: int, room: float) -> float:
-        """What a trip that padding cuts adds to the floor: energy without leakage. Their cycles may hide behind those of other trips."""
-        if self.objective != "energy":
+    def closer(self, e: Einsum, place: Place) -> float:
+        """What a search of the trips that padding cuts adds to the floor of a nest: energy without leakage, in all of the level. Their cycles may hide behind
+        those of other trips."""
+        key = self._key(e, place)
+        if key not in self.cut:
+            others = trips(e, place.rank, place.tile)[1:] if place.rank and self.objective == "energy" else ()
+            self.cut[key] = sum(n * max(self._other(one, place) - self._few(one, place), 0.0) for one, n in others)
+        return self.cut[key]
+
+    def _other(self, trip: Einsum, place: Place) -> float:
+        constraints = self._constraints(trip, place)
+        if not taken(trip, self.tiles) or partly_named(constraints, self.arch):
             return 0.0
-        still = replace(self.arch, levels=tuple(replace(level, leak_mw=0.0) for level in self.arch.levels),
-                        compute=replace(self.arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
-        found = self._asked(trip, place, still, v, room)
-        return self._unit(found) if isinstance(found, EinsumCost) else 0.0
+        self.searches += 1
+        found = search(self._problem(trip, place, self._still()), self.tiles, constraints)
+        return found.floor if found.mapping else 0.0
+
+    def _few(self, trip: Einsum, place: Place) -> float:
+        """The same without a search."""
+        return self._compulsory(trip, place, self._still())[0] if self.objective == "energy" else 0.0
+
+    def _still(self) -> Arch:
+        """The machine without leakage."""
+        return replace(self.arch, levels=tuple(replace(level, leak_mw=0.0) for level in self.arch.levels),
+                       compute=replace(self.arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
+
+    def _compulsory(self, trip: Einsum, place: Place, arch: Arch) -> tuple[float, float]:
+        """Energy and cycles of operations and of each word of main memory once, but for tensors that others bring in."""
+        outer = arch.levels[0]
+        energy, cycles = bounds.floor(bounds.needs(trip), bounds.rates(replace(arch, levels=(replace(outer, bandwidth=inf), *arch.levels[1:]))))
+        for p in trip.tensors():
+            if p.tensor in place.homes():
+                pj = outer.write_pj if p is trip.output else outer.read_pj
+                energy -= bounds.words(p, trip) * per_elem(outer, p.bits or arch.word_bits) * (0 if outer.bypass else pj)
+        return energy, cycles
 
     def once(self, e: Einsum, place: Place) -> float:
         """Energy of what moves once for all trips: held tensors in, leaving ones out."""
@@ -152,6 +190,13 @@ class Nests:
         return total
 
     def least(self, e: Einsum, place: Place) -> float:
+        """What no nest at a place costs less than, in any room; of equal questions once."""
+        key = self._key(e, place)
+        if key not in self.least_of:
+            self.least_of[key] = self._least(e, place)
+        return self.least_of[key]
+
+    def _least(self, e: Einsum, place: Place) -> float:
         """A bound that asks for no nest there: compulsory words at the outermost level and operations; and what the einsum costs without a shared loop, less
         what it then moves of tensors that are handed on.
 
@@ -159,22 +204,32 @@ class Nests:
         at most for the time of both, which counts twice where fills and work wait for each other.
         """
         (trip, many), *_ = trips(e, place.rank, place.tile)
-        outer = self.arch.levels[0]
-        still = replace(self.arch, levels=(replace(outer, bandwidth=inf), *self.arch.levels[1:]))
-        energy, cycles = bounds.floor(bounds.needs(trip), bounds.rates(still))
-        for p in trip.tensors():
-            if p.tensor in place.homes():
-                pj = outer.write_pj if p is trip.output else outer.read_pj
-                energy -= bounds.words(p, trip) * per_elem(outer, p.bits or self.arch.word_bits) * (0 if outer.bypass else pj)
+        energy, cycles = self._compulsory(trip, place, self.arch)
         if self.objective == "edp":
             return many * sqrt(energy * cycles)
         own = many * figure(self.objective, energy, cycles) + self.once(e, place)
-        return max(own, self._alone(e, place) - sum(self._passed(e, p, place.level) for p in e.tensors()
-                                                    if p.tensor in place.handed and not (p is e.output and p.tensor in place.leaving)))
-
-    def _alone(self, e: Einsum, place: Place) -> float:
         level = next(level for level in self.arch.levels if level.name == place.level)
-        return self.best(e, Place(place.level, kept=place.kept) if place.kept else Place(), level.capacity_bits or inf if place.kept else inf).floor
+        passed = sum(self._passed(e, p, place.level) for p in e.tensors() if p.tensor in place.handed and not (p is e.output and p.tensor in place.leaving))
+        again = sum(self._again(p, trip, many, level) for p in e.inputs if p.tensor not in place.homes() and place.rank not in p.ranks())
+        return max(own, self._alone(e, place, level, wide=False) - passed, self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0)
+
+    def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
+        """What it costs at least without a shared loop; wide: at a level that all of it fits into."""
+        have, all_of_it = level.capacity_bits or inf, 2 * sum(p.stored_elems() * (p.bits or self.arch.word_bits) for p in e.tensors())
+        if wide and have < all_of_it:
+            return self.best(e, Place(place.level, kept=place.kept), all_of_it).floor
+        return self.best(e, Place(place.level, kept=place.kept) if place.kept else Place(), have if place.kept else inf).floor
+
+    def _again(self, p: Projection, trip: Einsum, many: int, level: Level) -> float:
+        """What a tensor that comes anew in every trip costs at least beyond one that is brought in once: with a whole tensor at the level, its reads are from
+        there, and none of its tiles are."""
+        if self.objective != "energy" or self.arch.levels[0].bypass or role(trip, p.tensor) not in level.holds:
+            return 0.0
+        outer, bits, words = self.arch.levels[0], p.bits or self.arch.word_bits, bounds.words(p, trip)
+        far, near = per_elem(outer, bits), per_elem(level, bits)
+        leak = (1 if self.arch.overlap == "free" else 2) * self.arch.leak_mw() / self.arch.clock_ghz
+        saved = far * outer.read_pj - near * (level.read_pj + leak / level.bandwidth)
+        return words * (many * max(saved, 0.0) - far * (outer.read_pj + leak / outer.bandwidth) - near * (level.write_pj + leak / level.bandwidth))
 
     def _passed(self, e: Einsum, p: Projection, name: str) -> float:
         """What it costs at most to move a tensor between the outermost level and another one."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dse.nest import Infeasible, Mapping
 from dse.sim.counts import Count, Footprint, reading
-from dse.sim.latency import PortTimes, latency
-from dse.sim.parts import action_pj, bits_of, busy, per_elem
+from dse.sim.latency import Number, PortTimes, largest, latency
+from dse.sim.parts import Busy, action_pj, bits_of, busy, per_elem
 from dse.sim.times import port_times
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum
@@ -49,13 +49,9 @@ def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
     for. begun: the loops above this position are shared with other einsums, whose work stands between two iterations.
     """
     keys = [(row.level, row.tensor, row.action) for row in rows]
-    own = busy(keys, [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
+    own, times = ports(mapping, rows, e, arch, begun)
     components = [*zip((level.name for level in arch.levels), own.levels, strict=True), ("MAC", own.steps)]
-    times: list[PortTimes] = []
-    cycles = steady = max(own.steps, *own.levels) + own.ramp
-    if arch.overlap == "buffered" and mapping.nodes:
-        times, _ = port_times(reading(mapping, e, arch), mapping, e, arch, begun)
-        cycles, steady = (latency(times, own.steps, own.ramp, steady=often) for often in (False, True))
+    cycles, steady = (taken(own, times, steady=often) for often in (False, True))
     bits, widths = bits_of(e, arch), {level.name: level for level in arch.levels}
     parts = [Part(*key, row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1), row.elems * action_pj(key, e, arch))
              for key, row in zip(keys, rows, strict=True) if row.action != "enter"]
@@ -65,6 +61,18 @@ def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
     shown = (*components[:-1], ("MAC", own.steps + own.ramp))
     bound_by = max(components, key=lambda item: item[1])[0]
     return Price(sum(part.energy_pj for part in parts), cycles, bound_by, tuple(parts), shown, steady, tuple(times))
+
+
+def ports(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> tuple[Busy, list[PortTimes]]:
+    """What keeps components busy, and where fills wait the times of ports. Rates of the machine may be arrays, one number per machine."""
+    keys = [(row.level, row.tensor, row.action) for row in rows]
+    own = busy(keys, [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
+    return own, port_times(reading(mapping, e, arch), mapping, e, arch, begun)[0] if arch.overlap == "buffered" and mapping.nodes else []
+
+
+def taken(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
+    """Cycles; steady: of one of many equal einsums in turn."""
+    return latency(times, own.steps, own.ramp, steady) if times else largest(own.steps, *own.levels) + own.ramp
 
 
 def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:

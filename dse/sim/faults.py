@@ -112,8 +112,9 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: {one.level} stands in lanes: what lies spread over them is not kept beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"
-        elif at_home := [i for i, s in enumerate(schedule.segments, 1) if len(_users(one.tensor, s, g)) > 1 and _elsewhere(one, s, g, outer)]:
-            yield f"{line}: einsums of segment {at_home[0]} hand it on, in lanes of their own or at another level; keep it where it is handed on"
+        elif at_home := [at for at in sorted({g.at[name][0] for name in users})
+                         if len(_users(one.tensor, schedule.segments[at], g)) > 1 and _elsewhere(one, schedule.segments[at], g, outer)]:
+            yield f"{line}: einsums of segment {at_home[0] + 1} hand it on, in lanes of their own or at another level; keep it where it is handed on"
         elif one.tensor in g.made and {g.at[name][0] for name in g.readers[one.tensor]} == {g.at[g.made[one.tensor]][0]}:
             yield f"{line}: no later segment reads it; leave it out"
         elif one.tensor in [other.tensor for other in schedule.keeps[:i]]:

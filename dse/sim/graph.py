@@ -33,7 +33,7 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError with one line per fault of the schedule."""
     if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
-    segments, peaks = _with_room(arch, workload, schedule)
+    segments, peaks = with_room(arch, workload, schedule)
     costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
@@ -138,7 +138,7 @@ def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: S
     return max([*busy, vector])
 
 
-def _with_room(arch: Arch, workload: Workload, schedule: Schedule) -> tuple[list[list[Placed]], list[Bits]]:
+def with_room(arch: Arch, workload: Workload, schedule: Schedule) -> tuple[list[list[Placed]], list[Bits]]:
     """Einsums with the room that others take while they run; the most that one instance of a level holds during each segment."""
     segments = placed.placed(arch, workload, schedule)
     if schedule.plain():
@@ -211,8 +211,10 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
     g = placed.graph(workload, schedule)
     found: list[Bits] = [{} for _ in segments]
+    spans = [(one, placed.lives(one.tensor, g)) for one in schedule.keeps]
     for i, own_room in enumerate(found):
-        for level, room in placed.kept_bits(i, schedule, g, arch).items():
+        alive = replace(schedule, keeps=tuple(one for one, lives in spans if i in lives))
+        for level, room in placed.kept_bits(i, alive, g, arch).items():
             own_room[level] = own_room.get(level, 0) + room
     for i, own in enumerate(segments):
         pinned = [_pinned(one) for one in own]

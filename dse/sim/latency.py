@@ -68,6 +68,11 @@ def where(condition: Number, then: Number, other: Number) -> Number:
     return np.where(condition, then, other) if isinstance(condition, np.ndarray) else then if condition else other
 
 
+def some(number: Number) -> bool:
+    """Whether it is not 0, of one mapping, or of any of many."""
+    return bool(number.any() if isinstance(number, np.ndarray) else number)
+
+
 def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, steady: bool = False) -> Number:
     """Cycles of an einsum. levels: outermost first; steps: cycles of the busiest lane's operations; ramp: a systolic array's.
 

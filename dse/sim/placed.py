@@ -74,6 +74,11 @@ def always(one: Keep, g: Graph) -> Fraction:
     return Fraction(0) if one.tensor in g.results else min(share_at(one, g.at[name], g) for name in g.readers[one.tensor])
 
 
+def lives(tensor: str, g: Graph) -> range:
+    """Segments from the one that makes a tensor, or first reads it, to the last that reads it."""
+    return range(begin(tensor, g)[0], max(g.at[name] for name in g.readers[tensor])[0] + 1)
+
+
 def most(one: Keep, segment: int, g: Graph) -> Fraction:
     """The most that stays of a tensor while a segment runs."""
     users = [g.at[name] for name in (*([g.made[one.tensor]] if one.tensor in g.made else []), *g.readers[one.tensor])]
@@ -85,8 +90,8 @@ def most(one: Keep, segment: int, g: Graph) -> Fraction:
 
 def kept_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str, int]:
     """What one instance of each level keeps while a segment runs; a tensor that takes the place of another one shares its room."""
-    rooms = {one.tensor: _kept_bits(one, most(one, i, g), g, arch) for one in schedule.keeps}
-    there = [one for one in schedule.keeps if rooms[one.tensor]]
+    rooms = {one.tensor: _kept_bits(one, share, g, arch) for one in schedule.keeps if (share := most(one, i, g))}
+    there = [one for one in schedule.keeps if rooms.get(one.tensor)]
     found: dict[str, int] = {}
     for one in there:
         found[one.level] = found.get(one.level, 0) + rooms[one.tensor]
@@ -209,20 +214,21 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
         elif f and order[node.level] >= f.outside:
             maker = segment.branches[users[node.tensor][0]]
             made = g.einsums[maker.einsum]
-            mine = users[node.tensor][0] == j
+            makes = users[node.tensor][0] == j
             parted = any(loop.rank not in made.output.ranks() for loop in lead(maker, f))
-            if mine:
+            if makes:
                 own.append(node)
-            if not mine or parted:
+            if not makes or parted:
                 outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
-                (gathered if mine else remote).append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), made, f)))
+                (gathered if makes else remote).append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), made, f)))
         else:
             outer += [replace(node, tensor=p.tensor) for p in e.tensors() if owner(p.tensor, g.made) == node.tensor]
     copies = [(home[t], min(at[-1] - at[0] + 1, granules(segment, g))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
     handed = {t for t, at in users.items() if len(at) > 1 and order[home[t].level] and g.made.get(t) in {b.einsum for b in segment.branches}}
-    kept = [(p.tensor, one.level, share) for one in schedule.keeps for p in e.tensors() if p is e.output or owner(p.tensor, g.made) not in handed
+    mine = [one for one in schedule.keeps if one.tensor in named_by[j]]
+    kept = [(p.tensor, one.level, share) for one in mine for p in e.tensors() if p is e.output or owner(p.tensor, g.made) not in handed
             if owner(p.tensor, g.made) == one.tensor and (share := share_at(one, g.at[e.name], g))]
-    beside = [row for one in schedule.keeps for row in _moved_beside(one, e, g, arch)]
+    beside = [row for one in mine for row in _moved_beside(one, e, g, arch)]
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dse.nest import Mapping
-from dse.sim.latency import Number, PortTimes, exchange_cycles, largest, latency, paced_cycles, where
+from dse.sim.latency import Number, PortTimes, exchange_cycles, largest, latency, paced_cycles, some, where
 from dse.sim.parts import bits_of, elem_cycles, op_cycles, port
 from dse.sim.terms import ALL, AND_FIRST, AND_LAST, FIRST, LAST, ONLY, Link, Reading, Term, filled, links, nonzero, passes, rounds, served
 from hw.arch import Arch
@@ -60,7 +60,7 @@ class Clock:
     e: Einsum
     arch: Arch
     steps: list[Step]
-    rates: dict[tuple[int, str], float]
+    rates: dict[tuple[int, str], Number]
     known: dict[tuple[object, ...], Work] = field(default_factory=dict)
 
 
@@ -138,7 +138,7 @@ def _flow(c: Clock, s: Step, way: Way, picks: Picks) -> Work:
 
 def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: object, picks: Picks, skip: bool = False) -> None:
     rate = c.rates[v, s.link.tensor.tensor]
-    if rate:
+    if some(rate):
         terms = filled if side is filled else served
         counts = c.at.own(terms(c.at.sums, s.link, True, picks))
         if skip:

@@ -268,6 +268,10 @@ MUTANTS = (
            "        if mine and all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):", CHEAPER),
     Mutant("fused: held tensors are brought in in every trip", NESTS, "total += words * (per_elem(outer, bits) * outer.read_pj",
            "total += 9 * words * (per_elem(outer, bits) * outer.read_pj", CHEAPER),
+    Mutant("fused: what comes anew in every trip costs twice", NESTS, "many * max(saved, 0.0)", "2 * many * max(saved, 0.0)",
+           "tests/test_fused.py::test_a_tensor_may_come_anew_in_every_trip"),
+    Mutant("share: cycles on slower machines hold on faster ones", "dse/reuse/family.py", "slower = np.min(np.divide", "slower = np.max(np.divide",
+           "tests/test_family.py::test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved"),
     Mutant("schedules: kept tensors take no time of nests", AROUND, "        whole = inside(whole, tensor, level, arch)\n    return whole, whole.fork",
            "        pass\n    return whole, whole.fork", "tests/test_schedule_walks.py::test_fused_schedules_take_what_a_walk_in_time_of_all_trips_takes"),
 )

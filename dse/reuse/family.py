@@ -1,0 +1,281 @@
+"""Machines that differ in prices, rates and clock only share schedules: these are found on some of them and priced on all (docs/reuse.md, Many machines).
+
+    energy = words . prices + leakage per cycle * cycles        words: of a schedule; cycles: of it at the times of ports and operations
+
+A schedule that fits one of the machines fits all. With floors F_k of what was solved, at prices p_k, leakage l_k, times t_k, no schedule costs less on a
+machine (p, l, t) than
+
+    largest sum of x_k F_k + m O + c C    over x, m, c >= 0 with    sum of x_k p_k + m (price of operations) <= p,    sum of x_k l_k / a_k + c <= l
+
+for energy is linear in prices, and cycles of any schedule are at least a_k = min(1, t / t_k) of those at t_k: they grow with every time, and by a factor
+where all times do. O: operations of each kind; C: cycles that no schedule beats. p_k = 0 and l_k = 1 is a question of latency, l_k = 0 one without leakage.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.nest import Infeasible
+from dse.reuse.fused import told
+from dse.schedule import Schedule, in_turn, renamed
+from dse.sim import boundary
+from dse.sim.boundary import ALONE
+from dse.sim.bounds import floor, needs, rates
+from dse.sim.cost import Price, ports, taken
+from dse.sim.evaluate import PRECISE, EinsumCost, Solution, Violated, above, space_of
+from dse.sim.graph import evaluate, least, with_room
+from dse.sim.latency import Number
+from dse.sim.parts import action_pj, op_pj
+from dse.sim.placed import Placed
+from hw.arch import Arch, Compute, Level
+from workloads.einsum import canonical_key
+from workloads.graph import Workload, counts
+
+Floats = NDArray[np.float64]
+Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or latency
+LANE = 3  # prices of operations: mac, alu, merge
+
+
+def structure(arch: Arch) -> Arch:
+    """The machine without prices, rates and clock: what it shares with those that the same mappings fit."""
+    levels = tuple(replace(level, read_pj=0.0, write_pj=0.0, bandwidth=inf, leak_mw=0.0, area_mm2=0.0, access_cycles=1) for level in arch.levels)
+    lane = Compute(0.0, 0.0, alu_per_cycle=None if arch.compute.alu_per_cycle is None else 1.0)
+    return replace(arch, levels=levels, compute=lane, clock_ghz=1.0)
+
+
+def prices(arch: Arch) -> list[float]:
+    """Per action, and last of leakage per cycle."""
+    access = [pj for level in arch.levels for pj in (level.read_pj, level.write_pj)]
+    return [*access, arch.compute.mac_pj, arch.compute.alu_pj, arch.compute.merge_pj, arch.leak_mw() / arch.clock_ghz]
+
+
+def _unit(arch: Arch, number: int) -> Arch:
+    """A machine of one structure where one price is 1 and all others are 0."""
+    at = iter(range(number, -len(prices(arch)), -1))
+    levels = tuple(replace(level, read_pj=float(next(at) == 0), write_pj=float(next(at) == 0)) for level in arch.levels)
+    lane = replace(arch.compute, mac_pj=float(next(at) == 0), alu_pj=float(next(at) == 0), merge_pj=float(next(at) == 0))
+    return replace(arch, levels=levels, compute=lane)
+
+
+def times(arch: Arch) -> list[float]:
+    """Of an action per level, of operations, and of what takes a cycle on each of them."""
+    return [*(1 / level.bandwidth for level in arch.levels), 1 / arch.compute.ops_per_cycle, 1 / (arch.compute.alu_per_cycle or inf), 1.0]
+
+
+def together(arches: Sequence[Arch]) -> Arch:
+    """One machine whose rates are arrays, one number per machine."""
+    def each(numbers: Sequence[float]) -> Number:
+        return np.array(numbers)
+
+    levels: list[Level] = [replace(level, bandwidth=each([arch.levels[v].bandwidth for arch in arches])) for v, level in enumerate(arches[0].levels)]
+    alu = None if arches[0].compute.alu_per_cycle is None else each([arch.compute.alu_per_cycle or inf for arch in arches])
+    lane = replace(arches[0].compute, ops_per_cycle=each([arch.compute.ops_per_cycle for arch in arches]), alu_per_cycle=alu)
+    return replace(arches[0], levels=tuple(levels), compute=lane)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A schedule on all machines. solution: on one of them; einsums: of its rows; members: of its segments, rows and how often each runs.
+
+    actions: elements of each row of counts, energy per element at a price of 1, that price's number; per einsum.
+    cycles, bound_by (number of the component) [rows, machines]: of one run; energy_pj: of one run, without leakage [rows, machines], of all [machines].
+    """
+
+    schedule: Schedule
+    solution: Solution
+    einsums: tuple[Placed, ...]
+    members: tuple[tuple[tuple[int, int], ...], ...]
+    actions: tuple[tuple[Floats, Floats, NDArray[np.int64]], ...]
+    cycles: Floats
+    bound_by: NDArray[np.int64]
+    runs_pj: Floats
+    energy_pj: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A machine that was solved, at times of its own. value, floor: what its schedule costs, and what none costs less than."""
+
+    prices: list[float]
+    times: list[float]
+    value: float
+    floor: float
+
+
+@dataclass(slots=True)
+class Family:
+    """prices [machines, prices], times [machines, parts], bounds [machines, 2] of energy and cycles; ops: operations of each kind; turns: energy of einsums in
+    turn [different einsums, machines]; choice: of the known schedules."""
+
+    arches: list[Arch]
+    workload: Workload
+    prices: Floats
+    times: Floats
+    bounds: Floats
+    ops: list[float]
+    where: str = ""
+    asked: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    known: list[Known] = field(default_factory=list)
+    anchors: list[Anchor] = field(default_factory=list)
+    turns: list[Floats] = field(default_factory=list)
+    choice: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+def family(arches: Sequence[Arch], workload: Workload, fused: Solve, turns: Solve, share: float) -> Family | Infeasible:
+    """Schedules for machines of one structure: more is solved where the best known one may be furthest above what it would cost if all were, until that is no
+    more than a share anywhere. What is solved follows from the list of machines alone."""
+    f, worst = _begun(arches, workload), 0
+    left: list[tuple[float, int]] = [(-inf, i) for i in range(len(arches))]  # gaps as they were: they never grow
+    while left:
+        if blocked := _solved(f, worst, fused, turns):
+            return blocked
+        while left and (gap := _gap(f, left[0][1])) < -left[0][0]:
+            if gap > share:
+                heapq.heapreplace(left, (-gap, left[0][1]))
+            else:
+                heapq.heappop(left)
+        worst = left[0][1] if left else 0
+    f.choice = np.argmin([known.energy_pj for known in f.known], axis=0)
+    return f
+
+
+def _gap(f: Family, machine: int) -> float:
+    return above(float(min(known.energy_pj[machine] for known in f.known)), _least(f, machine, "value"))
+
+
+def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
+    if len({structure(arch) for arch in arches}) > 1:
+        raise ValueError("machines of one family differ in more than prices, rates and clock")
+    first = 2 * len(arches[0].levels)
+    kinds = [_unit(structure(arches[0]), first + i) for i in range(LANE)]
+    ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
+    return Family(list(arches), workload, np.array([prices(arch) for arch in arches]), np.array([times(arch) for arch in arches]),
+                  np.array([least(arch, workload) for arch in arches]), ops)
+
+
+def _solved(f: Family, machine: int, fused: Solve, turns: Solve) -> Infeasible | None:
+    """One answer more for a machine: what it costs without leakage, at any times; then its least latency, what leakage costs per cycle; then what both cost
+    together. Schedules are priced on all machines, those of einsums in turn too."""
+    arch, own, at = f.arches[machine], f.prices[machine].tolist(), f.times[machine].tolist()
+    asked = next(one for one in (([*own[:-1], 0.0], [0.0] * len(at)), ([0.0] * len(own[:-1]) + [1.0], at), (own, at)) if one not in f.asked)
+    f.asked.append(asked)
+    only = not any(asked[0][:-1])
+    twin = arch if asked[0][-1] else still(arch)
+    for solve in (fused, turns):
+        found = solve(twin, "latency" if only else "energy")
+        if isinstance(found, Infeasible):
+            return found
+        known = _priced(f, twin, found.schedule or in_turn(f.workload, {c.name: c.mapping for c in found.einsums}), found)
+        f.known.append(known)
+        if solve is fused:
+            f.where = f.where or space_of(found.certificate)
+            value = found.latency_cycles if only else found.energy_pj
+            f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.gap_in_space)))
+        else:
+            f.turns.append(np.array([[c.count] for c in known.solution.einsums]) * known.runs_pj)
+    return None
+
+
+def still(arch: Arch) -> Arch:
+    """The machine without leakage."""
+    levels = tuple(replace(level, leak_mw=0.0) for level in arch.levels)
+    return replace(arch, levels=levels, compute=replace(arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
+
+
+def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> Known:
+    """A schedule of one machine on all of them."""
+    base = evaluate(arch, f.workload, schedule)
+    assert isinstance(base, Solution)
+    segments, _ = with_room(arch, f.workload, schedule)
+    at = {one.einsum.name: one for own in segments for one in own}
+    wide, units = together(f.arches), [_unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
+    shape, actions = (len(base.einsums), len(f.arches)), []
+    cycles, bound_by = np.zeros(shape), np.zeros(shape, np.int64)
+    for i, c in enumerate(base.einsums):
+        one = at[c.name]
+        counted = [row for row in c.counts if row.action != "enter"]
+        each = np.array([[action_pj((row.level, row.tensor, row.action), one.einsum, unit) for unit in units] for row in counted])
+        actions.append((np.array([row.elems for row in counted]), each.max(axis=1), np.argmax(each, axis=1)))
+        nest, begun = boundary.nest_in_time(one.boundary, c.mapping, arch)
+        own, waits = ports(nest, c.counts, one.einsum, wide, begun)
+        cycles[i] = taken(own, waits)
+        bound_by[i] = np.argmax(np.vstack([np.broadcast_to(n, shape[1:]) for n in (*own.levels, own.steps)]), axis=0)
+    runs_pj = np.array([(elems * each) @ f.prices.T[number] for elems, each, number in actions]) + cycles * f.prices[:, -1]
+    energy = np.array([c.count for c in base.einsums]) @ runs_pj
+    runs, row = dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True)), _rows(base, segments)
+    members = tuple(tuple((row[one.einsum.name], runs[one.einsum.name]) for one in own) for own in segments)
+    return Known(schedule, replace(base, certificate=found.certificate), tuple(at[c.name] for c in base.einsums), members,
+                 tuple(actions), cycles, bound_by, runs_pj, energy)
+
+
+def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int]:
+    """Which of the costs is an einsum's: equal ones that stand alone have one, called by the first."""
+    own = {c.name: i for i, c in enumerate(base.einsums)}
+    first: dict[object, int] = {}
+    found: dict[str, int] = {}
+    for one in chain.from_iterable(segments):
+        key = (canonical_key(one.einsum), str(renamed(one.nest, one.einsum))) if one.boundary == ALONE else one.einsum.name
+        found[one.einsum.name] = first.setdefault(key, own.get(one.einsum.name, -1))
+    return found
+
+
+def _least(f: Family, machine: int, of: str) -> float:
+    """The largest bound that follows from what was solved; of: floors, or values as if they were floors."""
+    from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # slow to import, and few studies share
+
+    p, t = f.prices[machine], f.times[machine]
+    own, at = (np.array([getattr(a, name) for a in f.anchors]) for name in ("prices", "times"))
+    slower = np.min(np.divide(t, at, out=np.ones_like(at), where=at > 0), axis=1)  # what takes no time there takes none more
+    usable = (own[:, -1] == 0) | (slower > 0)
+    own[:, -1] /= np.where(slower > 0, slower, 1.0)
+    columns = np.vstack([own[usable], np.eye(len(p))[-LANE - 1:]])  # and operations of each kind, a cycle of leakage
+    values = np.array([*(getattr(a, of) for a, may in zip(f.anchors, usable, strict=True) if may), *f.ops, f.bounds[machine, 1]])
+    scale = np.where(p > 0, p, 1.0)
+    weights = np.max(columns / scale, axis=1)
+    worth = values / weights  # of a column that takes the most of one price that there is
+    found = linprog(  # type: ignore[no-untyped-call, unused-ignore]
+        -worth / worth.max(), (columns / weights[:, None]).T / scale[:, None], p / scale, method="highs")
+    if found.status != 0:
+        raise RuntimeError(f"what {f.workload.name} costs at least: {found.message}")
+    return -float(found.fun) * float(worth.max()) * (1 - PRECISE)
+
+
+def priced_on(f: Family, machine: int) -> Solution:
+    """The best known schedule on one of the machines, with its gap."""
+    known, arch = f.known[f.choice[machine]], f.arches[machine]
+    names = [*(level.name for level in arch.levels), "MAC"]
+    einsums = tuple(_einsum(c, one, arch, _energy(f, machine, own, n), n, names[by]) for c, one, own, n, by in zip(
+        known.solution.einsums, known.einsums, known.actions, known.cycles[:, machine].tolist(), known.bound_by[:, machine], strict=True))
+    segments = tuple(replace(row, energy_pj=sum(n * einsums[i].energy_pj for i, n in own), latency_cycles=cycles, steady_cycles=cycles)
+                     for row, own in zip(known.solution.segments, known.members, strict=False)
+                     for cycles in [sum(n * einsums[i].latency_cycles for i, n in own)])
+    total, latency = (sum(pairs) for pairs in ([row.energy_pj for row in segments], [row.latency_cycles for row in segments])) if segments else (
+        sum(pairs) for pairs in ([c.count * c.energy_pj for c in einsums], [c.count * c.latency_cycles for c in einsums]))
+    least_pj, least_cycles = f.bounds[machine]
+    if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
+        raise Violated(f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost {total, latency} of\n{known.schedule}")
+    turns = float(np.min([turn[:, machine] for turn in f.turns], axis=0).sum())
+    found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
+                    gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns)
+    gap = above(total, _least(f, machine, "floor"))
+    return told(found, gap if gap > PRECISE else 0.0, f.where)
+
+
+def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64]], cycles: float) -> float:
+    """Of one run, added up as the evaluator does: to the bit."""
+    arch, (elems, each, number) = f.arches[machine], own
+    parts: list[float] = (elems * (each * f.prices[machine][number])).tolist()
+    return float(sum([*parts, arch.leak_mw() * cycles / arch.clock_ghz]))
+
+
+def _einsum(c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bound_by: str) -> EinsumCost:
+    gap = above(energy, floor(needs(one.einsum), rates(arch))[0]) if one.boundary == ALONE else inf
+    price = Price(energy, cycles, bound_by, (), (), cycles)
+    return replace(c, energy_pj=energy, latency_cycles=cycles, bound_by=bound_by, gap_in_space=gap, gap_to_bound=gap, price=price)

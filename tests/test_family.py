@@ -1,0 +1,113 @@
+"""Schedules that machines share: priced as the evaluator prices them, and floors that hold on machines that were not solved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import dse
+from cluster.worker import members
+from dse import stack
+from dse.nest import Infeasible
+from dse.reuse.family import Family, family, priced_on, structure
+from dse.sim.evaluate import Solution
+from dse.sim.graph import evaluate
+from dse.stack import Picks
+from dse.study import study
+from hw.arch import Arch
+from tests.fusions import random_case
+from workloads.graph import Workload
+
+NET = ('extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n'
+       '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
+       '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
+PICKS = Picks(reuse="tiles", share=0.05)
+
+
+def relatives(arch: Arch, rng: Random, many: int) -> list[Arch]:
+    """Machines of one structure; some prices and rates are those of another one."""
+    def other() -> Arch:
+        levels = tuple(replace(level, read_pj=level.read_pj * rng.choice([0.2, 1, 3]), write_pj=level.write_pj * rng.choice([0.5, 1, 2]),
+                               bandwidth=level.bandwidth * rng.choice([0.25, 1, 1, 2]), leak_mw=rng.choice([0.0, 1.0, 30.0])) for level in arch.levels)
+        lane = replace(arch.compute, mac_pj=rng.choice([0.1, 1.0, 4.0]), alu_pj=rng.choice([0.1, 0.5]), ops_per_cycle=rng.choice([1.0, 2.0]))
+        return replace(arch, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
+
+    return [arch, *(other() for _ in range(many - 1))]
+
+
+def solved(arch: Arch, workload: Workload, objective: str = "energy", reuse: str = "tiles") -> Solution | Infeasible:
+    found = stack.solve(arch, workload, replace(PICKS, share=0.0, objective=objective, reuse=reuse, near=0.0))  # type: ignore[arg-type]
+    return found if isinstance(found, Infeasible) else found[0]
+
+
+def shared(arches: list[Arch], workload: Workload, share: float) -> Family | Infeasible:
+    return family(arches, workload, lambda arch, objective: solved(arch, workload, objective),
+                  lambda arch, objective: solved(arch, workload, objective, "none"), share)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(seed: int) -> None:
+    """Not above the optimum by more than the gap, and priced as the evaluator does."""
+    rng = Random(seed)
+    arch, workload = random_case(seed, rng.choice(["free", "buffered"]))
+    arches = relatives(arch, rng, 8)
+    found = shared(arches, workload, share := rng.choice([0.02, 0.3]))
+    if isinstance(found, Infeasible):
+        assert isinstance(solved(arches[-1], workload), Infeasible)
+        return
+    for i, one in enumerate(arches):
+        best, mine = solved(one, workload), priced_on(found, i)
+        assert isinstance(best, Solution)
+        assert mine.energy_pj <= (1 + mine.gap_in_space) * best.energy_pj * (1 + 1e-9)
+        assert best.energy_pj / (1 + best.gap_in_space) <= mine.energy_pj * (1 + 1e-9)
+        assert mine.energy_pj <= (1 + share) * best.energy_pj * (1 + 1e-6) or best.gap_in_space > 0
+        again = evaluate(one, workload, found.known[found.choice[i]].schedule)
+        assert isinstance(again, Solution)
+        assert (mine.energy_pj, mine.latency_cycles) == (again.energy_pj, again.latency_cycles)
+        for a, b in zip(mine.einsums, again.einsums, strict=True):
+            assert (a.name, a.count, a.mapping_key, a.bound_by) == (b.name, b.count, b.mapping_key, b.bound_by)
+            assert (a.energy_pj, a.latency_cycles) == (b.energy_pj, b.latency_cycles)
+        for c, d in zip(mine.segments, again.segments, strict=True):
+            assert (c.einsums, c.on_chip, c.peak_bits) == (d.einsums, d.on_chip, d.peak_bits)
+            assert (c.energy_pj, c.latency_cycles) == (d.energy_pj, d.latency_cycles)
+
+
+def test_few_machines_are_solved() -> None:
+    arch, workload = random_case(3)
+    found = shared(relatives(arch, Random(0), 60), workload, 0.2)
+    assert isinstance(found, Family) and len(found.anchors) < 30
+
+
+def test_machines_of_another_structure_are_refused() -> None:
+    arch, workload = random_case(3)
+    with pytest.raises(ValueError, match="differ in more than prices"):
+        shared([arch, replace(arch, word_bits=16)], workload, 0.1)
+
+
+def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "net.yaml").write_text(NET)
+    text = ("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: edge_array\nspace: {gbuf.capacity: [64 KiB, 128 KiB], dram.kind: [ddr4, lpddr5], "
+            "node_nm: [22, 45], clock_mhz: [200, 400]}\nobjectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.1}\n")
+    (tmp_path / "study.yaml").write_text(text)
+    assert len(members(study.load(tmp_path / "study.yaml").space, 3)) == 8
+    assert len({structure(arch) for arch in members(study.load(tmp_path / "study.yaml").space, 9).values()}) == 1
+    columns = "machine, energy_pj, latency_cycles, gap_in_space, certificate"
+    rows = []
+    for i, (workers, method) in enumerate([(0, "exhaustive"), (0, "random"), (1, "random"), (2, "exhaustive"), (2, "random")]):
+        run = dse.sweep(tmp_path / "study.yaml", out=tmp_path / f"run{i}", workers=workers, **{"search.method": method})
+        rows.append((run.sql(f"SELECT {columns} FROM workload_costs ORDER BY machine").table.to_pylist(),
+                     run.sql("SELECT machine, saved, nest, kept FROM schedules ORDER BY machine").table.to_pylist(),
+                     run.sql("SELECT machine, einsum, energy_pj, mapping_key FROM einsums ORDER BY ALL").table.to_pylist()))
+    assert all(one == rows[0] for one in rows) and len(rows[0][0]) == 16 and all(0 <= row["saved"] < 1 for row in rows[0][1]) and rows[0][1]
+    assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
+
+
+def test_share_is_refused_where_nothing_is_shared(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2s\nspace: {array.x: [4]}\nobjectives: [energy_pj]\n"
+                                         "solver: {share: 0.1}\n")
+    with pytest.raises(ValueError, match=r"solver.share = 0.1: schedules of solver.reuse: tiles of least energy are shared"):
+        study.load(tmp_path / "study.yaml")
