@@ -247,7 +247,7 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
     for ref, workload in zip(study.workloads, job.workloads, strict=True):
-        found = _shared(job, ask.machine, workload) if study.solver.share else solve(arch, workload, study.solver)
+        found = _shared(job, ask.machine, arch, workload) if study.solver.share else solve(arch, workload, study.solver)
         if isinstance(found, Infeasible):
             return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
         fronts.append(found)
@@ -255,30 +255,24 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
     return {"machines": [{**head, "status": "ok"}], "prices": prices, **rows}, laid
 
 
-def _shared(job: Job, machine: int, workload: Workload) -> list[Solution] | Infeasible:
+def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
     """The schedule of a machine that shares it with others; what they share is found once per process."""
     known = _FAMILIES.setdefault((job.key, workload.name), {})
     if machine not in known:
-        own = members(job.study.space, machine)
+        own = members(job.study.space, machine, arch)
         found = shared_by(list(own.values()), workload, job.study.solver)
         known |= {at: (found, place) for place, at in enumerate(own)}
     found, place = known[machine]
     return found if isinstance(found, Infeasible) else [priced_on(found, place)]
 
 
-def members(space: Space, machine: int) -> dict[int, Arch]:
-    """Machines of a space that share schedules with one of it: on axes that change prices, rates and clock alone, any value."""
-    own, same = values(space, machine), structure(_built(space, machine))
+def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
+    """Machines of a space that share schedules with one of it, `arch`: on axes that change prices, rates and clock alone, any value."""
+    own, same = values(space, machine), structure(arch)
     free = [axis for axis in space.axes if all(isinstance(one, Unbuildable) or structure(one) == same
                                                for value in axis.values for one in [decode(space, index_of(space, own | {axis.key: value}))])]
     several = [own | dict(zip((axis.key for axis in free), chosen, strict=True)) for chosen in product(*(axis.values for axis in free))]
     return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and structure(one) == same}
-
-
-def _built(space: Space, machine: int) -> Arch:
-    found = decode(space, machine)
-    assert isinstance(found, Arch)
-    return found
 
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:

@@ -80,8 +80,7 @@ def table(out: Path, name: str) -> list[dict[str, Any]]:
 
 
 def events(out: Path, kind: str) -> list[str]:
-    listed = json.loads((out / "manifest.json").read_text())["parts"]["events"]
-    return [row["text"] for path in listed for row in pq.read_table(out / path).to_pylist() if row["kind"] == kind]
+    return [row["text"] for row in table(out, "events") if row["kind"] == kind]
 
 
 def statuses(out: Path) -> dict[str, int]:

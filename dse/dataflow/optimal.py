@@ -104,7 +104,7 @@ def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constr
         if arch.overlap == "free" or above(value, floor) <= max(near, PRECISE):
             break
         closer = search(problem, tiles, constraints, CLOSER, waits, NONE if waits == "in_turn" else (value / (1 + near), energy, cycles))
-        floor, visited = floor if waits == "in_turn" else max(floor, closer.floor), visited + closer.visited
+        floor, visited = max(floor, closer.floor), visited + closer.visited
         others = [_priced(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
         best = min([best, *others], key=lambda one: rank(problem, one))
     return _told(problem, best, floor, visited, named(tiles, problem.arch, constraints))

@@ -74,7 +74,7 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     Cycles are those that ports are busy with and that the insides of single-buffered levels wait for the busiest port. ends: also first fills and last drains
     of double-buffered ones, which leave more choices open and take longer. They are never more than the evaluator's (docs/model.md, Time): no mapping costs
     less than the floor. in_turn: single-buffered levels wait for all ports one after the other, as if no two tiles changed together; that may be more than the
-    evaluator's, so the floor is none, but what is best then is often better than what is best where all exchanges overlap.
+    evaluator's, so the floor is 0, but what is best then is often better than what is best where all exchanges overlap.
     Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
     the outermost level, what a layout that they have costs beyond that.
     """
@@ -84,10 +84,11 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     machine, best = _machine(problem, tensors, parts, constraints.homes), np.array(than)
     terms = _terms(problem, tensors, parts, spread, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
     found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
-    if tiles == "perfect" or found.floor < best[0]:
-        return found if tiles == "perfect" else replace(found, floor=0.0)
-    ragged = _searched(problem, tiles, constraints, budget - found.visited, machine, terms, best)
-    return replace(ragged, mapping=ragged.mapping or found.mapping, visited=found.visited + ragged.visited)
+    whole = tiles == "perfect" or found.floor >= best[0]  # else the budget has ended
+    if tiles != "perfect" and whole:
+        ragged = _searched(problem, tiles, constraints, budget - found.visited, machine, terms, best)
+        found = replace(ragged, mapping=ragged.mapping or found.mapping, visited=found.visited + ragged.visited)
+    return found if whole and waits != "in_turn" else replace(found, floor=0.0)
 
 
 def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int, machine: kernels.Machine, terms: kernels.Terms, best: Floats) -> Found:
