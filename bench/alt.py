@@ -104,7 +104,7 @@ def end_to_end(arch: Arch, workload: Workload, objective: Objective, solved: dic
             text = next((laid.text for laid in mapping.layouts if (laid.level, laid.tensor) == (home, p.tensor)), None)
             layout = parse(text, transfer.dim_names(p), shape) if text else row_major(transfer.dim_names(p), shape)
             wanted[group.key, x] = replace(layout, names=layouts._names(len(shape)))
-    g = layouts._Graph(arch, workload, objective, own)
+    g = layouts.Layouts(arch, workload, objective, own)
     wants = {(i, x): wanted[key, x] for i, (key, e) in enumerate(zip(g.keys, workload.einsums, strict=True)) for x in range(len(e.tensors()))
              if (key, x) in wanted}
     g.shared = [replace(one, labels=tuple(dict.fromkeys([one.labels[0], *(wants[at] for use in (one.maker, *one.readers) if not use.view

@@ -149,9 +149,9 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
         if given:
             raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
         return Mapped(arch, loaded, _around(arch, loaded, picks, Path(schedule), tell), picks)
-    if picks.layout != "row_major":
-        if given:
-            raise ValueError(f"layout {layouts[0]}: solver.layout = {picks.layout} chooses them; leave one of both out")
+    if picks.layout != "row_major" and given:
+        raise ValueError(f"layout {layouts[0]}: solver.layout = {picks.layout} chooses them; leave one of both out")
+    if picks.layout != "row_major" and picks.reuse == "none":
         best = stack.kept_layouts(arch, loaded, picks, tell)
         if isinstance(best, Infeasible):
             return Mapped(arch, loaded, best, picks)
@@ -159,7 +159,8 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     found = stack.kept(arch, loaded, picks, tell)
     if given and isinstance(found, list):
         found = stack.in_layouts(arch, loaded, picks, found[0], given)
-    return Mapped(arch, loaded, found[0] if isinstance(found, list) else found, picks)
+    copies = found[0].conversions if isinstance(found, list) else ()
+    return Mapped(arch, converted(loaded, copies), found[0] if isinstance(found, list) else found, picks, copies)
 
 
 def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:

@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from dse import cache, schedule
-from dse.assign.layouts import PICKS, Assigned, Pick, assigned, shared
+from dse.assign.layouts import PICKS, Assigned, Layouts, Pick, assigned, shared
 from dse.conversion import Conversion, converted
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
-from dse.dataflow.lined import best_in, lined, pairs
+from dse.dataflow.lined import Pairs, best_in, lined, pairs
 from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
@@ -61,8 +61,10 @@ PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its ma
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
          "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or in turn, whichever is found to cost least",
-         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best", **SAID,
+         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best; with layout alt "
+                  "layouts too", **SAID,
          **CONFIGURATIONS}
+FEW = 4  # layouts of a tensor, chosen together with what stays on chip
 PIPED = ("pipelines", *SAID)  # reuse on machines of nodes, einsums side by side
 LAYOUT = PICKS
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
@@ -111,9 +113,9 @@ def effort(e: Einsum) -> float:
 
 
 def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` or `picks.layout` makes of them.
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` and `picks.layout` make of them.
     Where no lines, rows or banks are described all layouts cost the same."""
-    if picks.layout != "row_major" and arch.described():
+    if picks.layout != "row_major" and picks.reuse == "none" and arch.described():
         found = in_best_layouts(arch, workload, picks)
         return found if isinstance(found, Infeasible) else [_with_copies(found)]
     return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks)
@@ -121,11 +123,12 @@ def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infe
 
 def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
     """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine, equal ones once; or the best one with tensors kept
-    whole and tiles handed on. Raises ValueError on a machine that feels layouts or hops."""
-    if picks.reuse == "tiles" and arch.felt():
-        raise ValueError(f"solver.reuse = {picks.reuse}: {arch.name} prices lines, rows, banks or hops, which is not searched; take solver.reuse=none")
+    whole and tiles handed on, where layouts are felt in the best ones (`picks.layout` alt) or row-major. Raises ValueError on a machine that prices hops."""
+    if picks.reuse == "tiles" and any(f.hop_pj or f.lane_pj for f in arch.fanouts):
+        raise ValueError(f"solver.reuse = {picks.reuse}: {arch.name} prices hops, which is not searched; take solver.reuse=none")
     if picks.reuse == "tiles":
-        best = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near)
+        best = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near,
+                     lambda objective: _layouts(arch, workload, replace(picks, objective=objective)) if arch.described() else None)
         return best if isinstance(best, Infeasible) else [best]
     if picks.reuse in PIPED:
         pipes = picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe
@@ -196,13 +199,25 @@ def in_best_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = s
         none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
         why = "needs the mapper optimal, without solver.reuse" if arch.described() else none
         raise ValueError(f"solver.layout = {picks.layout}: {why}; leave it out")
+    found = _pairs(arch, workload, picks, tell)
+    return found if isinstance(found, Infeasible) else assigned(arch, workload, picks.objective, picks.layout, found)
+
+
+def _pairs(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> dict[str, Pairs] | Infeasible:
+    """Mappings in layouts of every different einsum, by key."""
     groups, apart, found = unique(workload), shared(workload), {}
     for group in _begun(groups, tell):
         own = pairs(Problem(arch, group.einsum, picks.objective), picks.tiles, dataflow(picks.dataflow, group.einsum, arch), picks.near, apart[group.key])
         if isinstance(own, Infeasible):
             return own
         found[group.key] = own
-    return assigned(arch, workload, picks.objective, picks.layout, found)
+    return found
+
+
+def _layouts(arch: Arch, workload: Workload, picks: Picks) -> Layouts | Infeasible:
+    """What a schedule chooses its layouts from: of `alt` a few per tensor, for every one stands beside what may be kept; else row-major."""
+    found = _pairs(arch, workload, picks)
+    return found if isinstance(found, Infeasible) else Layouts(arch, workload, picks.objective, found, FEW if picks.layout == "alt" else 1)
 
 
 def _with_copies(found: Assigned) -> Solution:
@@ -320,7 +335,11 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks) -> list[Solutio
     if (data := cache.read(path)) is not None:
         try:
             known = json.loads(data)
-            found = evaluate(arch, workload, schedule.parse_schedule(known["schedule"]), picks.objective)
+            copies = tuple(Conversion(**{**one, "readers": tuple(one["readers"])}) for one in known["conversions"])
+            given = schedule.parse_schedule(known["schedule"])
+            found = evaluate(arch, converted(workload, copies), given, picks.objective)
+            if isinstance(found, Solution) and copies:
+                found = replace(found, schedule=given, conversions=copies)
             gap, sound = float(known["gap"]), f"{known['space']}{known['certificate']}".isprintable() and known["gap"] >= 0
             if isinstance(found, Solution) and sound and picks.reuse == "tiles" and known["saved"] < 1:
                 return [told(replace(found, saved=float(known["saved"])), gap, known["space"])]
@@ -333,9 +352,10 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks) -> list[Solutio
     solved = with_reuse(arch, workload, picks)
     if isinstance(solved, list):
         text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
+        copied = [asdict(copy) for copy in solved[0].conversions]
         left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
         cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved, "space": space_of(solved[0].certificate),
-                                     "certificate": solved[0].certificate, "pruned": left}).encode())
+                                     "certificate": solved[0].certificate, "pruned": left, "conversions": copied}).encode())
     return solved
 
 

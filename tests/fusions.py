@@ -13,19 +13,22 @@ from math import inf
 from random import Random
 
 from dse.dataflow.space import FREE, least
-from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.nest import Infeasible, Laid, Loop, Mapping, Store
 from dse.reuse.fused import Objective, fused
 from dse.schedule import Branch, Schedule, Segment
 from dse.sim import boundary, placed
 from dse.sim.cost import room_bits
 from dse.sim.evaluate import Problem, einsum_cost, figure
 from dse.sim.faults import faults
-from hw.arch import Arch, Compute, Fanout, Level
+from dse.sim.transfer import dim_names
+from dse.stack import Picks, solve
+from hw.arch import Access, Arch, Compute, Fanout, Level
 from tests.enumeration import mappings, size
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
 MOST = 700  # mappings of an einsum
+FEW = 80  # where each is priced in several layouts
 CLOSE = 1e-9
 
 
@@ -79,11 +82,11 @@ def small_machine(rng: Random, overlap: str) -> Arch:
     return Arch("small", levels, fanouts, Compute(1.0, 0.5, merge_pj=0.25), 1.0, 8, overlap=overlap)  # type: ignore[arg-type]
 
 
-def random_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
+def random_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
     rng = Random(seed)
     while True:
         arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 4))
-        if all(size(e, arch, "perfect", limit=MOST) <= MOST for e in workload.einsums):
+        if all(size(e, arch, "perfect", limit=most) <= most for e in workload.einsums):
             return arch, workload
 
 
@@ -223,6 +226,86 @@ class Everything:
             found = boundary.held(around, boundary.joined(around, one.nest), e, wide)
             bits = sum(room_bits(row, wide.levels[1], dict.fromkeys(_tensors(e), 8)) for row in found if row.level == "GLB" and row.tensor not in near)
             yield figure(self.objective, cost.energy_pj, cost.latency_cycles), bits
+
+
+@dataclass
+class InLayouts(Everything):
+    """The same on a machine that feels layouts: what einsums share, and what one alone has, row-major or column-major at the outermost level, copies for free.
+    So it may be below what can be had, and above what other layouts give. In segments all is row-major."""
+
+    known: dict[object, float] = field(default_factory=dict)
+    turned: frozenset[tuple[str, str]] = frozenset()  # (tensor, einsum) that see a shared tensor column-major
+
+    def best(self) -> float:
+        made = {e.output.tensor for e in self.workload.einsums}
+        self.both = made & {p.tensor for e in self.workload.einsums for p in e.inputs}
+        users = [(p.tensor, e.name) for e in self.workload.einsums for p in e.tensors() if p.tensor in self.both and len(p.dims) == 2]
+        found = inf
+        for kept in subsets(sorted(self.both)):
+            for turned in subsets([one for one in users if one[0] not in kept]):  # type: ignore[arg-type]
+                self.turned = frozenset(turned)  # type: ignore[arg-type]
+                found = min(found, self.rest(0, frozenset(kept)))
+        return found
+
+    def segment(self, first: int, last: int, kept: frozenset[str]) -> float:
+        names = {e.name for e in self.workload.einsums[first:last]}
+        key = first, last, kept, frozenset(one for one in self.turned if one[1] in names)
+        if key not in self.known:
+            self.known[key] = inf if key[3] and len(names) > 1 else super().segment(first, last, kept)
+        return self.known[key]
+
+    def branch(self, own: tuple[Einsum, ...], j: int, loop: tuple[tuple[str, ...], int] | None, held: tuple[str, ...], kept: frozenset[str],
+               room: int) -> float:
+        mine = frozenset(one for one in self.turned if one[1] in {e.name for e in own})
+        if loop:
+            return super().branch(own, j, loop, held, kept, room)
+        e = own[j]
+        stays = tuple(p.tensor for p in e.tensors() if p.tensor in kept)
+        if (e.name, stays, mine) not in self.nests:
+            alone = [p.tensor for p in e.tensors() if p.tensor not in self.both and len(p.dims) == 2]
+            self.nests[e.name, stays, mine] = [row for free in subsets(alone) for row in self.laid(e, {t for t, _ in mine} | set(free), stays)]
+        return min((cost for cost, bits in self.nests[e.name, stays, mine] if bits <= room), default=inf)
+
+    def laid(self, e: Einsum, columns: set[str], stays: tuple[str, ...]) -> Iterator[tuple[float, int]]:
+        texts = tuple(Laid("DRAM", p.tensor, " ".join(reversed(dim_names(p)))) for p in e.tensors() if p.tensor in columns)
+        nests = self.all
+        try:
+            self.all = lambda *given: (replace(nest, layouts=texts) for nest in nests(*given))  # type: ignore[method-assign]
+            yield from self.prices((e,), 0, None, (), stays)
+        finally:
+            self.all = nests  # type: ignore[method-assign]
+
+
+def laid_case(seed: int, overlap: str) -> tuple[Arch, Workload]:
+    """A random case with lines, and, every other time, rows."""
+    arch, workload = random_case(seed, overlap, FEW)
+    rng = Random(seed)
+    rows = (64, 2, 0, 30.0, 0.0) if rng.random() < 0.5 else ()
+    outer = replace(arch.levels[0], access=Access(rng.choice([16, 32, 64]), *rows))
+    return replace(arch, levels=(outer, *arch.levels[1:])), workload
+
+
+def wrong_in_layouts(seed: int, overlap: str = "free") -> tuple[list[str], list[float]]:
+    """What the joint choice of reuse and layouts says otherwise, and its figures over those of the list: a floor above a schedule of the list; more than
+    without layouts, or without reuse."""
+    arch, workload = laid_case(seed, overlap)
+    lines, ratios = [], []
+    objectives: tuple[Objective, ...] = ("energy", "latency")
+    for objective in objectives:
+        found, only, plain = (solve(arch, workload, Picks(objective, tiles="perfect", near=0.0, reuse=reuse, layout=layout))  # type: ignore[arg-type]
+                              for reuse, layout in (("tiles", "alt"), ("none", "alt"), ("tiles", "row_major")))
+        best = InLayouts(arch, workload, objective).best()
+        if isinstance(found, Infeasible):
+            lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
+            continue
+        value = figure(objective, found[0].energy_pj, found[0].latency_cycles)
+        for name, other in (("without reuse", only), ("row-major", plain)):
+            if isinstance(other, list) and figure(objective, other[0].energy_pj, other[0].latency_cycles) < value * (1 - CLOSE):
+                lines.append(f"seed {seed} {objective}: {value}, {name} {figure(objective, other[0].energy_pj, other[0].latency_cycles)}")
+        if value > (1 + found[0].gap_in_space) * best * (1 + CLOSE):
+            lines.append(f"seed {seed} {objective}: {value}, {found[0].certificate.partition(' schedules ')[0]}, enumerated {best}")
+        ratios.append(value / best)
+    return lines, ratios
 
 
 def wrong(seed: int, overlap: str = "free") -> list[str]:

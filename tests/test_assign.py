@@ -70,7 +70,7 @@ def solve(arch: Arch, net: Workload, objective: str) -> dict[str, Pairs]:
 
 def enumerated(arch: Arch, net: Workload, objective: str, solved: dict[str, Pairs], share: float = 1.0) -> float:
     """The least over all labels of all nodes and all mappings, all by the evaluator. share: of what a copy costs."""
-    g = graphs._Graph(arch, net, objective, solved)  # type: ignore[arg-type]
+    g = graphs.Layouts(arch, net, objective, solved)  # type: ignore[arg-type]
     nodes = {use.node: one for one in g.shared for use in (one.maker, *one.readers)}
     cost: dict[tuple[object, ...], list[tuple[float, float]]] = {}
 
@@ -235,7 +235,7 @@ solver: {layout: ind}
 @pytest.mark.parametrize(("sets", "said"), [
     ({"machine": "edge_array"}, "edge_array describes no lines, rows or banks"),
     ({"solver": {"layout": "alt", "mapper": "random"}}, "needs the mapper optimal"),
-    ({"solver": {"layout": "alt", "reuse": "tiles"}}, "needs the mapper optimal, without solver.reuse")])
+    ({"solver": {"layout": "wp", "reuse": "tiles"}}, "needs the mapper optimal, without solver.reuse")])
 def test_a_study_with_a_pick_that_cannot_be_is_one_line(sets: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(json.dumps({"name": "s", "workloads": ["gemm:m=8,n=8,k=8"], "machine": "burst_edge", "space": {"gbuf.capacity": ["1 KiB"]},

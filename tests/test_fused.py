@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 
 import pytest
 
 import dse
-from dse.dataflow.space import FREE
+from dse.dataflow.space import FREE, least
 from dse.nest import Infeasible
 from dse.reuse import fused
 from dse.reuse.nests import Nests
 from dse.reuse.trips import segments, trips
+from dse.schedule import Branch, Keep, Schedule, Segment
 from dse.sim.evaluate import Solution, figure
 from dse.sim.faults import faults
+from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Level
-from tests.fusions import random_case, wrong
+from tests.fusions import random_case, wrong, wrong_in_layouts
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -124,8 +128,36 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
     assert first.totals["space"] == "schedules of the whole graph, weights streamed" and alone.totals["space"].startswith("single einsums")
     with pytest.raises(ValueError, match='solver.reuse = "tiles" needs the mapper optimal'):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.mapper": "random"})
-    with pytest.raises(ValueError, match="cpu_like prices lines, rows, banks or hops"):
-        dse.map("gemm:m=4,n=4,k=4", "cpu_like", **{"solver.reuse": "tiles"})
+    with pytest.raises(ValueError, match="kapla_single prices hops"):
+        dse.map("gemm:m=4,n=4,k=4", "kapla_single", **{"solver.reuse": "tiles"})
+
+
+@pytest.mark.parametrize("seed", [0, 5, 7])
+def test_reuse_and_layouts_together_are_no_dearer_than_apart(seed: int) -> None:
+    assert wrong_in_layouts(seed, "buffered" if seed == 7 else "free")[0] == []
+
+
+def moved(found: Solution) -> set[tuple[str, str, str]]:
+    return {(one.level, one.tensor, one.action) for c in found.einsums for one in c.moved}
+
+
+def test_a_kept_tensor_costs_no_lines() -> None:
+    """What lies on the chip from its maker to its reader asks main memory for nothing; what is kept in part is not priced where lines are felt."""
+    arch = machine.arch(machine.load("burst_edge"))
+    level, workload = arch.levels[1].name, Workload("two", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 64, "n": 48, "k": 32}, "a"),
+                                                            einsum("T2[m,n] += T1[m,k] * W1[k,n]", {"m": 64, "n": 32, "k": 48}, "b")), frozenset({"W0", "W1"}))
+    own = [least(e, arch) for e in workload.einsums]
+    plain = Schedule(tuple(Segment((Branch(e.name, nest),)) for e, nest in zip(workload.einsums, own, strict=True)))
+    stays = replace(plain, keeps=(Keep(level, "T1", Fraction(1)),))
+    apart, kept = (evaluate(arch, workload, one) for one in (plain, stays))
+    assert isinstance(apart, Solution) and isinstance(kept, Solution)
+    assert moved(kept) == moved(apart) - {("DRAM", "T1", "read"), ("DRAM", "T1", "write")}
+    saved = sum(part.energy_pj for c in apart.einsums for part in c.price.parts if (part.component, part.tensor) == ("DRAM", "T1"))
+    near = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.component == level) for one in (apart, kept)]
+    leak = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.action == "leak") for one in (apart, kept)]
+    assert kept.energy_pj == pytest.approx(apart.energy_pj - saved + near[1] - near[0] + leak[1] - leak[0])
+    with pytest.raises(ValueError, match="keeps of a part of a tensor"):
+        evaluate(arch, workload, replace(plain, keeps=(Keep(level, "T1", Fraction(1, 2)),)))
 
 
 def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:

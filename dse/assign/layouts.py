@@ -20,7 +20,7 @@ import numpy as np
 
 from dse.assign.convert import Conversions
 from dse.conversion import Conversion, converted, copied, copy_of, reader
-from dse.dataflow.lined import Felt, Pairs, Place, settled
+from dse.dataflow.lined import Felt, Pairs, Place, felt, laid, settled
 from dse.join import Choice, Table, join, table
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse, show
@@ -94,7 +94,7 @@ def shared(workload: Workload) -> dict[str, frozenset[str]]:
 
 def assigned(arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], pick: str, solved: dict[str, Pairs]) -> Assigned | Infeasible:
     """The workload in the layouts of a pick. solved: mappings of its different einsums, by key."""
-    g = _Graph(arch, workload, objective, solved)
+    g = Layouts(arch, workload, objective, solved)
     best: tuple[float, float, Choice, list[Table]] | None = None
     for rule in g.rules(pick):
         found = g.least(rule)
@@ -108,11 +108,12 @@ def assigned(arch: Arch, workload: Workload, objective: Literal["energy", "laten
 Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]  # labels that nodes may have; nodes of readers that must have their maker's
 
 
-class _Graph:
-    """What a workload's layouts are chosen from. Made for one solve."""
+class Layouts:
+    """What a workload's layouts are chosen from: at most `most` per tensor. Made for one solve."""
 
-    def __init__(self, arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], solved: dict[str, Pairs]) -> None:
-        self.arch, self.workload, self.objective, self.solved = arch, workload, objective, solved
+    def __init__(self, arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], solved: dict[str, Pairs],
+                 most: int = LABELS) -> None:
+        self.arch, self.workload, self.objective, self.solved, self.most = arch, workload, objective, solved, most
         self.home, self.times = arch.levels[0].name, counts(workload)
         self.keys = [canonical_key(e) for e in workload.einsums]
         self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
@@ -126,8 +127,9 @@ class _Graph:
         self.nodes = {(use.einsum, use.position): (one, use) for one in self.shared for use in (one.maker, *one.readers)}
         self.capped = any(len({use.node for use in one.readers}) < len(one.readers) for one in self.shared)
 
-    def _fixed(self, one: Felt, names: frozenset[str]) -> dict[Place, Layout]:
-        found = {place: link.tensor for place, link in one.links.items() if place[0] == self.home and place[1] in names}
+    def _fixed(self, one: Felt, names: frozenset[str], level: str = "", kept: frozenset[str] = frozenset()) -> dict[Place, Layout]:
+        """Row-major: shared tensors at the outermost level, kept ones at theirs."""
+        found = {place: link.tensor for place, link in one.links.items() if place[1] in (names if place[0] == self.home else kept if place[0] == level else ())}
         return {place: row_major(dim_names(p), tuple(d.size for d in p.dims)) for place, p in found.items()}
 
     def _shared(self) -> Iterator[Shared]:
@@ -146,8 +148,8 @@ class _Graph:
                 plain = row_major(_names(len(shape)), shape)
                 wide = [parse(" ".join([*(n for k, n in enumerate(plain.names) if k != 1), plain.names[1]]), plain.names, shape)] if len(shape) > 2 else []
                 wanted = [self._own(i, len(e.inputs)), *(self._own(use.einsum, use.position) for use in uses if not use.view)]
-                rows = [own_[k] for k in range(LABELS) for own_ in wanted if k < len(own_)]
-                yield Shared(tensor, Use(i, len(e.inputs), f"{tensor}>", False), tuple(uses), tuple(dict.fromkeys([plain, *wide, *rows]))[:LABELS])
+                rows = [own_[k] for k in range(self.most) for own_ in wanted if k < len(own_)]
+                yield Shared(tensor, Use(i, len(e.inputs), f"{tensor}>", False), tuple(uses), tuple(dict.fromkeys([plain, *wide, *rows]))[:self.most])
 
     def _at(self, i: int, x: int) -> Projection:
         return self.workload.einsums[i].tensors()[x]
@@ -191,11 +193,14 @@ class _Graph:
         best = min(range(len(own.labels)), key=lambda row: (figure(self.objective, *own.values[row]), row))
         return int(own.labels[best][own.scope.index(use.node)])
 
-    def least(self, rule: Rule) -> tuple[float, float, Choice, list[Table]] | None:
-        """(value, floor of all choices, choice, tables) of the least one. A copy costs what none falls below, until the least choice makes one: then all of
-        tensors of its shape are priced, and the choice is made again. One whose copies all have their price is the least of all."""
+    def least(self, rule: Rule, einsums: Sequence[Table] = ()) -> tuple[float, float, Choice, list[Table]] | None:
+        """(value, floor of all choices, choice, tables) of the least one. einsums: their tables, where they have more to choose.
+
+        A copy costs what none falls below, until the least choice makes one: then all of tensors of its shape are priced, and the choice is made again. One
+        whose copies all have their price is the least of all.
+        """
         allowed, same = rule
-        einsums = [self._einsum(i, allowed) for i in range(len(self.keys))]
+        einsums = einsums or [self._einsum(i, allowed) for i in range(len(self.keys))]
         while True:
             tables = [*einsums, *(self._tensor(one, allowed, same) for one in self.shared)]
             found = join(tables, figure=self.objective)
@@ -230,6 +235,40 @@ class _Graph:
             self.costs[key, at] = [one.cost(self._layouts(key, n, first, at)) for n, one in enumerate(self.solved[key].mappings)]
         return self.costs[key, at]
 
+    def scope(self, i: int) -> tuple[str, ...]:
+        """Nodes of what an einsum shares."""
+        return tuple(dict.fromkeys(self.nodes[i, x][1].node for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes))
+
+    def least_of(self, i: int) -> float:
+        """No mapping of an einsum costs less in any layouts, in the unit that adds up over einsums (of energy x cycles the root)."""
+        floor = self.solved[self.keys[i]].floor
+        return floor**0.5 if self.objective == "edp" else floor
+
+    def of(self, i: int) -> list[Felt]:
+        """The mappings that layouts are chosen with, of an einsum alone."""
+        e, first = self.workload.einsums[i], self.firsts[self.keys[i]]
+        return [felt(replace(one.problem, einsum=e), renamed(one.mapping, first, e)) for one in self.solved[self.keys[i]].mappings]
+
+    def in_labels(self, i: int, felts: Sequence[Felt], kept: frozenset[str],
+                  level: str) -> Iterator[tuple[tuple[int, ...], list[tuple[float, float, Mapping]]]]:
+        """Per choice of labels of its nodes, (energy, cycles, mapping in its layouts) of mappings of an einsum, wherever it stands. kept: tensors that lie at a
+        level instead of the outermost one: row-major, as all who share them see them."""
+        e = self.workload.einsums[i]
+        uses = [(p, *self.nodes[i, x]) for x, p in enumerate(e.tensors()) if (i, x) in self.nodes]
+        names = frozenset(p.tensor for p, _, _ in uses)
+        free = [settled(one, self._fixed(one, names, level, kept))[2] for one in felts]
+        scope = self.scope(i)
+        ways = {use.node: range(1) if use.view or p.tensor in kept else range(len(one.labels)) for p, one, use in uses}
+        for at in product(*(ways[node] for node in scope)):
+            label = dict(zip(scope, at, strict=True))
+            own = {(self.home, p.tensor): replace(one.labels[label[use.node]], names=dim_names(p)) for p, one, use in uses
+                   if not use.view and p.tensor not in kept}
+            rows = []
+            for one, others in zip(felts, free, strict=True):
+                chosen = {place: layout for place, layout in (others | own).items() if place in one.links}
+                rows.append((*one.cost(chosen), laid(one.mapping, chosen)))
+            yield at, rows
+
     def _layouts(self, key: str, mapping: int, e: Einsum, at: Sequence[Layout | None]) -> dict[Place, Layout]:
         chosen = {(self.home, p.tensor): replace(layout, names=dim_names(p)) for p, layout in zip(e.tensors(), at, strict=True) if layout}
         return self.free[key][mapping] | chosen
@@ -257,15 +296,10 @@ class _Graph:
 
     def told(self, pick: str, value: float, least: float, choice: Choice, tables: Sequence[Table]) -> Assigned:
         """The workload with conversions as copies, every einsum in its mapping and layouts, priced by the evaluator."""
-        conversions, nests = list(self._conversions(choice, value)), dict[str, Mapping]()
-        whole = converted(self.workload, [told for _, _, told in conversions])
+        whole, conversions, nests = self.copies(choice, value)
         own = {e.name: e for e in whole.einsums}
         for i, e in enumerate(self.workload.einsums):
             nests[e.name] = self._nest(i, own[e.name], choice, tables[i])
-        for number, (one, to, _) in enumerate(conversions):
-            made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
-            nest = renamed(self.conversions.cost(self._bits(one), made, to)[0], copied(made.shape, self._bits(one)), e)
-            nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
         schedule = Schedule(tuple(Segment((Branch(name, nests[name]),)) for name in own))
         found = evaluate(self.arch, whole, schedule, self.objective)
         assert isinstance(found, Solution)
@@ -279,7 +313,7 @@ class _Graph:
         said = f"layouts {pick} ({status}); {len(conversions)} conversions; at most {100 * gap:.3g} % above any mappings in any layouts"
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
         solution = replace(found, einsums=einsums, gap_in_space=gap, certificate=certified(said, to_bound))
-        return Assigned(whole, solution, schedule, tuple(told for _, _, told in conversions), value, floor)
+        return Assigned(whole, solution, schedule, conversions, value, floor)
 
     def _proven(self, one: EinsumCost, floor: float) -> EinsumCost:
         return replace(one, gap_in_space=min(one.gap_to_bound, above(figure(self.objective, one.energy_pj, one.latency_cycles), floor)))
@@ -298,18 +332,30 @@ class _Graph:
         return replace(nest, layouts=tuple(_laid(level, named[tensor], layout) for (level, tensor), layout in sorted(chosen.items(), key=lambda row: row[0])
                                            if layout != row_major(layout.names, layout.shape)))
 
-    def _conversions(self, choice: Choice, value: float) -> Iterator[tuple[Shared, Layout, Conversion]]:
+    def copies(self, choice: Choice, value: float, einsums: Sequence[Table] = ()) -> tuple[Workload, tuple[Conversion, ...], dict[str, Mapping]]:
+        """The workload with the conversions of a choice, these, and their nests by name."""
+        found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
+        whole = converted(self.workload, [told for _, _, told in found])
+        own = {e.name: e for e in whole.einsums}
+        for number, (one, to, _) in enumerate(found):
+            made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
+            nest = renamed(self.conversions.cost(self._bits(one), made, to)[0], copied(made.shape, self._bits(one)), e)
+            nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
+        return whole, tuple(told for _, _, told in found), nests
+
+    def _conversions(self, choice: Choice, value: float, einsums: Sequence[Table]) -> Iterator[tuple[Shared, Layout, Conversion]]:
         for one in self.shared:
             made = choice.labels[one.maker.node]
             for to in sorted({choice.labels[use.node] for use in one.readers} - {made}):
                 _, energy, cycles = self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])
                 readers = tuple(reader(self.workload.einsums[use.einsum], use.position) for use in one.readers if choice.labels[use.node] == to)
-                yield one, one.labels[to], Conversion(one.tensor, show(one.labels[made]), show(one.labels[to]), readers, energy, cycles, self.saved(one, value))
+                yield one, one.labels[to], Conversion(one.tensor, show(one.labels[made]), show(one.labels[to]), readers, energy, cycles,
+                                                            self.saved(one, value, einsums))
 
-    def saved(self, one: Shared, value: float) -> float:
+    def saved(self, one: Shared, value: float, einsums: Sequence[Table]) -> float:
         """What the least costs more if a tensor is not converted; inf if it must be."""
         every, _ = next(self.rules("alt"))
-        found = self.least((every, frozenset(use.node for use in one.readers if not use.view)))
+        found = self.least((every, frozenset(use.node for use in one.readers if not use.view)), einsums)
         return found[0] - value if found else inf
 
 

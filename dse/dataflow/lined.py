@@ -21,9 +21,9 @@ from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.nest import Infeasible, Laid, Mapping, holdable
 from dse.sim import cost, transfer
-from dse.sim.boundary import ways
+from dse.sim.boundary import counted, held, joined, nest_in_time, ways
 from dse.sim.cost import overflow
-from dse.sim.counts import Count, count, footprints
+from dse.sim.counts import Count, footprints
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, einsum_cost, figure
 from dse.sim.terms import Link, links
 from dse.sim.transfer import Key, Transfer
@@ -38,11 +38,12 @@ Place = tuple[str, str]  # (level, tensor)
 
 @dataclass(slots=True)
 class Felt:
-    """A mapping on a machine, and what its tensors move in layouts that were asked for. room: elements that they take in levels of some capacity; times: by
-    what described levels are slowed to."""
+    """A mapping on a machine, and what its tensors move in layouts that were asked for. whole: with the loops and nodes that it shares; room: elements that
+    tensors take in levels of some capacity; times: by what described levels are slowed to."""
 
     problem: Problem
     mapping: Mapping
+    whole: Mapping
     rows: tuple[Count, ...]
     counted: frozenset[Key]
     links: dict[Place, Link]
@@ -54,7 +55,7 @@ class Felt:
     def of(self, place: Place, layout: Layout) -> dict[Key, Transfer]:
         """What a tensor moves at a level in a layout."""
         if (place, layout) not in self.moved:
-            found = transfer.of_layout(self.mapping, self.links[place], self.problem.einsum, self.problem.arch, layout)
+            found = transfer.of_layout(self.whole, self.links[place], self.problem.einsum, self.problem.arch, layout)
             self.moved[place, layout] = {key: one for key, one in found.items() if key in self.counted}
         return self.moved[place, layout]
 
@@ -65,7 +66,8 @@ class Felt:
         slow = transfer.slowed(arch, self.rows, e, moved)
         speeds = tuple(level.bandwidth for level in slow.levels)
         if speeds not in self.times:
-            self.times[speeds] = cost.price(self.mapping, self.rows, e, slow)
+            nest, begun = nest_in_time(self.problem.boundary, self.whole, arch)
+            self.times[speeds] = cost.price(nest, self.rows, e, slow, begun)
         p = self.times[speeds]
         return p.energy_pj + self.hops_pj + sum(part[-1] for part in transfer.parts(moved, arch)), p.latency_cycles
 
@@ -79,8 +81,8 @@ class Felt:
     def known(self, place: Place) -> list[Layout]:
         """Layouts worth counting that fit: a node that sinks takes less room than the tile where it stands, which layouts but row-major lay out whole."""
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
-        plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.mapping, link, e, arch))
-        return [one for one in layouts(self.mapping, link, e, arch) if place not in self.room or one.room() <= self.room[place] or one == plain]
+        plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.whole, link, e, arch))
+        return [one for one in layouts(self.whole, link, e, arch) if place not in self.room or one.room() <= self.room[place] or one == plain]
 
     def front(self, place: Place, known: Sequence[Layout]) -> list[Layout]:
         """Of some layouts those that no other one beats in energy and in cycles, cheapest first; behind one that costs next to nothing none is looked at."""
@@ -94,14 +96,16 @@ class Felt:
 
 
 def felt(problem: Problem, mapping: Mapping) -> Felt:
-    e, arch = problem.einsum, problem.arch
-    described = {level.name for level in arch.levels if level.access}
-    places = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e) if link.parent.level in described}
-    hops = sum(way.energy_pj for way in ways(problem.boundary, mapping, e, arch))
-    rows = count(mapping, e, arch)
+    e, arch, around = problem.einsum, problem.arch, problem.boundary
+    mapping = replace(mapping, layouts=())
+    whole = joined(around, mapping)
+    rows = counted(around, whole, e, arch)
+    described, moved = {level.name for level in arch.levels if level.access}, {(row.level, row.tensor) for row in rows}
+    places = {place: link for link in links(whole, e) for place in [(link.parent.level, link.tensor.tensor)] if place[0] in described and place in moved}
+    hops = sum(way.energy_pj for way in ways(around, whole, e, arch))
     limited = {level.name for level in arch.levels if level.capacity_bits is not None}
-    room = {(f.level, f.tensor): f.elems for f in footprints(mapping, e) if f.level in limited}
-    return Felt(problem, replace(mapping, layouts=()), rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, room, hops)
+    room = {(f.level, f.tensor): f.elems for f in held(around, whole, e, arch) if f.level in limited}
+    return Felt(problem, mapping, whole, rows, frozenset((row.level, row.tensor, row.action) for row in rows), places, room, hops)
 
 
 def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[Place, Layout]]:
@@ -209,7 +213,7 @@ def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> Eins
 def in_best(one: Felt, shared: frozenset[str]) -> EinsumCost:
     """The cost of a mapping in the best layouts, by the evaluator."""
     home = one.problem.arch.levels[0].name
-    given = {place: row_major(transfer.dim_names(link.tensor), transfer.shape_at(one.mapping, link, one.problem.einsum, one.problem.arch))
+    given = {place: row_major(transfer.dim_names(link.tensor), transfer.shape_at(one.whole, link, one.problem.einsum, one.problem.arch))
              for place, link in one.links.items() if place[0] == home and place[1] in shared}
     chosen = settled(one, given)[2]
     found = einsum_cost(one.problem, laid(one.mapping, chosen))

@@ -1,7 +1,9 @@
 """What stays on chip between einsums: tensors kept whole, and tiles handed on under a shared loop; as labels and factors (docs/reuse.md, Fused tiles).
 
-    labels    of every border between two einsums: none, or the segment that runs across it; of every tensor that fits: to the outermost level, or kept at one
-    factors   an einsum alone: its nest's cost by what is kept of its own tensors and by the room that others leave; a segment: its best plan's
+    labels    of every border between two einsums: none, or the segment that runs across it; of every tensor that fits: to the outermost level, or kept at one;
+              where layouts are felt, of every tensor as its maker and each reader see it (dse/assign/layouts.py)
+    factors   an einsum alone: its nest's cost by what is kept of its own tensors, by the room that others leave, and in its layouts; a segment: its best
+              plan's, row-major; a tensor: copies into other layouts
 
 Which segments, which loop, which held tensors, which kept ones are chosen together; `dse/join.py` is exact, so what is left of a gap is that of the nests.
 The idea is FFM's (arXiv 2602.15166), whose pmappings are such labels.
@@ -18,10 +20,12 @@ from itertools import combinations, product
 from math import inf, prod, sqrt
 from typing import Literal
 
+from dse.assign.layouts import Layouts
+from dse.dataflow.lined import felt
 from dse.dataflow.space import Constraints, Tiles
 from dse.join import Choice, Table, join, table
 from dse.nest import Infeasible, Loop, Mapping, Store, role
-from dse.reuse.nests import Nest, Nests, Place, alone, kept_nest
+from dse.reuse.nests import BELOW, Nest, Nests, Place, alone, kept_nest, own_bits
 from dse.reuse.trips import Members, segments
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import placed
@@ -87,13 +91,17 @@ class Graph:
     members: list[Members]
     alive: list[Alive]
     left_out: int
+    layouts: Layouts | None = None
     options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
     singles: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)
-    in_turn: dict[tuple[int, ...], tuple[Option, Make] | None] = field(default_factory=dict)
+    in_turn: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)
+    alike: dict[tuple[object, ...], list[Laid]] = field(default_factory=dict)
     plans: int = 0
 
 
 Make = Callable[[], Segment]
+Laid = tuple[tuple[int, ...], float, float, Mapping]  # labels of layouts, energy, latency, the nest in these
+Row = tuple[tuple[int, ...], Option, Make]  # labels of the layouts of what an einsum shares; what it costs in them; how its segment is made
 
 
 @dataclass(slots=True)
@@ -104,48 +112,85 @@ class Factors:
     floors: list[Table] = field(default_factory=list)
     rows: list[tuple[int, list[Make | None]]] = field(default_factory=list)
 
-    def add(self, first: int, scope: Sequence[str], found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]]) -> None:
-        """What may exist but was not found has a floor only."""
-        real = [row for row in found if row[1] is None or row[1].energy < inf]
+    def add(self, first: int, scope: Sequence[str], found: Sequence[tuple[tuple[int, ...], Option | None, Make | None]], nodes: int = 0) -> None:
+        """What may exist but was not found has a floor only. nodes: so many of the scope, the last ones, are layouts: a floor holds in all of them."""
+        real, most = [row for row in found if row[1] is None or row[1].energy < inf], len(scope) - nodes
         self.tables.append(table(scope, [(at, (o.energy, o.latency) if o else (0.0, 0.0)) for at, o, _ in real]))
-        self.floors.append(table(scope, [(at, (o.floor if o else 0.0, 0.0)) for at, o, _ in found]))
+        floors: dict[tuple[int, ...], float] = {}
+        for at, o, _ in found:
+            floors[at[:most]] = min(floors.get(at[:most], inf), o.floor if o else 0.0)
+        self.floors.append(table(scope[:most], [(at, (floor, 0.0)) for at, floor in floors.items()]))
         self.rows.append((first, [make for _, _, make in real]))
 
 
 def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, constraints: Callable[[Einsum], Constraints],
-          near: float = 0.0) -> Solution | Infeasible:
-    """The best schedule with tiles handed on and tensors kept; its gap is to the best one of that space.
+          near: float = 0.0, layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None) -> Solution | Infeasible:
+    """The best schedule with tiles handed on and tensors kept; its gap is to the best one of that space, in any layouts.
 
-    Of energy x delay: the best of what each objective finds; no schedule has less than the least energy times the least latency.
+    Of energy x delay: the best of what each objective finds; no schedule has less than the least energy times the least latency. layouts: that an objective
+    chooses from, where layouts are felt.
     """
-    g = graph(arch, workload, objective, Nests(arch, objective, tiles, constraints, near))
-    found = _best(g)
+    def best(each: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
+        chosen = layouts(each)
+        return chosen if isinstance(chosen, Infeasible) else _best(graph(arch, workload, each, Nests(arch, each, tiles, constraints, near), chosen), objective)
+
+    found = best(objective)
     if isinstance(found, Infeasible):
         return found
-    schedules, floor = [found[0]], found[1]
+    priced, floor, g = found
     if objective == "edp":
         own: tuple[Objective, ...] = ("energy", "latency")
-        ends = [end for each in own if isinstance(end := _best(graph(arch, workload, each, Nests(arch, each, tiles, constraints, near))), tuple)]
-        schedules += [end[0] for end in ends]
-        floor = max(floor * floor, prod(least for _, least in ends) if len(ends) == 2 else 0.0)
-    priced = [one for each in schedules if isinstance(one := evaluate(arch, workload, each, objective), Solution)]
+        ends = [end for each in own if isinstance(end := best(each), tuple)]
+        priced += [one for end in ends for one in end[0]]
+        floor = max(floor * floor, prod(end[1] for end in ends) if len(ends) == 2 else 0.0)
     if not priced:
         return Infeasible("the schedule", 1, 0, workload.name, "schedules")
-    best = min(priced, key=lambda one: (figure(objective, one.energy_pj, one.latency_cycles), one.energy_pj))
-    value = figure(objective, best.energy_pj, best.latency_cycles)
+    least = min(priced, key=lambda one: (figure(objective, one.energy_pj, one.latency_cycles), one.energy_pj))
+    value = figure(objective, least.energy_pj, least.latency_cycles)
     gap = above(value, floor)
-    return told(replace(best, saved=1 - value / _in_turn(g)), gap if gap > PRECISE else 0.0, space(g))
+    return told(replace(least, saved=1 - value / _in_turn(g)), gap if gap > PRECISE else 0.0, space(g))
 
 
-def _best(g: Graph) -> tuple[Schedule, float] | Infeasible:
-    """The schedule that the factors say, and their floor in the unit that adds up."""
+def _best(g: Graph, objective: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
+    """The schedule that the factors say, priced, and their floor in the unit that adds up. With layouts one more, in which nothing is copied: copies stand
+    between segments, where what is kept may leave them no room."""
     found = factors(g)
     if isinstance(found, Infeasible):
         return found
-    joined = join(found.tables, figure=g.objective)
-    if not joined.choices:
+    choices: list[Choice] = []
+    if g.layouts:
+        every, nodes = next(g.layouts.rules("alt"))[0], frozenset(use.node for one in g.layouts.shared for use in one.readers)
+        chosen = [g.layouts.least((every, same), found.tables) for same in (frozenset[str](), nodes)]
+        choices = [one[2] for one in chosen if one]
+    else:
+        choices += join(found.tables, figure=g.objective).choices[:1]
+    if not choices:
         return Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
-    return schedule(g, found, joined.choices[0]), join(found.floors).floor
+    priced = []
+    for choice in choices:
+        value = figure(g.objective, choice.energy, choice.latency)
+        workload, copies, nests = g.layouts.copies(choice, value, found.tables) if g.layouts else (g.workload, (), {})
+        given = copied(schedule(g, found, choice), g.workload, workload, nests)
+        solved = evaluate(g.arch, workload, given, objective)
+        if isinstance(solved, Solution):
+            priced.append(replace(solved, schedule=given, conversions=copies) if copies else solved)
+    return priced, join(found.floors).floor, g
+
+
+def copied(plan: Schedule, before: Workload, workload: Workload, nests: dict[str, Mapping]) -> Schedule:
+    """A schedule of a workload before its copies, with them: each in a segment of its own, behind that of its maker."""
+    old, new = {e.name: e for e in before.einsums}, {e.name: e for e in workload.einsums}
+    behind: dict[str, list[str]] = {}
+    for name in nests:
+        behind.setdefault(new[name].inputs[0].tensor, []).append(name)
+    segments = list[Segment]()
+    for segment in plan.segments:
+        names = {p.tensor: q.tensor for one in segment.branches for p, q in zip(old[one.einsum].tensors(), new[one.einsum].tensors(), strict=True)}
+        nodes = tuple(replace(node, tensor=names.get(node.tensor, node.tensor)) if isinstance(node, Store) else node for node in segment.nodes)
+        branches = tuple(replace(one, mapping=renamed(one.mapping, old[one.einsum], new[one.einsum])) for one in segment.branches)
+        segments += [replace(segment, nodes=nodes, branches=branches)]
+        segments += [Segment((Branch(name, nests[name]),)) for one in segment.branches for name in behind.get(old[one.einsum].output.tensor, ())]
+    return replace(plan, segments=tuple(segments))
 
 
 def told(found: Solution, gap: float, where: str) -> Solution:
@@ -158,8 +203,8 @@ def told(found: Solution, gap: float, where: str) -> Solution:
 
 def _in_turn(g: Graph) -> float:
     """The figure of the best einsums in turn."""
-    own = [_single(g, i, dict.fromkeys((one.tensor for one in g.alive), 0), g.alive) for i in range(len(g.workload.einsums))]
-    energy, latency = (sum(one[0].energy if first else one[0].latency for one in own if one) for first in (True, False))
+    own = [_single(g, i, dict.fromkeys((one.tensor for one in g.alive), 0), g.alive)[:1] for i in range(len(g.workload.einsums))]
+    energy, latency = (sum(option.energy if first else option.latency for rows in own for _, option, _ in rows) for first in (True, False))
     return figure(g.objective, energy, latency) if all(own) else inf
 
 
@@ -169,13 +214,14 @@ def space(g: Graph) -> str:
         return "schedules of einsums in turn (no level outside of all lanes holds what is made and read)"
     longest = max((m.last - m.first + 1 for m in g.members), default=1)
     kept = f"{len(g.alive)} of {len(g.alive) + g.left_out}" if g.left_out else f"{len(g.alive)}"
+    felt = ", all layouts (row-major in segments)" if g.layouts else ""
     return (f"schedules in the order of the workload: segments of up to {longest} einsums under one shared loop (tiles divide, a rank of every result, "
-            f"{len(g.members)} segments), {kept} tensors kept whole at {' or '.join(level.name for level in g.levels)}")
+            f"{len(g.members)} segments), {kept} tensors kept whole at {' or '.join(level.name for level in g.levels)}{felt}")
 
 
-def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests) -> Graph:
+def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None) -> Graph:
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
-    levels = tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.holds)) if not arch.felt() else ()
+    levels = tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.holds)) if layouts or not arch.felt() else ()
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     times = counts(workload)
     readers: dict[str, list[int]] = {}
@@ -188,7 +234,7 @@ def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests) ->
     for i in range(len(workload.einsums)):
         while len(here := [one for one in alive if one.first <= i <= one.last]) > MOST_ALIVE:
             alive.remove(max(here, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
-    return Graph(arch, workload, objective, nests, levels, made, segments(workload) if levels else [], alive, many - len(alive))
+    return Graph(arch, workload, objective, nests, levels, made, segments(workload) if levels else [], alive, many - len(alive), layouts)
 
 
 def _alive(t: str, users: Sequence[int], arch: Arch, workload: Workload, made: dict[str, int]) -> Alive:
@@ -205,15 +251,16 @@ def factors(g: Graph) -> Factors | Infeasible:
         near = [j for j in (i - 1, i) if j in across]
         kept = [one for one in g.alive if one.first <= i <= one.last]
         rows: list[tuple[tuple[int, ...], Option | None, Make | None]] = []
+        nodes = g.layouts.scope(i) if g.layouts else ()
         for own in product(range(len(g.levels) + 1), repeat=len(kept)):
-            if single := _single(g, i, dict(zip((one.tensor for one in kept), own, strict=True)), kept):
-                rows.append(((*[0] * len(near), *own), *single))
+            rows += [((*[0] * len(near), *own, *at), option, make)
+                     for at, option, make in _single(g, i, dict(zip((one.tensor for one in kept), own, strict=True)), kept)]
         if not rows and not near:
             return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
         borders = [b for b in product(*(range(len(across[j])) for j in near))
                    if any(b) and _agree(i, {j: across[j][at] for j, at in zip(near, b, strict=True)})]
-        rows += [((*b, *own), None, None) for b in borders for own in product(range(len(g.levels) + 1), repeat=len(kept))]
-        found.add(i, [*(f"border {j}" for j in near), *(KEEP + one.tensor for one in kept)], rows)
+        rows += [((*b, *own, *[0] * len(nodes)), None, None) for b in borders for own in product(range(len(g.levels) + 1), repeat=len(kept))]
+        found.add(i, [*(f"border {j}" for j in near), *(KEEP + one.tensor for one in kept), *nodes], rows, len(nodes))
     for i, labels in across.items():
         if any(m and m.first == i for m in labels):
             _starting(g, i, labels, found)
@@ -256,32 +303,62 @@ def _room(g: Graph, labels: dict[str, int], alive: Sequence[Alive], first: int, 
     return (v, left) if left >= 0 and all(u == v for u, _ in taken) else None
 
 
-def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> tuple[Option, Make] | None:
-    """An einsum alone in its segment, of equal questions once."""
+def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> list[Row]:
+    """An einsum alone in its segment, row-major first, of equal questions once; none: it does not fit."""
     key = (i, *(labels[one.tensor] for one in alive if one.first <= i <= one.last))
     if key not in g.in_turn:
-        g.in_turn[key] = _alone(g, i, labels, alive)
+        g.in_turn[key] = list(_alone(g, i, labels, alive))
     return g.in_turn[key]
 
 
-def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> tuple[Option, Make] | None:
+def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> Iterator[Row]:
     e, room = g.workload.einsums[i], _room(g, labels, alive, i, i)
     if room is None:
-        return None
+        return
     v, left = room
     place = Place(g.levels[v].name, kept=_kept(g, e, labels, v)) if v >= 0 else Place()
     if any(role(e, t) not in g.levels[v].holds for t in place.kept):
-        return None
-    nest = g.nests.best(e, place, left)
+        return
+    times, nodes = counts(g.workload)[i], g.layouts.scope(i) if g.layouts else ()
+    nest = Nest(g.layouts.of(i)[0].mapping, 0, g.layouts.least_of(i)) if g.layouts and not place.level else g.nests.best(e, place, left)
     if nest.mapping is None:
-        return None if nest.floor == inf else (Option(inf, inf, counts(g.workload)[i] * nest.floor, Plan("", 0, 0, (), (e,))), lambda: Segment(()))
-    key = (canonical_key(e), place.level, tuple(p.tensor in place.kept for p in e.tensors()), str(renamed(nest.mapping, e)))
-    if key not in g.singles:
-        g.singles[key] = alone(g.arch, e, g.objective, place, nest.mapping)
-    cost, times = g.singles[key], counts(g.workload)[i]
-    plan = Plan(place.level, 0, 0, (), (e,), (nest.mapping,))
-    return (Option(times * cost.energy_pj, times * cost.latency_cycles, times * nest.floor, plan),
-            lambda: Segment((Branch(e.name, kept_nest(nest.mapping, g.arch, place)),)))
+        if nest.floor < inf:
+            yield (0,) * len(nodes), Option(inf, inf, times * nest.floor, Plan("", 0, 0, (), (e,))), lambda: Segment(())
+        return
+    for at, energy, latency, own in _in_layouts(g, i, place, nest.mapping, left):
+        plan = Plan(place.level, 0, 0, (), (e,), (own,))
+        yield at, Option(times * energy, times * latency, times * nest.floor, plan), partial(_apart, e, own)
+
+
+def _apart(e: Einsum, nest: Mapping) -> Segment:
+    return Segment((Branch(e.name, nest),))
+
+
+def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> list[Laid]:
+    """What an einsum costs alone beside what is kept, per choice of layouts. There are more nests to choose from where layouts are felt and nothing of its own
+    is kept: what is best in one layout is not in another."""
+    e = g.workload.einsums[i]
+    key = (canonical_key(e), place.level, tuple(p.tensor in place.kept for p in e.tensors()), str(renamed(nest, e)))
+    if not g.layouts:
+        if key not in g.singles:
+            g.singles[key] = alone(g.arch, e, g.objective, place, nest)
+        return [((), g.singles[key].energy_pj, g.singles[key].latency_cycles, kept_nest(nest, g.arch, place))]
+    asked = (i, *key[1:], left)
+    if asked not in g.alike:
+        around = replace(BELOW, branched=False, kept=tuple((p.tensor, place.level, Fraction(1)) for p in e.tensors() if p.tensor in place.kept))
+        felts = [felt(Problem(g.arch, e, g.objective, around), kept_nest(nest, g.arch, place))]
+        felts += [one for one in g.layouts.of(i) if own_bits(e, g.arch, place, one.mapping).get(place.level, 0) <= left] if not place.kept else []
+        g.alike[asked] = [(at, *row) for at, rows in g.layouts.in_labels(i, felts, place.kept, place.level) for row in _undominated(rows, g.objective)]
+    return g.alike[asked]
+
+
+def _undominated(rows: Sequence[tuple[float, float, Mapping]], objective: Objective) -> list[tuple[float, float, Mapping]]:
+    """The best row, where one figure ranks them; else those that no other one beats."""
+    ranked = sorted(rows, key=lambda row: (figure(objective, *row[:2]), row[0], row[1], str(row[2])))
+    if objective != "edp":
+        return ranked[:1]
+    return [row for n, row in enumerate(ranked) if not any(other[0] <= row[0] and other[1] <= row[1] for m, other in enumerate(ranked)
+                                                           if m != n and (other[:2] != row[:2] or m < n))]
 
 
 def _fused(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive]) -> Iterator[tuple[Option, Make]]:
@@ -303,8 +380,8 @@ def _fused(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive])
 def _bar(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive]) -> float:
     """What the members cost alone beside the same kept tensors: a segment that costs more is never taken, where one figure ranks them."""
     singles = [_single(g, i, labels | {one.tensor: labels.get(one.tensor, 0) for one in alive}, [one for one in alive if one.first <= i <= one.last])
-               for i in range(m.first, m.last + 1)] if g.objective != "edp" else [None]
-    return sum(figure(g.objective, one[0].energy, one[0].latency) if one else inf for one in singles)
+               for i in range(m.first, m.last + 1)] if g.objective != "edp" else [[]]
+    return sum(figure(g.objective, one[0][1].energy, one[0][1].latency) if one else inf for one in singles)
 
 
 def _names(e: Einsum) -> set[str]:
@@ -440,7 +517,7 @@ def _priced(g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, kept: Seque
 
 def schedule(g: Graph, found: Factors, best: Choice) -> Schedule:
     """Of the rows that were chosen."""
-    made = {first: make() for (first, rows), pick in zip(found.rows, best.rows, strict=True) if (make := rows[pick])}
+    made = {first: make() for (first, rows), pick in zip(found.rows, best.rows[:len(found.rows)], strict=True) if (make := rows[pick])}
     labels = {node.removeprefix(KEEP): label for node, label in best.labels.items() if node.startswith(KEEP) and label}
     keeps = sorted((g.levels[label - 1].name, t) for t, label in labels.items())
     return Schedule(tuple(made[first] for first in sorted(made)), tuple(Keep(level, t, Fraction(1)) for level, t in keeps))

@@ -76,6 +76,14 @@ class Nests:
     cut: dict[Key, float] = field(default_factory=dict)
     keys: dict[tuple[Einsum, Place], Key] = field(default_factory=dict)
     searches: int = 0
+    plain: Nests | None = None  # where layouts are felt: the same where they cost nothing, for bounds of words
+
+    def __post_init__(self) -> None:
+        """Below a shared loop rows that are open stay open from trip to trip: the mapper, which sees one trip, must not count them."""
+        if self.arch.described():
+            self.plain = Nests(self.arch.ideal(), self.objective, self.tiles, self.constraints, self.near)
+            levels = tuple(replace(level, access=replace(level.access, row_pj=0.0, row_cycles=0.0)) if level.access else level for level in self.arch.levels)
+            self.arch, self.near = replace(self.arch, levels=levels), inf
 
     def known_floor(self, e: Einsum, place: Place, room: float) -> float:
         """What answers for no less room say: in less, no nest costs less."""
@@ -191,6 +199,8 @@ class Nests:
 
     def least(self, e: Einsum, place: Place) -> float:
         """What no nest at a place costs less than, in any room; of equal questions once."""
+        if self.plain:
+            return self.plain.least(e, place)
         key = self._key(e, place)
         if key not in self.least_of:
             self.least_of[key] = self._least(e, place)

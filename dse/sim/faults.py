@@ -36,9 +36,11 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
         lines = [line for one in reversed(checked.values()) for line in _nest_faults(one)]
     if not lines:
         lines = [f"segment {i + 1}: {line}" for i, segment in enumerate(schedule.segments) for line in _chip_faults(i, segment, schedule, workload, g, arch)]
-    if not lines and arch.described() and (schedule.keeps or any(segment.pipelined for segment in schedule.segments)):
+    parts = [one for one in schedule.keeps if one.share != 1 or one.then or sliced(one.level, arch)]
+    if not lines and arch.described() and (parts or any(segment.pipelined for segment in schedule.segments)):
         level = next(level.name for level in arch.levels if level.access)
-        lines = [f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines or keeps move are not counted; leave its description out"]
+        lines = [f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or keeps of a part of a tensor, move are not counted; "
+                 "leave its description out"]
     return lines
 
 

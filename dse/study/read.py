@@ -125,8 +125,9 @@ def solver(raw: object, faults: Faults) -> Picks:
     if picks.reuse != "none" and (picks.tiling != "mapper" or (exact and picks.mapper != "optimal")):
         needed = "the mapper optimal; leave out solver.mapper and solver.tiling" if exact else "the nests of a mapper; leave out solver.tiling"
         faults.add(f"solver.reuse = {show(picks.reuse)} needs {needed}")
-    if picks.layout != "row_major" and (picks.mapper, picks.tiling, picks.reuse) != ("optimal", "mapper", "none"):
-        faults.add(f"solver.layout = {show(picks.layout)} needs the mapper optimal, without solver.reuse; leave it out")
+    joint = picks.reuse == "tiles" and picks.layout == "alt"
+    if picks.layout != "row_major" and ((picks.mapper, picks.tiling) != ("optimal", "mapper") or (picks.reuse != "none" and not joint)):
+        faults.add(f"solver.layout = {show(picks.layout)} needs the mapper optimal, without solver.reuse (but for alt with tiles); leave it out")
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not piped and isinstance(raw, Mapping) and key in raw:
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.reuse: pipelines; take that, or leave it out")

@@ -144,7 +144,7 @@ def programs(first: int, last: int) -> tuple[list[str], int]:
         rng = Random(seed)
         net, objective = network(rng), rng.choice(["energy", "latency"])
         with patch.object(graphs, "LABELS", 3), cheaper(rng.choice([1.0, 1e-3])):
-            g = graphs._Graph(SMALL, net, objective, solve(SMALL, net, objective))  # type: ignore[arg-type]
+            g = graphs.Layouts(SMALL, net, objective, solve(SMALL, net, objective))  # type: ignore[arg-type]
             rule = next(g.rules("alt"))
             found = g.least(rule)
             g.priced = {g._sort(one) for one in g.shared}  # every copy by its price, wanted or not
@@ -220,7 +220,7 @@ def mutants(graphs_: int, pairs_: int) -> list[str]:
         left += [] if on_graphs(0, graphs_)[0] else ["conversions cost nothing"]
     with patch.object(convert.Conversions, "floor", lambda self, *a: (1e30, 1e30)):
         left += [] if on_graphs(0, graphs_, 1e-3)[0] else ["nothing is ever converted"]
-    with patch.object(graphs._Graph, "_copy", lambda self, one, *a: self.conversions.floor(*self._sort(one))):
+    with patch.object(graphs.Layouts, "_copy", lambda self, one, *a: self.conversions.floor(*self._sort(one))):
         left += [] if on_graphs(0, graphs_, 1e-3)[0] else ["copies are never priced"]
     with patch.object(joint, "search", lambda *a, **k: joint.replace(plain(*a, **k), floor=1.05 * plain(*a, **k).floor)):  # type: ignore[attr-defined]
         left += [] if pairs(0, pairs_)[0] else ["floor 5 % too high"]
