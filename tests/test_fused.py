@@ -152,8 +152,8 @@ def test_a_kept_tensor_costs_no_lines() -> None:
     apart, kept = (evaluate(arch, workload, one) for one in (plain, stays))
     assert isinstance(apart, Solution) and isinstance(kept, Solution)
     assert moved(kept) == moved(apart) - {("DRAM", "T1", "read"), ("DRAM", "T1", "write")}
-    saved = sum(part.energy_pj for c in apart.einsums for part in c.price.parts if (part.component, part.tensor) == ("DRAM", "T1"))
-    near = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.component == level) for one in (apart, kept)]
+    saved = sum(part.energy_pj for c in apart.einsums for part in c.price.parts if (part.level, part.tensor) == ("DRAM", "T1"))
+    near = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.level == level) for one in (apart, kept)]
     leak = [sum(part.energy_pj for c in one.einsums for part in c.price.parts if part.action == "leak") for one in (apart, kept)]
     assert kept.energy_pj == pytest.approx(apart.energy_pj - saved + near[1] - near[0] + leak[1] - leak[0])
     with pytest.raises(ValueError, match="keeps of a part of a tensor"):
