@@ -124,6 +124,8 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
     assert first.totals["space"] == "schedules of the whole graph, weights streamed" and alone.totals["space"].startswith("single einsums")
     with pytest.raises(ValueError, match='solver.reuse = "tiles" needs the mapper optimal'):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.mapper": "random"})
+    with pytest.raises(ValueError, match="solver.share = 0.2: machines of a study share schedules, this is one machine; leave it out"):
+        dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.share": 0.2})
     with pytest.raises(ValueError, match="cpu_like prices lines, rows, banks or hops"):
         dse.map("gemm:m=4,n=4,k=4", "cpu_like", **{"solver.reuse": "tiles"})
 
