@@ -115,7 +115,7 @@ def end_to_end(arch: Arch, workload: Workload, objective: Objective, solved: dic
         if at in wants and not use.view:
             allowed[use.node] = (shared_.labels.index(wants[at]),)
     least = g.least((allowed, frozenset()))
-    assert least
+    assert least[2]
     return least[0]
 
 

@@ -149,7 +149,7 @@ def programs(first: int, last: int) -> tuple[list[str], int]:
             found = g.least(rule)
             g.priced = {g._sort(one) for one in g.shared}  # every copy by its price, wanted or not
             priced = g.least(rule)
-        assert found and priced
+        assert found[2] and priced[2]
         value, least = found[0], milp(priced[3], objective)
         asked += 1
         if not isclose(value, least, rel_tol=1e-6):
