@@ -48,7 +48,7 @@ def chains() -> None:
 def one(network: str, sets: dict[str, str]) -> None:
     """In a process of its own."""
     before = time.process_time()
-    totals = dse.map(network, "edge_array", **{"solver.reuse": "tiles", **sets}).totals
+    totals = dse.map(network, "edge_array", **{"solver.reuse": "tiles", **sets}).totals  # type: ignore[arg-type]
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "answer_s": time.process_time() - before, "mib": used.ru_maxrss / 1024,
                       "gap": totals["gap_in_space"], "energy_pj": totals["energy_pj"], "certificate": totals["certificate"]}))

@@ -189,8 +189,8 @@ class _Graph:
         return int(own.labels[best][own.scope.index(use.node)])
 
     def least(self, rule: Rule) -> tuple[float, float, Choice | None, list[Table]]:
-        """(value, floor of all choices, choice, tables) of the least one; inf, None: none was found. A copy costs what none falls below, until the least choice makes one: then all of
-        tensors of its shape are priced, and the choice is made again. One whose copies all have their price is the least of all."""
+        """(value, floor of all choices, choice, tables) of the least one; inf, None: none was found. A copy costs what none falls below, until the least choice
+        makes one: then all of tensors of its shape are priced, and the choice is made again. One whose copies all have their price is the least of all."""
         allowed, same = rule
         einsums = [self._einsum(i, allowed) for i in range(len(self.keys))]
         while True:
