@@ -17,6 +17,7 @@ from dse.sim.evaluate import Solution, figure
 from dse.sim.faults import faults
 from hw import machine
 from hw.arch import Arch, Compute, Level
+from tests import by_hand
 from tests.fusions import random_case, wrong
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
@@ -43,6 +44,11 @@ def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[S
 def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
     """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum between two that share a loop."""
     assert wrong(seed) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_schedules_counted_by_hand_cost_the_same(seed: int) -> None:
+    assert by_hand.wrong(seed) == []
 
 
 @pytest.mark.parametrize("seed", [5])
