@@ -1,11 +1,12 @@
-"""ALT's tables on machines that feel layouts: python -m bench.alt [CASE... | sampled JOINT LOOPS CASE... | operators MACHINE COUNT | first MACHINE...]
+"""ALT's tables on machines that feel layouts: python -m bench.alt [CASE... | sampled JOINT LOOPS CASE... | operators MACHINE COUNT [JOINT LOOPS] | first MACHINE...]
 
 networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any layouts, conversions, and CPU seconds of the
             mappings (`pairs`), of the graph, and of the graph again where counts of layouts are known. The picks' spaces nest, so alt above any of them, or wp
             or bf above ol, is an error (ALT, Fig. 10 to 12). Below: what the traffic of main memory leaves to layouts
 sampled     the two-stage search of whole networks (ALT: 8,000 + 12,000 costs), over alt: its different products share the costs evenly, other operators take
             conversions in as is best
-operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (1,000 costs) over the exact answer (ALT, Fig. 9)
+operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (300 + 700 costs, or JOINT + LOOPS; none at 0 0) over the exact
+            answer (ALT, Fig. 9)
 first       the first layer of ResNet-18: the paper's layouts (ht 4, wt 16, ot 16) in the mappings found, beside those found; and the best ot over the lanes
 """
 
@@ -161,7 +162,7 @@ def operators(rng: Random) -> dict[str, Einsum]:
     return {name: squeezed(found[0]) for name, found in made.items()}
 
 
-def fig9(name: str, count: int) -> None:
+def fig9(name: str, count: int, joint: int = 300, loops: int = 700) -> None:
     arch, over = machine.arch(machine.load(name)), dict[str, dict[str, list[float]]]()
     for seed in range(count):
         for kind, e in operators(Random(seed)).items():
@@ -171,11 +172,11 @@ def fig9(name: str, count: int) -> None:
             own = over.setdefault(kind, {})
             own.setdefault("row-major", []).append(plain[0].latency_cycles / best[0].latency_cycles)
             own.setdefault("gap", []).append(1 + best[0].gap_in_space)
-            for said, propose in PROPOSERS.items():
-                found = sampled(one, Random(seed), propose(seed))
+            for said, propose in PROPOSERS.items() if joint + loops else ():
+                found = sampled(one, Random(seed), propose(seed), joint, loops)
                 own.setdefault(said, []).append(inf if isinstance(found, Infeasible) else found[0].latency_cycles / best[0].latency_cycles)
-    heads = ("row-major", "random", "tpe", "actor-critic", "gap")
-    print(f"{name}, {count} sizes, latency over the exact answer's, geometric means; gap: of that to its floor")
+    heads = ("row-major", *(PROPOSERS if joint + loops else ()), "gap")
+    print(f"{name}, {count} sizes, {joint} + {loops} costs, latency over the exact answer's, geometric means; gap: of that to its floor")
     print(f"{'':6}" + " ".join(f"{head:>12}" for head in heads))
     for kind, own in over.items():
         print(f"{kind:6}" + " ".join(f"{geometric_mean(own[head]):12.3f}" for head in heads), flush=True)
@@ -209,7 +210,7 @@ def first(name: str) -> None:
 
 def main(cases: Sequence[str]) -> int:
     if cases and cases[0] == "operators":
-        fig9(cases[1], int(cases[2]))
+        fig9(cases[1], *map(int, cases[2:]))
         return 0
     if cases and cases[0] == "sampled":
         for case in cases[3:]:
