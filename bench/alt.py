@@ -1,11 +1,12 @@
-"""ALT's tables on machines that feel layouts: python -m bench.alt [CASE... | sampled JOINT LOOPS CASE... | operators MACHINE COUNT | first MACHINE...]
+"""ALT's tables on machines that feel layouts: python -m bench.alt CASE... | sampled JOINT LOOPS CASE... | operators MACHINE COUNT [JOINT LOOPS] | first MACHINE
 
 networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any layouts, conversions, and CPU seconds of the
             mappings (`pairs`), of the graph, and of the graph again where counts of layouts are known. The picks' spaces nest, so alt above any of them, or wp
-            or bf above ol, is an error (ALT, Fig. 10 to 12)
+            or bf above ol, is an error (ALT, Fig. 10 to 12). Below: what the traffic of main memory leaves to layouts
 sampled     the two-stage search of whole networks (ALT: 8,000 + 12,000 costs), over alt: its different products share the costs evenly, other operators take
             conversions in as is best
-operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (1,000 costs) over the exact answer (ALT, Fig. 9)
+operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (300 + 700 costs, or JOINT + LOOPS; none at 0 0) over the exact
+            answer (ALT, Fig. 9)
 first       the first layer of ResNet-18: the paper's layouts (ht 4, wt 16, ot 16) in the mappings found, beside those found; and the best ot over the lanes
 """
 
@@ -66,22 +67,31 @@ def tpe(seed: int) -> Tpe:
     return Tpe(optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed)))
 
 
-def row(case: str) -> tuple[dict[str, float], Assigned, list[float]]:
-    """(cost of every pick over alt, alt, CPU seconds of mappings, of the graph, of the graph again)."""
+def traffic(found: Assigned, home: str) -> str:
+    """What layouts can save at most: of the bits that main memory moves those that nobody asked for, and of the cycles those of einsums that wait for it."""
+    own = [(c, one) for c in found.solution.einsums for one in c.moved if one.level == home]
+    moved, unused = sum(c.count * one.moved_bits.n for c, one in own), sum(c.count * one.unused_bits for c, one in own)
+    waits = sum(c.count * c.latency_cycles for c in found.solution.einsums if c.bound_by == home) / found.solution.latency_cycles
+    return f"{100 * unused / moved:.1f} % of the bits of {home} unused, {100 * waits:.0f} % of the cycles are its"
+
+
+def row(case: str) -> tuple[dict[str, float], Assigned, list[float], str]:
+    """(cost of every pick over alt, alt, CPU seconds of mappings, of the graph, of the graph again, traffic of ol and alt)."""
     name, net, said = case.split(",")
     objective = cast(Objective, said)
     arch, workload, begun = machine.arch(machine.load(name)), catalog.load(net), time.process_time()
     solved = mapped(arch, workload, objective)
-    searched, value, best = time.process_time(), dict[str, float](), None
+    searched, value, best, whys = time.process_time(), dict[str, float](), None, list[str]()
     for pick in PICKS:
         told = assigned(arch, workload, objective, pick, solved)
         assert not isinstance(told, Infeasible), told
         value[pick] = told.value
+        whys += [f"{pick}: {traffic(told, arch.levels[0].name)}"] if pick in ("ol", "alt") else []
         if pick == "alt":
             best, graph = told, time.process_time()
             assigned(arch, workload, objective, pick, solved)
             took = [searched - begun, graph - searched, time.process_time() - graph]
-    return {pick: one / value["alt"] for pick, one in value.items()}, cast(Assigned, best), took
+    return {pick: one / value["alt"] for pick, one in value.items()}, cast(Assigned, best), took, "; ".join(whys)
 
 
 PROPOSERS: dict[str, Callable[[int], Proposer]] = {
@@ -98,7 +108,7 @@ def end_to_end(arch: Arch, workload: Workload, objective: Objective, solved: dic
         found = sampled(one, Random(seed), propose(seed), joint // len(products), loops // len(products))
         assert not isinstance(found, Infeasible), found
         mapping = found[0].mapping
-        own[group.key] = Pairs((felt(one, mapping),), (found[0],), 0.0, found[1], "")
+        own[group.key] = Pairs((felt(one, mapping),), (found[0],), 0.0, len(found[1]), "")
         for x, p in enumerate(e.tensors()):
             shape = tuple(d.size for d in p.dims)
             text = next((laid.text for laid in mapping.layouts if (laid.level, laid.tensor) == (home, p.tensor)), None)
@@ -115,7 +125,7 @@ def end_to_end(arch: Arch, workload: Workload, objective: Objective, solved: dic
         if at in wants and not use.view:
             allowed[use.node] = (shared_.labels.index(wants[at]),)
     least = g.least((allowed, frozenset()))
-    assert least
+    assert least[2]
     return least[0]
 
 
@@ -152,7 +162,7 @@ def operators(rng: Random) -> dict[str, Einsum]:
     return {name: squeezed(found[0]) for name, found in made.items()}
 
 
-def fig9(name: str, count: int) -> None:
+def fig9(name: str, count: int, joint: int = 300, loops: int = 700) -> None:
     arch, over = machine.arch(machine.load(name)), dict[str, dict[str, list[float]]]()
     for seed in range(count):
         for kind, e in operators(Random(seed)).items():
@@ -162,11 +172,11 @@ def fig9(name: str, count: int) -> None:
             own = over.setdefault(kind, {})
             own.setdefault("row-major", []).append(plain[0].latency_cycles / best[0].latency_cycles)
             own.setdefault("gap", []).append(1 + best[0].gap_in_space)
-            for said, propose in PROPOSERS.items():
-                found = sampled(one, Random(seed), propose(seed))
+            for said, propose in PROPOSERS.items() if joint + loops else ():
+                found = sampled(one, Random(seed), propose(seed), joint, loops)
                 own.setdefault(said, []).append(inf if isinstance(found, Infeasible) else found[0].latency_cycles / best[0].latency_cycles)
-    heads = ("row-major", "random", "tpe", "actor-critic", "gap")
-    print(f"{name}, {count} sizes, latency over the exact answer's, geometric means; gap: of that to its floor")
+    heads = ("row-major", *(PROPOSERS if joint + loops else ()), "gap")
+    print(f"{name}, {count} sizes, {joint} + {loops} costs, latency over the exact answer's, geometric means; gap: of that to its floor")
     print(f"{'':6}" + " ".join(f"{head:>12}" for head in heads))
     for kind, own in over.items():
         print(f"{kind:6}" + " ".join(f"{geometric_mean(own[head]):12.3f}" for head in heads), flush=True)
@@ -200,7 +210,7 @@ def first(name: str) -> None:
 
 def main(cases: Sequence[str]) -> int:
     if cases and cases[0] == "operators":
-        fig9(cases[1], int(cases[2]))
+        fig9(cases[1], *map(int, cases[2:]))
         return 0
     if cases and cases[0] == "sampled":
         for case in cases[3:]:
@@ -213,9 +223,9 @@ def main(cases: Sequence[str]) -> int:
     print(f"{'machine,network,objective':32} {'gap %':>7} {'copies':>6} " + " ".join(f"{pick:>6}" for pick in PICKS) + "  mappings s  graph s  again s")
     broken = 0
     for case in cases or CASES:
-        over, alt, (mapped, graph, again) = row(case)
+        over, alt, (mapped, graph, again), why = row(case)
         print(f"{case:32} {100 * (alt.value / alt.floor - 1):7.2f} {len(alt.conversions):6} " + " ".join(f"{over[pick]:6.3f}" for pick in PICKS)
-              + f"  {mapped:10.1f} {graph:8.1f} {again:8.1f}", flush=True)
+              + f"  {mapped:10.1f} {graph:8.1f} {again:8.1f}\n  {why}", flush=True)
         broken += sum(one < 1 - 1e-9 for one in over.values()) + (over["wp"] > over["ol"] * (1 + 1e-9)) + (over["bf"] > over["ol"] * (1 + 1e-9))
     print(f"{broken} violations of the order")
     return int(broken > 0)

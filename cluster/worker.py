@@ -46,7 +46,6 @@ UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins
 BEATEN = "bounds: another machine has a schedule that is better than any of this one (beaten_by)"  # reason of a machine that was not solved
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
-_FAMILIES: dict[tuple[str, str], dict[int, tuple[Family | Infeasible, int]]] = {}  # by study and workload, then machine
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 Columns = dict[str, list[Any]]
@@ -72,7 +71,8 @@ class Lease:
 class Job:
     """What a worker is told once, and what follows from it for every machine.
 
-    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine.
+    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine. families: of machines that share
+    schedules, by workload and machine, as far as this process has asked for them; they go with the job.
     """
 
     study: Study
@@ -82,6 +82,7 @@ class Job:
     schemas: Mapping[str, pa.Schema]
     key: str
     deadline_s: float | None
+    families: dict[str, dict[int, tuple[Family | Infeasible, int]]] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
 
 def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
     """The schedule of a machine that shares it with others; what they share is found once per process."""
-    known = _FAMILIES.setdefault((job.key, workload.name), {})
+    known = job.families.setdefault(workload.name, {})
     if machine not in known:
         own = members(job.study.space, machine, arch)
         found = shared_by(list(own.values()), workload, job.study.solver)

@@ -192,6 +192,8 @@ def _asked(machine: str, sets: Mapping[str, Any]) -> tuple[Picks, Machine]:
     """The picks and the machine that keys as in --set ask for."""
     faults = read.Faults([])
     picks = read.solver({key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}, faults)
+    if picks.share:
+        faults.add(f"solver.share = {picks.share:g}: machines of a study share schedules, this is one machine; leave it out")
     if faults.lines:
         raise ValueError("\n".join(faults.lines))
     return picks, spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})

@@ -274,11 +274,24 @@ def test_layouts_of_a_graph_are_kept_and_checked(tmp_path: Path, monkeypatch: py
     assert stack.kept_layouts(SMALL, net, picks) == first and "removed, built anew" in caplog.text
 
 
+def patched(asked: Any, most: int, *words: Any) -> Any:
+    with patch.object(graphs, "join", partial(join, most=most)):
+        return asked(*words)
+
+
 def test_what_a_beam_cuts_is_said() -> None:
     """A choice that may not be the least of its labels says how far it may be off, instead of "exact"."""
     net = network(Random(3))
     solved = solve(SMALL, net, "energy")
     for most, said in ((1 << 20, "exact over its labels"), (2, "above the least of its labels")):
-        with patch.object(graphs, "join", partial(join, most=most)):
-            found = assigned(SMALL, net, "energy", "alt", solved)
-        assert not isinstance(found, Infeasible) and said in found.solution.certificate
+        assert said in patched(assigned, most, SMALL, net, "energy", "alt", solved).solution.certificate
+
+
+def test_the_floor_of_a_pick_is_that_of_all_its_rules() -> None:
+    """All row-major, which is exact, wins over a beam that misses the least of all labels: the answer has a gap all the same."""
+    net = network(Random(9))
+    solved = solve(SMALL, net, "energy")
+    every, same = next(graphs.Layouts(SMALL, net, "energy", solved).rules("alt"))
+    with patch.object(graphs.Layouts, "rules", lambda *_: iter([(dict.fromkeys(every, (0,)), same), (every, same)])):
+        least, cut = (patched(assigned, most, SMALL, net, "energy", "bf", solved) for most in (1 << 20, 5))
+    assert least.floor == least.value and cut.floor <= least.value < cut.value

@@ -109,6 +109,19 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(tmp_path: Pat
     assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
 
 
+def test_shared_schedules_go_with_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine 0 of one space is machine 1 of the other one, in the same process."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "net.yaml").write_text(NET)
+    found = []
+    for i, kinds in enumerate(("ddr4, lpddr5", "lpddr5, ddr4")):
+        (tmp_path / f"{i}.yaml").write_text(f"name: s\nworkloads: [{{file: net.yaml, name: net}}]\nmachine: edge_array\nspace: {{dram.kind: [{kinds}]}}\n"
+                                            "objectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.1}\n")
+        run = dse.sweep(tmp_path / f"{i}.yaml", out=tmp_path / f"run{i}", workers=0)
+        found.append([row["energy_pj"] for row in run.sql("SELECT energy_pj FROM points ORDER BY machine").table.to_pylist()])
+    assert found[0] == found[1][::-1] and found[0][0] != found[0][1]
+
+
 def test_share_is_refused_where_nothing_is_shared(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2s\nspace: {array.x: [4]}\nobjectives: [energy_pj]\n"
                                          "solver: {share: 0.1}\n")

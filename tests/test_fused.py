@@ -21,6 +21,7 @@ from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Level
+from tests import by_hand
 from tests.fusions import random_case, wrong, wrong_in_layouts
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
@@ -47,6 +48,11 @@ def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[S
 def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
     """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum between two that share a loop."""
     assert wrong(seed) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_schedules_counted_by_hand_cost_the_same(seed: int) -> None:
+    assert by_hand.wrong(seed) == []
 
 
 @pytest.mark.parametrize("seed", [5])
@@ -128,6 +134,8 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
     assert first.totals["space"] == "schedules of the whole graph, weights streamed" and alone.totals["space"].startswith("single einsums")
     with pytest.raises(ValueError, match='solver.reuse = "tiles" needs the mapper optimal'):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.mapper": "random"})
+    with pytest.raises(ValueError, match="solver.share = 0.2: machines of a study share schedules, this is one machine; leave it out"):
+        dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.share": 0.2})
     with pytest.raises(ValueError, match="kapla_single prices hops"):
         dse.map("gemm:m=4,n=4,k=4", "kapla_single", **{"solver.reuse": "tiles"})
 

@@ -95,14 +95,11 @@ def shared(workload: Workload) -> dict[str, frozenset[str]]:
 def assigned(arch: Arch, workload: Workload, objective: Literal["energy", "latency", "edp"], pick: str, solved: dict[str, Pairs]) -> Assigned | Infeasible:
     """The workload in the layouts of a pick. solved: mappings of its different einsums, by key."""
     g = Layouts(arch, workload, objective, solved)
-    best: tuple[float, float, Choice, list[Table]] | None = None
-    for rule in g.rules(pick):
-        found = g.least(rule)
-        if found and (best is None or found[0] < best[0]):
-            best = found
-    if best is None:
+    found = [g.least(rule) for rule in g.rules(pick)]
+    value, _, choice, tables = min(found, key=lambda least: least[0])
+    if choice is None:
         return Infeasible("layouts", 1, 0, workload.name, "assignments")
-    return g.told(pick, *best)
+    return g.told(pick, value, min(floor for _, floor, *_ in found), choice, tables)
 
 
 Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]  # labels that nodes may have; nodes of readers that must have their maker's
@@ -193,8 +190,8 @@ class Layouts:
         best = min(range(len(own.labels)), key=lambda row: (figure(self.objective, *own.values[row]), row))
         return int(own.labels[best][own.scope.index(use.node)])
 
-    def least(self, rule: Rule, einsums: Sequence[Table] = ()) -> tuple[float, float, Choice, list[Table]] | None:
-        """(value, floor of all choices, choice, tables) of the least one. einsums: their tables, where they have more to choose.
+    def least(self, rule: Rule, einsums: Sequence[Table] = ()) -> tuple[float, float, Choice | None, list[Table]]:
+        """(value, floor of all choices, choice, tables) of the least one; inf, None: none was found. einsums: their tables, where they have more to choose.
 
         A copy costs what none falls below, until the least choice makes one: then all of tensors of its shape are priced, and the choice is made again. One
         whose copies all have their price is the least of all.
@@ -205,7 +202,7 @@ class Layouts:
             tables = [*einsums, *(self._tensor(one, allowed, same) for one in self.shared)]
             found = join(tables, figure=self.objective)
             if not found.choices:
-                return None
+                return inf, found.floor, None, tables
             best = found.choices[0]
             wanted = {self._sort(one) for one in self.shared if len({best.labels[node] for node in _scope(one)}) > 1} - self.priced
             if not wanted:
@@ -355,8 +352,7 @@ class Layouts:
     def saved(self, one: Shared, value: float, einsums: Sequence[Table]) -> float:
         """What the least costs more if a tensor is not converted; inf if it must be."""
         every, _ = next(self.rules("alt"))
-        found = self.least((every, frozenset(use.node for use in one.readers if not use.view)), einsums)
-        return found[0] - value if found else inf
+        return self.least((every, frozenset(use.node for use in one.readers if not use.view)), einsums)[0] - value
 
 
 def _scope(one: Shared) -> tuple[str, ...]:

@@ -72,18 +72,22 @@ def text(p: Projection, factors: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class _Search:
-    """Costs that were asked for. best: figure, mapping with its layouts."""
+    """best: figure, mapping with its layouts; curve: the best figure after each cost that was asked for."""
 
     problem: Problem
     rng: Random
-    spent: int = 0
+    curve: list[float] = field(default_factory=list)
     best: tuple[float, EinsumCost | None] = (float("inf"), None)
     rows: list[Floats] = field(default_factory=list)
     logs: list[float] = field(default_factory=list)
 
     def cost(self, mapping: Mapping, laid: tuple[Laid, ...]) -> float:
+        value = self._cost(mapping, laid)
+        self.curve.append(self.best[0])
+        return value
+
+    def _cost(self, mapping: Mapping, laid: tuple[Laid, ...]) -> float:
         found = einsum_cost(self.problem, replace(mapping, layouts=laid))
-        self.spent += 1
         if isinstance(found, Infeasible):
             return float("inf")
         value = figure(self.problem.objective, found.energy_pj, found.latency_cycles)
@@ -111,32 +115,33 @@ class _Search:
         return (new, mapping) if mapping else None
 
 
-def sampled(problem: Problem, rng: Random, proposer: Proposer | None = None, joint: int = 300, loops: int = 700) -> tuple[EinsumCost, int] | Infeasible:
-    """(the best that was found, costs that were asked for), row-major inside of the machine. proposer: random shares by default."""
+def sampled(problem: Problem, rng: Random, proposer: Proposer | None = None, joint: int = 300,
+            loops: int = 700) -> tuple[EinsumCost, list[float]] | Infeasible:
+    """(the best that was found, the best figure after each cost that was asked for), row-major inside of the machine. proposer: random shares by default."""
     search, proposer, e, home = _Search(problem, rng), proposer or Uniform(rng), problem.einsum, problem.arch.levels[0].name
     sizes = [d.size for p in e.tensors() for d in p.dims]
     place: tuple[float, tuple[Laid, ...], Choices | None] = (float("inf"), (), None)
-    while search.spent < joint:
+    while len(search.curve) < joint:
         factors = [factor(n, share) for n, share in zip(sizes, proposer.ask(sizes), strict=True)]
         laid = _laid(e.tensors(), factors, home)
-        value, choices = _walked(search, laid, min(WALK, joint - search.spent), place[2])
+        value, choices = _walked(search, laid, min(WALK, joint - len(search.curve)), place[2])
         proposer.tell(-value if value < float("inf") else -1e30)
         if value < place[0]:
             place = value, laid, choices
     if place[2] is None:
         return Infeasible("mappings", 1, 0, e.name, "draws")
     here, value = place[2], place[0]
-    while search.spent < joint + loops:
+    while len(search.curve) < joint + loops:
         model = learned(search.rows, search.logs)
         near = [one for _ in range(BATCH) if (one := search.step(here))] or [one for one in [search.start()] if one]
         told: Sequence[float] | Floats = model(np.array([features(e, problem.arch, mapping) for _, mapping in near])) if near else ()
-        for i in np.argsort(told, kind="stable")[:min(TOP, joint + loops - search.spent)]:
+        for i in np.argsort(told, kind="stable")[:min(TOP, joint + loops - len(search.curve))]:
             if (found := search.cost(near[i][1], place[1])) < value:
                 here, value = near[i][0], found
         if not near:
             break
     assert search.best[1]
-    return search.best[1], search.spent
+    return search.best[1], search.curve
 
 
 def _laid(tensors: Sequence[Projection], factors: Sequence[int], home: str) -> tuple[Laid, ...]:
@@ -157,13 +162,13 @@ def _walked(search: _Search, laid: tuple[Laid, ...], most: int, before: Choices 
         batch = [(before, mapping), *batch[: max(most // 2 - 1, 0)]]
     costs = [(search.cost(mapping, laid), i) for i, (_, mapping) in enumerate(batch)]
     if not costs:
-        search.spent += most  # draws that do not fit are asked for, too
+        search.curve += [search.best[0]] * most  # draws that do not fit are asked for, too
         return float("inf"), None
     value, i = min(costs)
     here = batch[i][0]
     for _ in range(most - len(costs)):
         if (one := search.step(here)) is None:
-            search.spent += 1
+            search.curve.append(search.best[0])
         elif (found := search.cost(one[1], laid)) <= value:
             here, value = one[0], found
     return value, here

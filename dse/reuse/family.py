@@ -94,7 +94,7 @@ class Known:
     members: tuple[tuple[tuple[int, int], ...], ...]
     actions: tuple[tuple[Floats, Floats, NDArray[np.int64]], ...]
     cycles: Floats
-    bound_by: NDArray[np.int64]
+    bound_by: NDArray[np.int8]
     runs_pj: Floats
     energy_pj: Floats
 
@@ -112,7 +112,7 @@ class Anchor:
 @dataclass(slots=True)
 class Family:
     """prices [machines, prices], times [machines, parts], bounds [machines, 2] of energy and cycles; ops: operations of each kind; turns: energy of einsums in
-    turn [different einsums, machines]; choice: of the known schedules."""
+    turn [different einsums, machines], in the end the least of each; choice: of the known schedules, of which in the end only those are left that one takes."""
 
     arches: list[Arch]
     workload: Workload
@@ -142,7 +142,8 @@ def family(arches: Sequence[Arch], workload: Workload, fused: Solve, turns: Solv
             else:
                 heapq.heappop(left)
         worst = left[0][1] if left else 0
-    f.choice = np.argmin([known.energy_pj for known in f.known], axis=0)
+    used, f.choice = np.unique(np.argmin([known.energy_pj for known in f.known], axis=0), return_inverse=True)
+    f.known, f.turns = [f.known[i] for i in used], [np.min(f.turns, axis=0)]
     return f
 
 
@@ -197,7 +198,7 @@ def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> Known
     at = {one.einsum.name: one for own in segments for one in own}
     wide, units = together(f.arches), [_unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
     shape, actions = (len(base.einsums), len(f.arches)), []
-    cycles, bound_by = np.zeros(shape), np.zeros(shape, np.int64)
+    cycles, bound_by = np.zeros(shape), np.zeros(shape, np.int8)
     for i, c in enumerate(base.einsums):
         one = at[c.name]
         counted = [row for row in c.counts if row.action != "enter"]
@@ -261,7 +262,7 @@ def priced_on(f: Family, machine: int) -> Solution:
     least_pj, least_cycles = f.bounds[machine]
     if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
         raise Violated(f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost {total, latency} of\n{known.schedule}")
-    turns = float(np.min([turn[:, machine] for turn in f.turns], axis=0).sum())
+    turns = float(f.turns[0][:, machine].sum())
     found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
                     gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns)
     gap = above(total, _least(f, machine, "floor"))

@@ -161,7 +161,7 @@ def _best(g: Graph, objective: Objective) -> tuple[list[Solution], float, Graph]
     if g.layouts:
         every, nodes = next(g.layouts.rules("alt"))[0], frozenset(use.node for one in g.layouts.shared for use in one.readers)
         chosen = [g.layouts.least((every, same), found.tables) for same in (frozenset[str](), nodes)]
-        choices = [one[2] for one in chosen if one]
+        choices = [choice for _, _, choice, _ in chosen if choice]
     else:
         choices += join(found.tables, figure=g.objective).choices[:1]
     if not choices:
@@ -411,19 +411,28 @@ def _best_plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept:
     """Plans by their bounds, best first, until no other is better than the best one, or than the einsums alone (bar). Where one figure ranks them, the best;
     else those of some that no other of them dominates."""
     ranked = g.objective != "edp"
-    def bound(j: int, place: Place) -> float:
-        return g.nests.least(own[j], place)
+    names, known = [_names(e) for e in own], dict[tuple[object, ...], tuple[Place, float]]()
 
-    left = [(sum(bound(j, place) for j, place in enumerate(_places(m, own, plan, kept))), number, plan, bits)
-            for number, (plan, bits) in enumerate(_plans(g, m, own, level, kept, room))]
+    def bounded(plan: Plan) -> list[tuple[Place, float]]:
+        """Places of the members, and what no nest there costs less than: plans that hold the same of a member's tensors share these."""
+        found = []
+        for j, e in enumerate(own):
+            key = (j, plan.axis, plan.tile, *(t for t in plan.held if t in names[j]))
+            if key not in known:
+                place = _place(m, e, m.axes[plan.axis][j], plan, frozenset(plan.held), kept[j])
+                known[key] = place, g.nests.least(e, place)
+            found.append(known[key])
+        return found
+
+    left = [(sum(bound for _, bound in bounded(plan)), number, plan, bits) for number, (plan, bits) in enumerate(_plans(g, m, own, level, kept, room))]
     heapq.heapify(left)
     found: list[Option] = []
     asked: list[tuple[float, int, list[Place], list[float], list[Nest]]] = []
     best = bar
     while left and left[0][0] < best and (ranked or len(found) < EVALUATED):
         _, number, plan, bits = heapq.heappop(left)
-        places = _places(m, own, plan, kept)
-        nests, floors = _nests(g, own, places, room - bits, best, bound)
+        places, bounds = (list(each) for each in zip(*bounded(plan), strict=True))
+        nests, floors = _nests(g, own, places, room - bits, best, bounds)
         if sum(floors) >= best:
             continue
         asked.append((sum(floors), number, places, floors, nests))
@@ -451,10 +460,10 @@ def _floor(g: Graph, own: Sequence[Einsum], asked: list[tuple[float, int, list[P
 
 
 def _nests(g: Graph, own: Sequence[Einsum], places: Sequence[Place], room: float, best: float,
-           bound: Callable[[int, Place], float]) -> tuple[list[Nest], list[float]]:
+           bounds: Sequence[float]) -> tuple[list[Nest], list[float]]:
     """Nests of a plan, and their floors; no more of them once the plan cannot be better than the best one."""
     found: list[Nest] = []
-    floors = [max(bound(j, place), g.nests.known_floor(own[j], place, room)) for j, place in enumerate(places)]
+    floors = [max(bound, g.nests.known_floor(e, place, room)) for e, place, bound in zip(own, places, bounds, strict=True)]
     for j, (e, place) in enumerate(zip(own, places, strict=True)):
         if sum(floors) >= best:
             break
@@ -486,8 +495,11 @@ def _plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept: Sequ
 
 def _places(m: Members, own: Sequence[Einsum], plan: Plan, kept: Sequence[frozenset[str]]) -> list[Place]:
     held = frozenset(dict(zip(_in_order(plan.like), _in_order(own), strict=True))[t] for t in plan.held)
-    return [Place(plan.level, rank, plan.tile, frozenset(m.handed) & _names(e), held & _names(e), has, m.leaving & {e.output.tensor})
-            for e, rank, has in zip(own, m.axes[plan.axis], kept, strict=True)]
+    return [_place(m, e, rank, plan, held, has) for e, rank, has in zip(own, m.axes[plan.axis], kept, strict=True)]
+
+
+def _place(m: Members, e: Einsum, rank: str, plan: Plan, held: frozenset[str], kept: frozenset[str]) -> Place:
+    return Place(plan.level, rank, plan.tile, frozenset(m.handed) & _names(e), held & _names(e), kept, m.leaving & {e.output.tensor})
 
 
 def _segment(arch: Arch, m: Members, own: Sequence[Einsum], plan: Plan, kept: Sequence[frozenset[str]]) -> Segment:

@@ -221,7 +221,8 @@ class Nests:
         level = next(level for level in self.arch.levels if level.name == place.level)
         passed = sum(self._passed(e, p, place.level) for p in e.tensors() if p.tensor in place.handed and not (p is e.output and p.tensor in place.leaving))
         again = sum(self._again(p, trip, many, level) for p in e.inputs if p.tensor not in place.homes() and place.rank not in p.ranks())
-        return max(own, self._alone(e, place, level, wide=False) - passed, self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0)
+        wide = self._alone(e, place, level, wide=True) - passed + again if again > 0 else 0.0  # first: what it finds mostly fits into less room, too
+        return max(own, self._alone(e, place, level, wide=False) - passed, wide)
 
     def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
         """What it costs at least without a shared loop; wide: at a level that all of it fits into."""

@@ -215,22 +215,28 @@ def _counted(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) -> C
 def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, visits: int, skipped: bool, alone: Counts) -> Span:
     """Rows opened by all boxes in turn: each box on its own at most; or, of the boxes that the inner loops ask for, one united box, if it never has two rows of
     one bank: then rows stay open. At least those of all boxes united. Where these differ the boxes are walked, if they are few enough."""
-    at = [i for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and not node.over and i >= _first_loop(mapping, link, arch)]
+    first = _first_loop(mapping, link, arch)
+    loops = sorted({first, *(i for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and not node.over and i >= first)})
     best, lo = alone.activations, 0.0
     if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):  # which copies are read depends on the box: united ones say nothing
-        at, lo = [], min(1.0, best.lo)
-    for i in sorted({_first_loop(mapping, link, arch), *at}) if not lo else ():
+        loops, lo = [], min(1.0, best.lo)
+
+    def united(i: int, best: Span, lo: float) -> tuple[Span, float]:
         rows = _boxes(mapping, link, e, arch, c.layout, i, copies)
         if lo and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each) > c.memory.row * c.memory.banks:
-            continue  # more than one row of each bank holds
-        united = _counted(c, rows, min(_visits(mapping, link, e, arch, i), visits))
-        lo = lo or united.activations.lo
-        if united.activations.hi <= united.banks.lo and united.activations.hi < best.hi:
-            best = united.activations
-        if best.hi == lo:
-            break
+            return best, lo  # more than one row of each bank holds
+        found = _counted(c, rows, min(_visits(mapping, link, e, arch, i), visits))
+        fits = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
+        return found.activations if fits else best, lo or found.activations.lo
+
+    for i in loops[:1]:
+        best, lo = united(i, best, lo)
     if best.hi > lo and link.parent.level == arch.levels[0].name and (walked := _in_turn(mapping, link, e, arch, c, copies, skipped)) is not None:
         return Span(walked, walked, walked)
+    for i in loops[1:] if best.hi > lo else ():
+        best, lo = united(i, best, lo)
+        if best.hi == lo:
+            break
     return Span(max(best.n, lo), lo, best.hi)
 
 

@@ -1,7 +1,8 @@
 """Fused tiles and kept tensors against every schedule of their space: random graphs of two to four einsums, each nest enumerated and priced by the evaluator.
 
 On machines whose fills overlap freely, and, every fourth, on machines whose fills wait, where answers may have a gap. Half as many on machines with lines and
-rows, layouts chosen in the same solve. And the published chain of two products, walked element by element.
+rows, layouts chosen in the same solve. Graphs without lanes against a list of schedules that is counted by hand, from docs/model.md alone (tests/by_hand.py).
+And the published chain of two products, walked element by element.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from hw import machine
+from tests.by_hand import wrong as by_hand_wrong
 from tests.fusions import random_case, wrong, wrong_in_layouts
 from tests.test_fused import chain, solved
 from tests.test_schedule_walks import compared
@@ -38,10 +40,13 @@ def main() -> int:
     ratios = [ratio for _, own in told for ratio in own]
     print(f"  {CASES // 2} graphs on machines with lines, reuse and layouts together: {sum(bool(lines) for lines, _ in told)} wrong; over rows or columns with "
           f"copies for free: {sum(ratio <= 1 + 1e-9 for ratio in ratios)} of {len(ratios)} no dearer, dearest {max(ratios):.3f}", flush=True)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        by_hand = list(pool.map(by_hand_wrong, range(2 * CASES), chunksize=5))
+    print(f"  {len(by_hand)} graphs by hand: {sum(map(bool, by_hand))} wrong", *[line for lines in by_hand for line in lines][:3], sep="\n  ", flush=True)
     many = sum(len(random_case(seed)[1].einsums) == 4 for seed in range(CASES))
     print(f"  {CASES} graphs ({many} of four einsums), energy and latency: {sum(map(bool, found))} wrong", flush=True)
     best, _ = solved(chain(2))
     assert best.schedule is not None
     walked = compared(machine.arch(machine.load("a2s")), chain(2), best.schedule)
     print(f"  the published chain of two products: {best.energy_pj:.0f} pJ (listed 12304384), {len(walked)} differences to its walk", flush=True)
-    return int(any(found) or any(lines for lines, _ in told) or bool(walked) or best.energy_pj > 12304384)
+    return int(any(found) or any(lines for lines, _ in told) or any(by_hand) or bool(walked) or best.energy_pj > 12304384)

@@ -1,0 +1,83 @@
+"""Fused tiles and kept tensors (`solver.reuse: tiles`): python -m bench.fused chains | networks [NETWORK...]
+
+chains      products one after the other (m 128, n 64, machine `a2s`): CPU ms of the whole answer in a warm process, the least and the median of ROUNDS in turn,
+            beside twice that of one product and 20 ms per join
+networks    on `edge_array`, energy, each answer in a process of its own: nothing kept; the same question again, its answer in $DSE_CACHE; the same again on a
+            machine of other prices. CPU s and MiB of the whole process, imports and loading of the network included
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import dse
+from dse.dataflow.space import FREE
+from dse.nest import Infeasible
+from dse.reuse.fused import fused
+from hw import machine
+from tests.test_fused import chain
+
+ROUNDS = 9
+NETWORKS = ("resnet50", "bert_base", "llama7b:phase=decode")
+OTHER = {"dram.kind": "gddr6"}  # prices and rates differ from edge_array's
+
+
+def chains() -> None:
+    arch, took = machine.arch(machine.load("a2s")), dict[int, list[float]]()
+    said = dict[int, str]()
+    for turn in range(ROUNDS + 1):  # the first one compiles, or loads what was
+        for many in (1, 2, 4, 8):
+            workload, begun = chain(many), time.process_time()
+            found = fused(arch, workload, "energy", "ragged_lanes", lambda _: FREE)
+            assert not isinstance(found, Infeasible)
+            took.setdefault(many, []).extend([1e3 * (time.process_time() - begun)] * (turn > 0))
+            said[many] = f"gap {100 * found.gap_in_space:.3g} %, saved {100 * (found.saved or 0):.3g} %"
+    for many, own in took.items():
+        limit = 2 * min(took[1]) + 20 * (many - 1)
+        print(f"{many} products: {min(own):.1f} ms least, {median(own):.1f} median; twice one and 20 per join: {limit:.1f}; {said[many]}", flush=True)
+
+
+def one(network: str, sets: dict[str, str]) -> None:
+    """In a process of its own."""
+    before = time.process_time()
+    totals = dse.map(network, "edge_array", **{"solver.reuse": "tiles", **sets}).totals  # type: ignore[arg-type]
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "answer_s": time.process_time() - before, "mib": used.ru_maxrss / 1024,
+                      "gap": totals["gap_in_space"], "energy_pj": totals["energy_pj"], "certificate": totals["certificate"]}))
+
+
+def networks(wanted: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for network in wanted:
+            for said, sets in (("nothing kept", {}), ("kept", {}), (f"kept, asked with {OTHER}", OTHER)):
+                run = subprocess.run([sys.executable, "-m", "bench.fused", "one", network, json.dumps(sets)], capture_output=True, text=True, check=True,
+                                     env=os.environ | {"DSE_CACHE": folder})
+                found = json.loads(run.stdout)
+                print(f"{network}, {said}: {found['cpu_s']:.1f} CPU s (asking {found['answer_s']:.1f}), {found['mib']:.0f} MiB, {found['energy_pj']:.6g} pJ, "
+                      f"gap {100 * found['gap']:.3g} %", flush=True)
+            print(f"  {found['certificate']}", flush=True)
+
+
+def main(asked: Sequence[str]) -> int:
+    if asked[:1] == ["chains"]:
+        chains()
+    elif asked[:1] == ["networks"]:
+        networks(asked[1:] or NETWORKS)
+    elif asked[:1] == ["one"]:
+        one(asked[1], json.loads(asked[2]))
+    else:
+        print(__doc__)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
