@@ -1,4 +1,4 @@
-"""ALT's tables on machines that feel layouts: python -m bench.alt CASE... | sampled JOINT LOOPS CASE... | operators MACHINE COUNT [JOINT LOOPS] | first MACHINE...
+"""ALT's tables on machines that feel layouts: python -m bench.alt CASE... | sampled JOINT LOOPS CASE... | operators MACHINE COUNT [JOINT LOOPS] | first MACHINE
 
 networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any layouts, conversions, and CPU seconds of the
             mappings (`pairs`), of the graph, and of the graph again where counts of layouts are known. The picks' spaces nest, so alt above any of them, or wp
