@@ -130,6 +130,7 @@ def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
                 ax.barh(range(len(shown)), wide, left=left, height=0.72, color=SHADES[i % len(SHADES)], hatch=HATCHES[i % len(HATCHES)], edgecolor=INK,
                         linewidth=0.4, label=part)
                 left += wide
+            ax.set_xlim(0, 1.04 * max(left, default=0.0) or 1.0)  # a part of width 0 at the end takes Matplotlib's own margin away
             ax.set_xlabel(label)
             ax.set_yticks(range(len(shown)), [text for text, _ in shown])
             ax.grid(visible=False, axis="y")
@@ -163,7 +164,7 @@ def roofline(given: Roofline, title: str) -> Picture:
         ax.set_xlabel(f"operations per byte of {given.level}")
         ax.set_ylabel("operations per ns")
         ax.set_ylim(top=given.peak * 2.5)
-        for handle in ax.legend(loc="lower right").legend_handles:
+        for handle in ax.legend(loc="lower right", title="area: share of the latency", title_fontsize=8).legend_handles:
             handle.set_sizes([36])
         ax.set_title(title)
     return Picture(figure)
@@ -194,7 +195,7 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float]], title: str
                 for above, one in ((min(own, key=_factor), -9), (max(own, key=_factor), 5)) if own[0].factor != own[-1].factor else ():
                     ax.annotate(_value(parameter, above.value), (above.factor, row), (0, one), textcoords="offset points", ha="center", fontsize=7,
                                 va="top" if one < 0 else "bottom")
-            if found and max(map(_factor, found)) > 2 * min(map(_factor, found)):
+            if found and max(map(_factor, found)) > LOG * min(map(_factor, found)):
                 _logarithmic(ax.xaxis, max(map(_factor, found)) / min(map(_factor, found)))
             ax.set_yticks(range(len(names)), [parameter.replace("_", " ") for parameter in names])
             ax.set_ylim(len(names) - 0.4, -0.6)
@@ -231,6 +232,7 @@ def progress(volume: Sequence[tuple[int, float]], statuses: Mapping[str, Sequenc
                 under = under + np.array(counts)
         low.set_ylabel("machines")
         low.set_xlabel("machines done")
+        low.xaxis.set_major_locator(MaxNLocator(integer=True))
         low.legend(loc="upper left")
         figure.suptitle(title)
     return Picture(figure)
@@ -327,7 +329,7 @@ def stays(given: Stays) -> Picture:
             if room:
                 ax.axhline(room / scale, color=INK, linewidth=1.0, linestyle="--")
                 ax.annotate("room", (1, room / scale), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7, ha="right")
-            ax.set_ylabel(f"{level}\n{label.replace('bytes ', '')}")
+            ax.set_ylabel(f"one {level}\n{label.replace('bytes ', '')}")
             ax.set_ylim(0, 1.25 * max([*held, room or 0.0]) / scale or 1.0)
         low = axes[-1][0]
         low.set_xlabel(unit.replace("latency", "time"))

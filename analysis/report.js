@@ -125,7 +125,7 @@ function scatter() {
     customdata: indices, marker, text: indices.map(i => `machine ${point(i)}`), hovertemplate: `%{text}<br>${plain(columns[x].label)} %{x}<br>${plain(columns[y].label)} %{y}<extra></extra>`});
   const others = passing.filter(i => !front[i]), best = passing.filter(i => front[i]);
   const traces = [trace(outside, {size: 4, color: css('--faint'), opacity: 0.35}, `filtered out (${outside.length})`),
-    trace(others, {size: count > 20000 ? 3 : 6, opacity: 0.8, ...colours(colour, others)}, `feasible (${others.length})`),
+    trace(others, {size: count > 20000 ? 3 : 6, opacity: 0.8, ...colours(colour, others), line: {color: css('--dim'), width: count > 20000 ? 0 : 0.5}}, `feasible (${others.length})`),
     trace(best, {size: 10, line: {color: css('--ink'), width: 1.5}, ...colours(colour, best)}, `front of ${objectives.length} (${best.length})`)];
   if (objectives.includes(x) && objectives.includes(y) && x !== y) {
     const step = stairs(x, y, passing);
@@ -245,7 +245,7 @@ function mapping(own) {
   });
   Plotly.react('breakdown', [...bars(own.map(w => w.energy), 'energy_pj', 'x'), ...bars(own.map(w => w.latency), 'latency_ns', 'x2')],
     look({barmode: 'stack', grid: {rows: 2, columns: 1, pattern: 'independent'}, margin: {l: 90, r: 8, t: 8, b: 24}, showlegend: true,
-      legend: {orientation: 'h', y: -0.15, yanchor: 'top', font: {size: 10}}, xaxis2: {gridcolor: css('--rule')}, yaxis2: {}}), CONFIG);
+      legend: {orientation: 'h', y: -0.15, yanchor: 'top', traceorder: 'normal', font: {size: 10}}, xaxis2: {gridcolor: css('--rule')}, yaxis2: {}}), CONFIG);
   const dots = own.flatMap(w => w.roofline.dots), roof = own[0].roofline, xs = [...dots.map(d => d[1]), roof.peak / roof.gb_s].filter(isFinite);
   const [low, high] = [Math.min(...xs) / 3, Math.max(...xs) * 3], corner = Math.min(Math.max(roof.peak / roof.gb_s, low), high), binds = [...new Set(dots.map(d => d[4]))];
   Plotly.react('roofline', [{type: 'scatter', mode: 'lines', name: plain(`${roof.level} ${number(roof.gb_s)} GB/s`), x: [low, corner, high], y: [low, corner, high].map(v => Math.min(roof.peak, v * roof.gb_s)), line: {color: css('--ink')}, hoverinfo: 'skip'},
@@ -289,7 +289,7 @@ function effects() {
     const traces = order.map(name => { const mine = own.rows.filter(r => r.parameter === name);
       const ends = [Math.min, Math.max].map(end => end(...mine.map(r => r.factor)));
       return {type: 'scatter', mode: 'lines+markers+text', x: mine.map(r => r.factor), y: mine.map(() => plain(columns[name].label)), hovertext: mine.map(r => plain(r.value)),
-        text: mine.map(r => ends[0] < 0.8 * ends[1] && ends.includes(r.factor) ? plain(r.value) : ''), textposition: 'top center', textfont: {size: 10}, cliponaxis: false,
+        text: mine.map(r => ends[0] < 0.9 * ends[1] && ends.includes(r.factor) ? plain(r.value) : ''), textposition: mine.map(r => r.factor === ends[0] ? 'top right' : 'top left'), textfont: {size: 10}, cliponaxis: false,
         marker: {color: css('--accent'), size: 8}, line: {color: css('--dim')}, hovertemplate: '%{hovertext}: times %{x:.4~g}<extra></extra>'}; });
     const far = own.rows.length && Math.max(...own.rows.map(r => r.factor)) > 2 * Math.min(...own.rows.map(r => r.factor));
     Plotly.react(id, traces, look({showlegend: false, title: {text: plain(`${columns[o].label}: ${Math.round(100 * own.explained)} % explained`), font: {size: 13}}, margin: {l: 90, r: 12, t: 36, b: 44},
@@ -311,7 +311,7 @@ function volume() {
   const p = facts.progress, shades = {ok: '#8cc0a8', infeasible: '#16324f', pruned: '#e3c567', error: '#b5651d'};
   const traces = [{type: 'scatter', mode: 'lines', name: 'hypervolume', x: [0, ...p.volume.map(v => v[0])], y: [0, ...p.volume.map(v => 100 * v[1])], line: {shape: 'hv', color: css('--ink')}}];
   for (const [state, counts] of Object.entries(p.states)) traces.push({type: 'scatter', mode: 'lines', stackgroup: 'one', fillpattern: {shape: {ok: '', infeasible: '/', pruned: '.', error: 'x'}[state]}, name: state, x: p.done, y: counts, xaxis: 'x', yaxis: 'y2', line: {color: shades[state], width: 1}});
-  Plotly.react('volume', traces, look({xaxis: {anchor: 'y2', title: {text: 'machines done'}}, yaxis: {domain: [0.42, 1], title: {text: 'hypervolume, % of the last'}, range: [0, 104]},
+  Plotly.react('volume', traces, look({xaxis: {anchor: 'y2', title: {text: 'machines done'}}, yaxis: {domain: [0.42, 1], title: {text: 'hypervolume (%)'}, range: [0, 104]},
     yaxis2: {domain: [0, 0.32], title: {text: 'machines'}, gridcolor: css('--rule'), automargin: true}}), CONFIG);
 }
 function still() {

@@ -147,10 +147,12 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     for sub in (shown, mapped):
         sub.add_argument("--schedule", metavar="FILE", default="",
                          help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out are mapped alone and run in turn")
+    simulated.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine such as gbuf.capacity")
     for sub in (shown, mapped, simulated):
         sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")
     checked = add("check", "validate files, all faults at once")
-    checked.add_argument("files", nargs="+", metavar="FILE")
+    checked.add_argument("files", nargs="*", metavar="FILE")
+    checked.add_argument("--schema", choices=("machine", "study", "workload"), help="print the JSON Schema of such files, for editors")
     add("list", "what exists; keys: every key of machine, study and workload files", forms=TABLES).add_argument(
         "what", choices=("workloads", "machines", "solvers", "columns", "keys"))
     begun = add("new", "a commented file to start from", forms=())

@@ -286,10 +286,12 @@ def _report(given: argparse.Namespace) -> int:
 def _simulate(given: argparse.Namespace) -> int:
     from dse import directives, door
     from dse.sim.graph import evaluate
-    from hw import machine
+    from dse.study import read
+    from hw import machine, space
     from workloads import catalog
 
-    arch, workload = machine.arch(machine.load(given.machine)), catalog.load(given.workload)
+    arch = machine.arch(space.override(machine.load(given.machine), read.assignments(given.set)))
+    workload = catalog.load(given.workload)
     given_schedule = directives.load(Path(given.mapping), workload, arch)
     try:
         found = evaluate(arch, workload, given_schedule)
@@ -299,8 +301,12 @@ def _simulate(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> int:
-    from dse import check
+    from dse import check, keys
 
+    if given.schema:
+        screen.print_json(keys.schema(given.schema))
+    elif not given.files:
+        raise ValueError("dse check: which files? give FILE..., or --schema machine, study or workload")
     faults, good = [], []
     for text in given.files:
         try:

@@ -243,7 +243,8 @@ def layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Laid:
     grid = tuple(tuple(address(laid, (*front, *((y,) if len(shape) > 1 else ()), x)) for x in range(min(columns, SIDE))) for y in range(min(rows, SIDE)))
     line = (outer.access.line_bits if outer.access else outer.width_bits) // (found.bits or arch.word_bits)
     others = "".join(f", {name} = 0" for name in names[:-2])
-    return Laid(f"{tensor} as {show(laid)}{others}: address of each element", names[-2] if len(shape) > 1 else "", names[-1], grid, max(line, 1))
+    said = [f"{name}, the first {SIDE} of {size}" if size > SIDE else name for name, size in zip(names, shape, strict=True)]
+    return Laid(f"{tensor} as {show(laid)}{others}: address of each element", said[-2] if len(shape) > 1 else "", said[-1], grid, max(line, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ MEMORY: Meanings = {
     "banks": ("", "sram: arrays that split the capacity and work side by side"),
     "channels": ("", "DRAM: bandwidths and background powers add up"),
     "bandwidth": ("GB/s", "of one instance; none: the table's"),
-    "actions_per_cycle": ("1/cycle", "bandwidth in actions of width_bits; instead of bandwidth"),
+    "actions_per_cycle": ("1/cycle", "bandwidth in actions of width_bits, inf: without limit; instead of bandwidth"),
     "read_pj": ("pJ", "energy of one read of width_bits; none: the table's"),
     "write_pj": ("pJ", "energy of one write of width_bits; none: the table's"),
     "leak_mw": ("mW", "leakage of one instance, all banks; of a DRAM its background power"),
@@ -192,6 +192,37 @@ def listing() -> Iterator[Key]:
         for name, one in _properties(schema).items():
             unit, meaning = meanings.get(name, ("", ""))
             yield Key(file, prefix + name, "" if name in schema.get("required", ()) else _default(one), meaning, unit, _values(one))
+
+
+def schema(file: str) -> dict[str, Any]:
+    """JSON Schema of machine, study or workload files, for editors: what `dse list keys` prints. `dse check` checks more, and across keys."""
+    own = {prefix.rstrip(".").removesuffix("[]"): (machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True), meanings)
+           for name, prefix, kind, meanings in SCHEMAS if name == file}
+    if file == "study":
+        top = {key: {"description": _described(unit, meaning)} for key, (_, _, unit, meaning) in STUDY.items() if "[]" not in key}
+        whole: dict[str, Any] = {"type": "object", "properties": top, "additionalProperties": False,
+                                 "required": [key for key in top if not STUDY[key][1]]}
+        whole["properties"] |= {key: _closed(one, meanings) for key, (one, meanings) in own.items()}
+    else:
+        whole = _closed(*own.pop(""))
+        kinds = {"memory": "Memory", "array": "Array", "compute": "Lane", "tiling": "Tiling", "einsums": "Entry"}
+        whole["$defs"] |= {kinds[key]: _closed(whole["$defs"][kinds[key]], meanings) for key, (_, meanings) in own.items()}
+    if file == "machine":
+        whole["$defs"]["Memory"]["properties"]["actions_per_cycle"]["anyOf"].append({"const": "inf"})  # a text in YAML 1.1
+    if file == "workload":
+        whole["properties"]["einsums"]["items"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Entry"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"dse {file}", **{key: one for key, one in whole.items() if key != "title"}}
+
+
+def _closed(schema: Mapping[str, Any], meanings: Meanings) -> dict[str, Any]:
+    """With meanings instead of docstrings; other keys are faults."""
+    own = {name: {**{key: what for key, what in one.items() if key not in ("title", "description")}, "description": _described(*meanings[name])}
+           for name, one in _properties(schema).items()}
+    return {**{key: one for key, one in schema.items() if key not in ("title", "description")}, "properties": own, "additionalProperties": False}
+
+
+def _described(unit: str, meaning: str) -> str:
+    return f"{meaning} ({unit})" if unit else meaning
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:

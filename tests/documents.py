@@ -5,7 +5,8 @@
     python    statements, all of a page in one process
     sql       a statement on the run of the page's `<!-- run: DIR -->`
     yaml, text that begin with `# NAME.yaml` or `# NAME.txt`     a file of that name
-`<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: why -->`: by nobody.
+`<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: WHY -->`: by nobody, WHY one of NOT_RUN.
+Commands stand in fences at the margin; `unseen` names those that do not.
 `python -m tests.documents PAGE...` writes what commands print now.
 """
 
@@ -25,7 +26,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>long|not run: [^>]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 RUN = re.compile(r"^<!-- run: (\S+) -->$", re.M)
 FILE = re.compile(r"# ([\w.-]+\.(?:yaml|txt))\n")
+INDENTED = re.compile(r"^(?: {4,}|\t|[ \t]+```[^\n]*\n[ \t]*)(?:\$ |\. |(?:dse|make|python3?|pip|ray|git) \w)", re.M)
 RUNNABLE = ("console", "sh", "python", "sql")
+NOT_RUN = {"several machines": re.compile(r"ray start |ray job submit |dse run .*--address "), "make builds and tests": re.compile(r"make (?:sweep|test)\b")}
 PROMPT = "$ "
 ASK = """import dse
 run = dse.open({run!r})
@@ -50,6 +53,18 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     return [Block(m["kind"], m["body"], text[:m.start("kind")].count("\n") + 1, m["mark"] or "") for m in BLOCK.finditer(text)]
+
+
+def unseen(text: str) -> list[str]:
+    """Commands and fences of a page that `blocks` does not see: indented, of other marks, or left open."""
+    rest = BLOCK.sub("", text)
+    return [found[0] for found in INDENTED.finditer(rest)] + re.findall(r"^[ \t]*(?:```|~~~).*$", rest, re.M)
+
+
+def skipped(one: Block) -> list[str]:
+    """Lines of a block that nobody runs, for none of the reasons in NOT_RUN."""
+    why = one.mark.removeprefix("not run: ")
+    return [line for line in one.body.splitlines() if why not in NOT_RUN or not NOT_RUN[why].match(line)] if one.mark.startswith("not run") else []
 
 
 def quick(page: Path) -> bool:

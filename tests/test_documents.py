@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dse.arguments import parsers
 from tests import documents
 from tests.documents import PAGES, ROOT, alike, blocks, commands
+from tests.prove.__main__ import PARTS
 
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+OURS = ("dse", "hw", "workloads", "cluster", "analysis", "bench", "studies", "tests", "docs")
 LENGTH = 120  # lines of README.md
 
 
@@ -27,8 +33,34 @@ def test_links_lead_to_files(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_command_is_run_by_somebody(page: Path) -> None:
-    """A block of commands has a kind that is run, or says why it is not."""
+    """A block of commands has a kind that is run, or is left out for a reason that holds of each of its lines."""
     assert [one.line for one in blocks(page) if one.kind not in documents.RUNNABLE and re.search(r"^(\$ )?(dse|make|python) ", one.body, re.M)] == []
+    assert [(one.line, lines) for one in blocks(page) if (lines := documents.skipped(one))] == []
+    assert documents.unseen(page.read_text()) == []
+
+
+def test_few_commands_are_left_out() -> None:
+    left = [one.mark.removeprefix("not run: ") for page in PAGES for one in blocks(page) if one.mark.startswith("not run")]
+    assert len(left) <= 3 and set(left) == set(documents.NOT_RUN)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_what_a_page_names_exists(page: Path) -> None:
+    """Parts of make prove, benches, modules and commands that are named in passing."""
+    text = page.read_text()
+    parts = {part for found in re.findall(r"PART=([\w|]+)", text) for part in found.split("|")} - {"x", "models", "all"}
+    assert parts <= set(PARTS)
+    modules = re.findall(r"python -m ([\w.]+\w)", text) + [f"bench.{name}" for name in re.findall(r"make bench BENCH=(\w+)", text)]
+    places = [ROOT.joinpath(*name.split(".")) for name in modules if name.startswith(OURS)]
+    assert [path for path in places if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists()] == []
+    assert [name for name in re.findall(rf"(?:{'|'.join(OURS)})/[\w/]+\.(?:py|yaml|txt|md|json)\b", text) if not (ROOT / name).exists()] == []
+    assert set(re.findall(r"`dse ([a-z]+)[ `]", text)) <= set(parsers()[1])
+
+
+def test_a_part_by_itself_is_no_command() -> None:
+    """It would do nothing, and seem to hold."""
+    said = subprocess.run([sys.executable, "-m", "tests.prove.nests"], cwd=ROOT, capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (1, "python -m tests.prove nests\n")
 
 
 def test_the_readme_is_short() -> None:
@@ -42,6 +74,14 @@ def test_the_runner_can_fail(tmp_path: Path) -> None:
         assert len(list(documents.faults(page, tmp_path, long=True))) == 4
     finally:
         page.unlink()
+
+
+def test_what_is_left_out_is_seen() -> None:
+    assert documents.unseen("text\n\n    $ dse map a b\n") and documents.unseen("* item\n  ```sh\n  dse map a b\n  ```\n") and documents.unseen("~~~\nx\n~~~\n")
+    assert not documents.unseen("```sh\ndse map a b\n```\n\n    prose that is indented\n")
+    left = documents.Block("sh", "ray start --head\ndse map a b\n", 1, "not run: several machines")
+    assert documents.skipped(left) == ["dse map a b"] and documents.skipped(replace(left, mark="not run: no")) == left.body.splitlines()
+    assert documents.skipped(replace(left, mark="")) == []
 
 
 def test_what_is_shown_is_compared() -> None:

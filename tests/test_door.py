@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 import dse
 from dse import check, door, keys, nest, starts
@@ -23,6 +24,8 @@ from tests.test_cli import SIZE, STUDY
 from workloads import catalog
 
 DOCS = Path(__file__).parents[1] / "docs"
+WRONG = {"machine": [("clock_mhz", "clock"), ("128 KiB", "128"), ("width_bits", "width")], "study": [("objectives", "objective"), ("seed: 7", "seed: -7")],
+         "workload": [("extents", "extent"), ("bits", "bit")]}
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,18 @@ def test_every_key_has_a_meaning_and_every_meaning_a_key() -> None:
         assert set(meanings) <= own, (file, prefix)
     top = {key.key.partition(".")[0].removesuffix("[]") for key in listed if key.file == "study"}
     assert top == set(check.KINDS["study"])
+
+
+def test_schemas_take_every_file_that_comes_along_and_no_misspelt_one() -> None:
+    home = DOCS.parent
+    files = {"machine": [*home.glob("hw/machines/*.yaml")], "study": [*home.glob("studies/*.yaml")], "workload": []}
+    for kind, paths in files.items():
+        checks = Draft202012Validator(keys.schema(kind))
+        checks.check_schema(checks.schema)
+        texts = {str(path): path.read_text() for path in paths} | {"start": starts.TEXTS[kind]}
+        assert {name: [fault.message for fault in checks.iter_errors(yaml.safe_load(text))] for name, text in texts.items()} == dict.fromkeys(texts, [])
+        wrong = [re.sub(rf"\b{old}\b", new, starts.TEXTS[kind]) for old, new in WRONG[kind]]
+        assert all(text != starts.TEXTS[kind] and not checks.is_valid(yaml.safe_load(text)) for text in wrong)
 
 
 def test_docs_have_a_row_for_every_key_and_the_starting_files() -> None:

@@ -1,6 +1,6 @@
 """Proof: random corruptions of every kind of file of a run folder and of the cache; every command says the right thing, or in one line what is wrong.
 
-    python -m tests.prove.corruption [--cases 1000] [--seed 1] [--workers 2]
+    python -m tests.prove corruption [--cases 1000] [--seed 1] [--workers 2]
 
 One file of a sound folder is changed (bits flipped, cut, emptied, zeroed, lengthened, deleted, swapped with another one or overwritten by it), then `status`,
 `sql`, `pareto`, `show`, `resume` and `sql` again run on it, and for a file of the cache `map`. An answer must be the one of the sound folder, a
@@ -215,7 +215,3 @@ def main() -> int:
         print(f"{kind}: {', '.join(f'{n} {outcome}' for outcome, n in sorted(found.items()))}")
     print(f"{given.cases} corruptions, {faults} silent wrong answers, tracebacks or differing rows", flush=True)
     return int(faults > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Proof: a run dies at its N-th write, fsync, rename, unlink or mkdir, for every N, and is resumed: the rows are those of the undisturbed run.
 
-    python -m tests.prove.crashes [--every 1] [--first 0] [--workers 2]
+    python -m tests.prove crashes [--every 1] [--first 0] [--workers 2]
 
 Three sessions are enumerated: a fresh run and a mapping for the cache; a run that goes on and merges parts; a resume that takes machines back
 which a lost actor left undone. Three ways to die at each call: before it (`kill -9`); in the middle of a write (torn); and with the power: what was not
@@ -291,7 +291,3 @@ def main() -> int:
                   flush=True)
     print(f"{sum(total.values())} deaths, {dict(total)}: {faults} differences")
     return int(faults > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Proof: 100 hostile inputs are refused in one line per fault, within 2 s of processor time, and touch no file but their own.
 
-    python -m tests.prove.hostile [--only KIND]
+    python -m tests.prove hostile [--only KIND]
 
 SQL (40), YAML (20), ONNX (20), MatrixMarket (10), run folders (10): each through the command line in a process of its own. Beside the folder that holds the
 input lies a tree of sentinels: their contents, names and times of change and of reading must be as before. Where strace is installed, every path that the
@@ -326,7 +326,3 @@ def traced(top: Path, listed: dict[str, list[list[str]]]) -> list[str]:
         if not failed and (path.startswith(str(top / "out")) or foreign):
             found.append(f"strace: {line[:200]}")
     return list(dict.fromkeys(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Proof: 60 kill -9 at random moments, 20 each of driver, actor and raylet, over exhaustive, nsga2 and tpe; and 20 at the moments around a run.
 
-    python -m tests.prove.kills [--each 20] [--moments 20] [--seed 1]
+    python -m tests.prove kills [--each 20] [--moments 20] [--seed 1]
 
 The moments: start-up (imports, opening the folder, joining the cluster), and a resume.
 
@@ -228,7 +228,3 @@ def main() -> int:
         t.close(made)
     print(f"{sum(total.values())} kills, {dict(total)}: 0 lost, 0 duplicate keys, rows identical")
     return 0
-
-
-if __name__ == "__main__":
-    main()

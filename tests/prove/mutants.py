@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("dse", "hw", "workloads", "cluster", "analysis", "tests", "pyproject.toml")
 WALKED = 600  # nests and schedules that are walked element by element
 SECONDS = 1500  # for one proof of one mutant
+CHECKED = "import sys, pathlib; from tests.prove import mutants; sys.exit(mutants.checked(sys.argv[1], pathlib.Path(sys.argv[2])))"  # in the copy
 GROUPS = ("array", "array", "array", "one level", "two levels", "windows", "two fan-outs", "holds", "sparse", "symmetric")
 
 
@@ -362,7 +363,7 @@ def told(proof: str, mutant: Mutant | None, answers: Path) -> tuple[str, float]:
         environment = {**os.environ, "PYTHONPATH": str(folder), "NUMBA_DISABLE_JIT": "1", "DSE_CACHE": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1",
                        "COLUMNS": "240"}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--hypothesis-seed=0", proof] if "::" in proof else \
-            [sys.executable, "-m", "tests.prove.mutants", proof, str(answers)]
+            [sys.executable, "-c", CHECKED, proof, str(answers)]
         try:
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
         except subprocess.TimeoutExpired:
@@ -409,7 +410,3 @@ def main() -> int:
                 print(f"  {'LIVES' if lives else 'killed'} {m.rule}: {m.proof}, {seconds:.0f} s{f'; {said[:140]}' if said else ''}", flush=True)
     print(f"  {len(chosen)} mutants, {len(chosen) - alive} killed")
     return int(alive > 0 or bool(false))
-
-
-if __name__ == "__main__":
-    sys.exit(checked(sys.argv[1], Path(sys.argv[2])))

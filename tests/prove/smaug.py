@@ -1,13 +1,12 @@
 """20,000 random operators on random accelerators keep every invariant and compute what the untiled operator does.
 
-    python -m tests.prove.smaug [--operators 20000] [--seed 1]
+    python -m tests.prove smaug [--operators 20000] [--seed 1]
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections import Counter
 
 from dse.nest import Infeasible
@@ -16,11 +15,11 @@ from tests.operators import operator, unit
 from tests.tiled import broken, wrong
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operators", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_known_args(arguments)[0]
+    given = parser.parse_known_args()[0]
     tiled: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for number in range(given.operators):
@@ -35,7 +34,3 @@ def main(arguments: list[str] | None = None) -> int:
         assert not lines, f"operator {number} of seed {given.seed}: {op} on {u}: {lines}"
     print(f"{sum(tiled.values())} operators tiled, 0 invariants broken, {sum(refused.values())} infeasible; tiled {dict(tiled)}, infeasible {dict(refused)}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
