@@ -41,6 +41,7 @@ from workloads.graph import Workload, counts, owner
 
 TRIED = 12  # limits on the cycles of a stage that are tried
 LESS = 0.9999  # energy of stages under the next limit that is tried, at most
+TIGHT = 60  # the same where cycles are limited: rectangles must leave few nodes idle
 PARTS = 20  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
 PADDED = 1.15  # operations that lanes have time for, over those that there are
@@ -54,10 +55,10 @@ SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, on
 
 
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
-              temporal: bool = True) -> Solution | Infeasible:
-    """The best schedule found. spatial: einsums may run side by side; temporal: in granules. Raises ValueError where a machine has no nodes for stages."""
+              temporal: bool = True, steady: float = inf) -> Solution | Infeasible:
+    """The best schedule found. spatial: einsums may run side by side; temporal: in granules; steady: limit on cycles, runs back to back. Raises ValueError where a machine has no nodes for stages."""
     check(arch, "pipelines")
-    g = Found(arch, workload, objective, weights, Nodes(arch))
+    g = Found(arch, workload, objective, weights, Nodes(arch), steady)
     ranges = [r for r in ranges_of(g) if temporal or not r.tile] if spatial else []
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
@@ -104,13 +105,13 @@ def _rough(g: Found, stages: Sequence[Stage], granules: int) -> float:
     return figure(g.objective, energy, cycles)
 
 
-def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PARTS) -> list[Stage]:
-    """Ways to run an einsum on about so many of the nodes that no other one undercuts in energy, cycles and nodes."""
+def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PARTS, limit: float = inf) -> list[Stage]:
+    """Ways to run an einsum on about so many of the nodes, in so many cycles, that no other one undercuts in energy, cycles and nodes."""
     most = g.arch.instances(1)
-    key = (e, around, round(share * most), parts)
+    key = (e, around, round(share * most), parts, limit)
     if key not in g.known:
         found = []
-        for tile in _worth(g, e, around, share * most, parts):
+        for tile in _worth(g, e, around, share * most, parts, limit):
             stage = g.nodes.stage(e, tile, around, "energy")
             found += [stage] if stage else []
             lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
@@ -118,11 +119,11 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
                 found += [fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, around, objective))]
         g.looked += len(found)
         kept: list[Stage] = []
-        for one in sorted(found, key=lambda s: (s.energy, s.cycles, s.nodes)):
+        for one in sorted((one for one in found if one.cycles <= limit), key=lambda s: (s.energy, s.cycles, s.nodes)):
             if not any(b.cycles <= one.cycles and _smaller(b, one) for b in kept):
                 kept.append(one)
         g.left += len(kept)
-        g.known[key] = kept or (_stages(g, e, around, share / 2, parts) if share * most > 1 else [])
+        g.known[key] = kept or (_stages(g, e, around, share / 2, parts, limit) if share * most > 1 and limit == inf else [])
     return g.known[key]
 
 
@@ -131,17 +132,18 @@ def _smaller(one: Stage, other: Stage) -> bool:
     return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
 
 
-def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int) -> list[dict[str, int]]:
+def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int, limit: float) -> list[dict[str, int]]:
     """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and ranks as many; of those that leave as much work to
     a node (to a fiftieth), and cut ranks alike, one."""
     best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, most = e.sizes(), g.arch.instances(1)
+    own = g.arch.instances(len(g.arch.levels)) / most
     cut = tiles(e, min(round(WIDE * nodes) + 3, most), may_share(g.arch, around))
     given = [(prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), tile) for tile in cut]
     low = min(nodes / WIDE - 2, max(lanes for lanes, _ in given))
     for lanes, tile in given:
         work = prod(tile.get(rank, n) for rank, n in sizes.items())
-        if lanes >= low and work * lanes <= PADDED * e.points() and g.nodes.room(part_of(e, tile), around) > 0:
+        if lanes >= low and work <= limit * own and work * lanes <= PADDED * e.points() and g.nodes.room(part_of(e, tile), around) > 0:
             taken = lanes * g.nodes.outside(e, tile, around)[0] + g.nodes.added_up(e, tile, around)
             cell = round(50 * log(work)), *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items())
             best[cell] = min(best.get(cell, (inf, tile)), (taken, tile), key=lambda one: one[0])
@@ -162,7 +164,7 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | Non
         return None
     own, work = g.workload.einsums[r.first:r.last + 1], sum(e.points() for e, _ in members)
     many = own[0].points() // members[0][0].points()
-    ways = [(part, around, _stages(g, part, around, part.points() / work)) for part, around in members]
+    ways = [(part, around, _stages(g, part, around, part.points() / work, TIGHT if g.limit < inf else PARTS, g.limit / many)) for part, around in members]
     if not all(own for _, _, own in ways):
         return None
     best: Option | None = None

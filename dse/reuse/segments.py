@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf
+from math import ceil, floor, inf
 from typing import Literal
 
 from dse.dataflow.cost_descending import least_held
@@ -51,24 +51,26 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A segment as found. energy, latency: among others; peak, pinned: bits of a node's buffer while it runs, and of its weights at all times."""
+    """A segment as found. energy, latency: among others; steady: cycles of a run back to back; peak, pinned: bits of a node's buffer while it runs, and of its weights at all times."""
 
     segment: Segment
     energy: float
     latency: float
+    steady: float
     peak: int = 0
     pinned: int = 0
 
 
 @dataclass(slots=True)
 class Found:
-    """A search. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated: segments; undone: not looked at."""
+    """A search. limit: on cycles of a run, back to back. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated: segments; undone: not looked at."""
 
     arch: Arch
     workload: Workload
     objective: Objective
     weights: str
     nodes: Nodes
+    limit: float = inf
     looked: int = 0
     left: int = 0
     evaluated: int = 0
@@ -188,9 +190,10 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     level, energy = g.arch.levels[1].name, found.energy_pj
     always = max(sum(elems * bits_of(e, g.arch)[t] for where, t, elems in c.footprint if where == level and t in pinned(g, e))
                  for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own))
-    if segment.pipelined and len(own) < len(g.workload.einsums):
+    whole = len(own) == len(g.workload.einsums)  # else others run between two runs of it
+    if segment.pipelined and not whole:
         energy += g.arch.leak_mw() / g.arch.clock_ghz * (found.latency_cycles - found.steady_cycles)
-    return Option(segment, energy, found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0, always)
+    return Option(segment, energy, found.latency_cycles, found.steady_cycles if whole else found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0, always)
 
 
 def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> list[Option | None]:
@@ -209,7 +212,7 @@ def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> l
 
 
 def times(one: Option, n: int) -> Option:
-    return replace(one, energy=n * one.energy, latency=n * one.latency)
+    return replace(one, energy=n * one.energy, latency=n * one.latency, steady=n * one.steady)
 
 
 def value(g: Found, one: Option) -> float:
@@ -223,6 +226,7 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
     tables: list[Table] = []
     rows: list[list[Option | None]] = []
     rooms = {f"run {i}": Room(arch.levels[1].capacity_bits or inf) for i in range(n)} if g.weights == "pinned" else {}
+    rooms |= {"cycles": Room(g.limit)} if g.limit < inf else {}
     for i in range(n):
         near = [j for j in (i - 1, i) if 0 <= j < n - 1]
         found = list(_agreed(i, near, labels, alone, made))
@@ -230,9 +234,13 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
             none = Infeasible("the nodes", 1, 0, workload.einsums[i].name, "mappings")
             return blocked if isinstance(blocked := least_held(workload.einsums[i], arch), Infeasible) else none
         rows.append([o for _, o in found])
-        costs = [[o.energy, o.latency, *_rooms(o, i, n if rooms else 0)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
+        costs = [[o.energy, o.latency, *_rooms(g, o, i)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
         tables.append(table([f"border {j}" for j in near], [(at, row) for (at, _), row in zip(found, costs, strict=True)], tuple(rooms)))
     joined = join(tables, rooms, objective)
+    if not joined.choices and g.limit < inf:
+        least = chosen(replace(g, limit=inf, objective="latency"), alone, made)
+        if isinstance(least, Solution):
+            return Infeasible("a run back to back", ceil(least.steady_cycles), floor(g.limit), workload.name, "cycles")
     if not joined.choices:
         return Infeasible("the nodes", 1, 0, workload.einsums[0].name, "mappings")
     best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))
@@ -240,10 +248,11 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
     return evaluate(arch, workload, Schedule(tuple(o.segment for o in taken), weights=g.weights), objective)
 
 
-def _rooms(one: Option, first: int, n: int) -> list[float]:
-    """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned weights always."""
+def _rooms(g: Found, one: Option, first: int) -> list[float]:
+    """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned weights always; and of the cycles of a run."""
     last = first + len(one.segment.branches) - 1
-    return [float(one.peak if first <= i <= last else one.pinned) for i in range(n)]
+    bits = [float(one.peak if first <= i <= last else one.pinned) for i in range(len(g.workload.einsums))] if g.weights == "pinned" else []
+    return bits + [one.steady] * (g.limit < inf)
 
 
 def _agreed(i: int, near: Sequence[int], labels: dict[int, list[Range | None]], alone: Sequence[Option | None],
