@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import islice
-from math import inf, log, log2, prod
+from math import ceil, inf, log, log2, prod
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from dse.reuse.segments import (
     by_itself,
     check,
     chosen,
+    fits,
     laid,
     members_of,
     pinned,
@@ -33,7 +34,7 @@ from dse.reuse.segments import (
     value,
     written,
 )
-from dse.reuse.stages import Around, Nodes, Stage, floor, may_share, part_of, tiles
+from dse.reuse.stages import Around, Nodes, Stage, floor, kept_bits, may_share, part_of, tiles
 from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from hw.arch import Arch
 from workloads.einsum import Einsum
@@ -44,6 +45,7 @@ LESS = 0.9999  # energy of stages under the next limit that is tried, at most
 TIGHT = 60  # the same where cycles are limited: rectangles must leave few nodes idle
 PARTS = 20  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
+CROWDED = 1.1  # room of a stage over what it hands on and its weights, at least
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
@@ -56,14 +58,16 @@ SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, on
 
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
               temporal: bool = True, steady: float = inf) -> Solution | Infeasible:
-    """The best schedule found. spatial: einsums may run side by side; temporal: in granules; steady: limit on cycles, runs back to back. Raises ValueError where a machine has no nodes for stages."""
+    """The best schedule found. spatial: einsums may run side by side; temporal: in granules; steady: limit on cycles of a run, runs back to back. Raises
+    ValueError where a machine has no nodes for stages."""
     check(arch, "pipelines")
     g = Found(arch, workload, objective, weights, Nodes(arch), steady)
-    ranges = [r for r in ranges_of(g) if temporal or not r.tile] if spatial else []
+    ranges = [r for r in ranges_of(g) if (temporal or not r.tile) and fits(g, r)] if spatial else []
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
-    for r in sorted(ranges, key=lambda one: (-_saved(g, one), one.tile > 0)):
-        if g.nodes.searches > BUDGET:
+    before = g.nodes.searches
+    for r in sorted(ranges, key=lambda one: (-_saved(g, one) / (one.last - one.first + 1), one.tile > 0)):
+        if g.nodes.searches > before + BUDGET:
             g.undone += 1
             continue
         whole = objective == "energy" and r.tile and any((r.first, r.last) == (other.first, other.last) and not other.tile for other in made)
@@ -139,7 +143,7 @@ def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int, limit:
     sizes, most = e.sizes(), g.arch.instances(1)
     own = g.arch.instances(len(g.arch.levels)) / most
     cut = tiles(e, min(round(WIDE * nodes) + 3, most), may_share(g.arch, around))
-    given = [(prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), tile) for tile in cut]
+    given = [(prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), tile) for tile in cut if not around.slid & tile.keys()]
     low = min(nodes / WIDE - 2, max(lanes for lanes, _ in given))
     for lanes, tile in given:
         work = prod(tile.get(rank, n) for rank, n in sizes.items())
@@ -162,9 +166,11 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | Non
     members = members_of(g, r)
     if members is None:
         return None
-    own, work = g.workload.einsums[r.first:r.last + 1], sum(e.points() for e, _ in members)
+    own = g.workload.einsums[r.first:r.last + 1]
     many = own[0].points() // members[0][0].points()
-    ways = [(part, around, _stages(g, part, around, part.points() / work, TIGHT if g.limit < inf else PARTS, g.limit / many)) for part, around in members]
+    parts = TIGHT if g.limit < inf else PARTS
+    ways = [(part, around, _stages(g, part, around, share, parts, g.limit / many))
+            for (part, around), share in zip(members, _shares(g, members), strict=True)]
     if not all(own for _, _, own in ways):
         return None
     best: Option | None = None
@@ -179,6 +185,18 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | Non
                 best = _better(g, found, best)
                 break
     return best
+
+
+def _shares(g: Found, members: Sequence[tuple[Einsum, Around]]) -> list[float]:
+    """Parts of the nodes for stages that take equally long; a stage that what it hands on and its weights need more nodes for has as many as these need."""
+    most, each, held = g.arch.instances(1), g.arch.levels[1].capacity_bits or inf, [e.points() for e, _ in members]
+    need = [ceil(CROWDED * kept_bits(e, around, g.arch) / each) if around.hands or around.pinned else 0 for e, around in members]
+    cycles = sum(held) / most  # of one node for one point
+    for _ in members:
+        short = [n > w / cycles for n, w in zip(need, held, strict=True)]
+        left = most - sum(n for n, less in zip(need, short, strict=True) if less)
+        cycles = max(cycles, sum(w for w, less in zip(held, short, strict=True) if not less) / max(left, 1))
+    return [max(n, w / cycles) / most for n, w in zip(need, held, strict=True)]
 
 
 def _limits(ways: Sequence[Sequence[Stage]]) -> list[float]:

@@ -19,12 +19,11 @@ from typing import Literal
 from dse.dataflow.cost_descending import least_held
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
-from dse.reuse.stages import Around, Nodes, Shape, Stage, own_nest
-from dse.reuse.trips import runs, trips
+from dse.reuse.stages import Around, Nodes, Shape, Stage, kept_bits, own_nest
+from dse.reuse.trips import alike, runs, trips
 from dse.reuse.trips import segments as looped
 from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
 from dse.sim.evaluate import Solution, figure
-from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
 from hw.arch import Arch
@@ -51,7 +50,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A segment as found. energy, latency: among others; steady: cycles of a run back to back; peak, pinned: bits of a node's buffer while it runs, and of its weights at all times."""
+    """A segment as found. energy, latency: among others; steady: cycles of a run back to back; peak, pinned: bits of a node's buffer while it runs, and of its
+    weights at all times."""
 
     segment: Segment
     energy: float
@@ -63,7 +63,8 @@ class Option:
 
 @dataclass(slots=True)
 class Found:
-    """A search. limit: on cycles of a run, back to back. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated: segments; undone: not looked at."""
+    """A search. limit: on cycles of a run, back to back. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated:
+    segments; undone: not looked at."""
 
     arch: Arch
     workload: Workload
@@ -93,19 +94,20 @@ def pinned(g: Found, e: Einsum) -> frozenset[str]:
 
 
 def eight_or_64(n: int) -> list[int]:
-    return [b for b in GRANULES if n % b == 0 and n > b]
+    return [b for b in GRANULES if n % b == 0]
 
 
 def ranges_of(g: Found, most: int = MOST_STAGES, granules: Callable[[int], Sequence[int]] = eight_or_64) -> list[Range]:
     """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
-    loops = {(m.first, m.last): m for m in looped(w)}
+    loops = {(m.first, m.last): m for m in looped(w, padded=True)}
     for first, last, made, leaving in runs(w, most):
         own, handed = w.einsums[first:last + 1], frozenset(made)
         reads = [{p.tensor for p in e.inputs} & handed for e in own]
         again = any(owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs)  # read by another name
-        if again or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
+        unlike = any(p.tensor in handed and not alike(p, w.einsums[maker[p.tensor]].output, padded=True) for e in own for p in e.inputs)
+        if again or unlike or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
             continue
         found.append(Range(first, last, handed, leaving))
         if (first, last) in loops:
@@ -125,9 +127,17 @@ def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:
     for j, (e, ((part, _),)) in enumerate(zip(own, granule, strict=True)):
         last = max([i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}], default=j)
         inputs = frozenset(p.tensor for p in e.inputs)
+        views = [p for other in own if other is not e for p in other.inputs if p.tensor == e.output.tensor]
+        slid = frozenset(rank for p in views for mine, d in zip(e.output.dims, p.dims, strict=True) if len(d.terms) > 1 for rank in mine.ranks())
         found.append((part, Around(inputs & r.handed, pinned(g, e), e.output.tensor in r.handed, min(last - j + 1, many),
-                                    e.output.tensor in r.leaving)))
+                                    e.output.tensor in r.leaving, slid)))
     return found
+
+
+def fits(g: Found, r: Range) -> bool:
+    """Whether granules are equal, and what is handed on and pinned no more than all buffers hold."""
+    members = members_of(g, r)
+    return members is not None and sum(kept_bits(e, around, g.arch) for e, around in members) <= g.arch.instances(1) * (g.arch.levels[1].capacity_bits or inf)
 
 
 def laid(g: Found, stages: Sequence[Stage]) -> list[tuple[Shape, int, int]] | None:
@@ -182,9 +192,10 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     names = {p.tensor for e in own for p in e.tensors()}
     part = Workload("", tuple(own), g.workload.weights & names)
     schedule = Schedule((segment,), weights=g.weights)
-    if faults(g.arch, part, schedule):
+    try:
+        found = evaluate(g.arch, part, schedule, g.objective)
+    except ValueError:  # hops of such a nest are not counted
         return None
-    found = evaluate(g.arch, part, schedule, g.objective)
     if not isinstance(found, Solution):
         return None
     level, energy = g.arch.levels[1].name, found.energy_pj
@@ -193,7 +204,8 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     whole = len(own) == len(g.workload.einsums)  # else others run between two runs of it
     if segment.pipelined and not whole:
         energy += g.arch.leak_mw() / g.arch.clock_ghz * (found.latency_cycles - found.steady_cycles)
-    return Option(segment, energy, found.latency_cycles, found.steady_cycles if whole else found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0, always)
+    steady, peak = found.steady_cycles if whole else found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
+    return Option(segment, energy, found.latency_cycles, steady, peak, always)
 
 
 def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> list[Option | None]:
