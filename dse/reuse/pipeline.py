@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
 from math import ceil, inf, log, log2, prod
@@ -15,6 +16,7 @@ from math import ceil, inf, log, log2, prod
 import numpy as np
 
 from dse.nest import Infeasible
+from dse.reuse.floors import Least, least
 from dse.reuse.published import MOST, divisors, options
 from dse.reuse.segments import (
     Found,
@@ -26,7 +28,9 @@ from dse.reuse.segments import (
     chosen,
     fits,
     laid,
+    likeness,
     members_of,
+    once,
     pinned,
     price_of,
     ranges_of,
@@ -34,11 +38,11 @@ from dse.reuse.segments import (
     value,
     written,
 )
-from dse.reuse.stages import Around, Nodes, Stage, floor, kept_bits, may_share, part_of, tiles
+from dse.reuse.stages import Around, Nodes, Stage, kept_bits, may_share, part_of, tiles
 from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from hw.arch import Arch
 from workloads.einsum import Einsum
-from workloads.graph import Workload, counts, owner
+from workloads.graph import Workload, counts
 
 TRIED = 12  # limits on the cycles of a stage that are tried
 LESS = 0.9999  # energy of stages under the next limit that is tried, at most
@@ -66,15 +70,21 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
     before = g.nodes.searches
-    for r in sorted(ranges, key=lambda one: (-_saved(g, one) / (one.last - one.first + 1), one.tile > 0)):
-        if g.nodes.searches > before + BUDGET:
+    for r in _in_order(g, ranges):
+        if g.nodes.searches > before + BUDGET and likeness(g, r) not in g.solved:
             g.undone += 1
             continue
         whole = objective == "energy" and r.tile and any((r.first, r.last) == (other.first, other.last) and not other.tile for other in made)
-        if not whole and (option := _better(g, _segment(g, r, alone[r.first:r.last + 1]), made.get(r))):
+        if not whole and (option := _better(g, once(g, r, partial(_segment, g, r, alone[r.first:r.last + 1])), made.get(r))):
             made[r] = option
     solution = chosen(g, alone, made)
     return solution if isinstance(solution, Infeasible) else _told(g, solution, len(ranges))
+
+
+def _in_order(g: Found, ranges: Sequence[Range]) -> list[Range]:
+    """Those first that save most, and those that save most per einsum, in turn."""
+    whole, each = (sorted(ranges, key=lambda r: (-_saved(g, r) / (r.last - r.first + 1) ** power, r.tile > 0)) for power in (0, 1))
+    return list(dict.fromkeys(r for pair in zip(whole, each, strict=True) for r in pair))
 
 
 def _saved(g: Found, r: Range) -> float:
@@ -228,14 +238,26 @@ def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int) -> Iterator[list[Stag
 
 
 def _least(g: Found) -> float:
-    """No schedule of the space costs less: every einsum its floor, with all that another one makes, or reads behind it, on the chip."""
-    made, total = {e.output.tensor for e in g.workload.einsums}, [0.0, 0.0]
-    read = {owner(p.tensor, made) for e in g.workload.einsums for p in e.inputs}
-    for e, n in zip(g.workload.einsums, counts(g.workload), strict=True):
-        inside = [p for p in e.tensors() if (p is e.output and p.tensor in read) or (p is not e.output and owner(p.tensor, made) in made)
-                  or p.tensor in pinned(g, e)]
-        total = [a + n * b for a, b in zip(total, floor(e, g.arch, inside), strict=True)]
-    return figure(g.objective, *total)
+    """No schedule of the space costs less: of all chains of segments that may fit, what their einsums take at least, and no time but that of the lanes or of
+    main memory."""
+    w, outer, n = g.workload, g.arch.levels[0], len(g.workload.einsums)
+    might: dict[tuple[int, int], Range] = {}
+    for r in ranges_of(g, finer=divisors):
+        if (r.first, r.last) not in might and fits(g, r):
+            might[r.first, r.last] = r
+    energy, words, compute = [0.0] + [inf] * n, [0.0] + [inf] * n, 0.0
+    for i, (e, many) in enumerate(zip(w.einsums, counts(w), strict=True)):
+        alone = least(e, g.arch, pinned=pinned(g, e)).times(many)
+        compute += alone.compute
+        chains = [(i, alone)]
+        for (first, last), r in might.items():
+            if last == i:
+                own = [least(one, g.arch, r.handed, pinned(g, one), one.output.tensor in r.handed - r.leaving) for one in w.einsums[first:last + 1]]
+                chains.append((first, sum(own, Least(0.0, 0.0, 0.0))))
+        energy[i + 1] = min(energy[first] + one.energy for first, one in chains)
+        words[i + 1] = min(words[first] + one.words for first, one in chains)
+    cycles = max(compute, words[-1] / outer.bandwidth / (2 if outer.ports == "separate" else 1))
+    return figure(g.objective, energy[-1] + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles)
 
 
 def _told(g: Found, solution: Solution, ranges: int) -> Solution:

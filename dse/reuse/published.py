@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, prod
 from random import Random
 
@@ -20,7 +21,23 @@ from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import candidates, topology
 from dse.dataflow.random import primes, random
 from dse.nest import Infeasible, Loop, Mapping
-from dse.reuse.segments import Found, Objective, Option, Range, by_itself, check, chosen, laid, members_of, pinned, price_of, ranges_of, solved_alone, written
+from dse.reuse.segments import (
+    Found,
+    Objective,
+    Option,
+    Range,
+    by_itself,
+    check,
+    chosen,
+    laid,
+    members_of,
+    once,
+    pinned,
+    price_of,
+    ranges_of,
+    solved_alone,
+    written,
+)
 from dse.reuse.stages import Around, Inside, Nodes, Shape, Stage, floor, kept_bits, split_ranks
 from dse.sim.counts import held_elems
 from dse.sim.evaluate import Problem, Pruned, Solution, certified, figure
@@ -82,7 +99,7 @@ def options(given: Found, ranges: Sequence[Range], name: str = "kapla", seed: in
             kept: int | None = None) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
     """Einsums alone and segments as a method solves them, and what it leaves out."""
     method = replace(METHODS[name], kept=kept) if kept else METHODS[name]
-    g = replace(given, nodes=Nodes(given.arch, _inside(name, seed)), alone={})
+    g = replace(given, nodes=Nodes(given.arch, _inside(name, seed)), alone={}, solved={})
     alone = solved_alone(g, _alone)
     rng, made, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]
@@ -95,7 +112,7 @@ def options(given: Found, ranges: Sequence[Range], name: str = "kapla", seed: in
             if method.skips and any(all(a <= b for a, b in zip(other.words, scheme.words, strict=True)) for other in done):
                 continue
             tried += 1
-            if option := _solved(g, scheme.range):
+            if option := once(g, scheme.range, partial(_solved, g, scheme.range)):
                 made[scheme.range] = option
                 done.append(scheme)
         names = tuple(e.name for e in g.workload.einsums[ends[0]:ends[1] + 1])

@@ -78,6 +78,7 @@ class Found:
     undone: int = 0
     known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
     alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
+    solved: dict[tuple[object, ...], tuple[Range, Option | None]] = field(default_factory=dict)
 
 
 def check(arch: Arch, pick: str) -> None:
@@ -97,7 +98,7 @@ def eight_or_64(n: int) -> list[int]:
     return [b for b in GRANULES if n % b == 0]
 
 
-def ranges_of(g: Found, most: int = MOST_STAGES, granules: Callable[[int], Sequence[int]] = eight_or_64) -> list[Range]:
+def ranges_of(g: Found, most: int = MOST_STAGES, finer: Callable[[int], Sequence[int]] = eight_or_64) -> list[Range]:
     """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
@@ -113,7 +114,7 @@ def ranges_of(g: Found, most: int = MOST_STAGES, granules: Callable[[int], Seque
         if (first, last) in loops:
             for axis in loops[first, last].axes:
                 n = own[0].sizes()[axis[0]]
-                found += [Range(first, last, handed, leaving, axis, n // b) for b in granules(n)]
+                found += [Range(first, last, handed, leaving, axis, n // b) for b in finer(n)]
     return found
 
 
@@ -173,8 +174,7 @@ def written(g: Found, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], 
     nodes += [Store(level, e.output.tensor) for e in own if e.output.tensor in r.handed]
     branches = []
     for j, (e, stage, (shape, y, x), around) in enumerate(zip(own, stages, places, arounds, strict=True)):
-        ranks = ((r.ranks[0], r.ranks[j]),) if r.ranks and r.ranks[j] != r.ranks[0] else ()
-        branches.append(Branch(e.name, own_nest(stage, shape, e, around, outer), ranks, (Lanes(ny, y, shape.rows), Lanes(nx, x, shape.columns))))
+        branches.append(Branch(e.name, own_nest(stage, shape, e, around, outer), _called(r, j), (Lanes(ny, y, shape.rows), Lanes(nx, x, shape.columns))))
     return Segment(tuple(branches), tuple(nodes))
 
 
@@ -221,6 +221,37 @@ def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> l
             one = replace(times(one, n), segment=Segment((Branch(e.name, renamed(branch.mapping, first, e)),)))
         found.append(one)
     return found
+
+
+def likeness(g: Found, r: Range) -> tuple[object, ...]:
+    """The same for segments that differ in names only."""
+    own = g.workload.einsums[r.first:r.last + 1]
+    names = list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
+    members = tuple((canonical_key(e), tuple(names.index(p.tensor) for p in e.tensors()), tuple(p.tensor in pinned(g, e) for p in e.inputs)) for e in own)
+    axis = tuple(list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank in d.ranks())).index(rank)
+                 for e, rank in zip(own, r.ranks, strict=False))
+    return members, tuple((e.output.tensor in r.handed, e.output.tensor in r.leaving) for e in own), axis, r.tile, len(own) == len(g.workload.einsums)
+
+
+def once(g: Found, r: Range, solve: Callable[[], Option | None]) -> Option | None:
+    """What a segment is solved as; of segments that differ in names only the first is."""
+    key = likeness(g, r)
+    if key not in g.solved:
+        g.solved[key] = r, solve()
+    like, one = g.solved[key]
+    if like == r or not one:
+        return one
+    own, to = (g.workload.einsums[each.first:each.last + 1] for each in (like, r))
+    tensor = {a.tensor: b.tensor for e, other in zip(own, to, strict=True) for a, b in zip(e.tensors(), other.tensors(), strict=True)}
+    nodes = tuple(replace(node, tensor=tensor[node.tensor]) if isinstance(node, Store) else replace(node, rank=r.ranks[0]) for node in one.segment.nodes)
+    branches = tuple(replace(branch, einsum=other.name, mapping=renamed(branch.mapping, e, other), ranks=_called(r, j))
+                     for j, (branch, e, other) in enumerate(zip(one.segment.branches, own, to, strict=True)))
+    return replace(one, segment=Segment(branches, nodes))
+
+
+def _called(r: Range, j: int) -> tuple[tuple[str, str], ...]:
+    """What an einsum calls the shared loop, where not as the first one."""
+    return ((r.ranks[0], r.ranks[j]),) if r.ranks and r.ranks[j] != r.ranks[0] else ()
 
 
 def times(one: Option, n: int) -> Option:
