@@ -30,6 +30,7 @@ from dse.reuse.segments import (
     laid,
     likeness,
     members_of,
+    moved,
     once,
     pinned,
     price_of,
@@ -54,8 +55,10 @@ PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
 PLACED = 200  # choices of stages that are laid out per limit
+GLANCED = 200  # choices that are listed to see whether a limit can be kept
 LISTED = 5000  # choices that are listed for that
 BUDGET = 500  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
+CLOSER = 6  # choices of stages that are priced per limit, of segments that are taken
 FEW = 12  # parts of an einsum that runs alone
 SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared"
 
@@ -78,6 +81,13 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
         if not whole and (option := _better(g, once(g, r, partial(_segment, g, r, alone[r.first:r.last + 1])), made.get(r))):
             made[r] = option
     solution = chosen(g, alone, made)
+    if isinstance(solution, Solution) and solution.schedule:
+        taken = {tuple(branch.einsum for branch in segment.branches): segment for segment in solution.schedule.segments if segment.pipelined}
+        for r, one in made.items():
+            if taken.get(tuple(e.name for e in workload.einsums[r.first:r.last + 1])) == one.segment:
+                closer = _segment(g, r, alone[r.first:r.last + 1], CLOSER)
+                made[r] = moved(g, r, _better(g, closer, one) or one)
+        solution = chosen(g, alone, made)
     return solution if isinstance(solution, Infeasible) else _told(g, solution, len(ranges))
 
 
@@ -171,8 +181,8 @@ def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int, limit:
     return [tile for _, _, tile in sorted(ranked, key=lambda one: one[:2])[:parts]]
 
 
-def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | None:
-    """The best way to run a segment, if it is better than its einsums one after the other."""
+def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) -> Option | None:
+    """The best way to run a segment, if it is better than its einsums one after the other. most: choices of stages that are priced per limit."""
     members = members_of(g, r)
     if members is None:
         return None
@@ -186,14 +196,16 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | Non
     best: Option | None = None
     bar = sum(value(g, one) if one else inf for one in alone) if g.objective != "edp" and g.weights != "pinned" else inf
     arounds = [around for _, around, _ in ways]
-    for limit in _limits([own_ways for _, _, own_ways in ways]):
+    for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
+        priced = 0
         for choice in islice(_cheapest([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)), PLACED):
             if g.objective == "energy" and _rough(g, choice, many) >= min(bar, value(g, best) if best else inf):
                 break
             if places := laid(g, choice):
                 found = price_of(g, own, written(g, r, own, choice, places, arounds))
-                best = _better(g, found, best)
-                break
+                best, priced = _better(g, found, best), priced + 1
+                if priced == most:
+                    break
     return best
 
 
@@ -209,18 +221,21 @@ def _shares(g: Found, members: Sequence[tuple[Einsum, Around]]) -> list[float]:
     return [max(n, w / cycles) / most for n, w in zip(need, held, strict=True)]
 
 
-def _limits(ways: Sequence[Sequence[Stage]]) -> list[float]:
-    """Cycles that every einsum can keep to, tightest first, where more of them let stages cost less; spread over their range."""
+def _limits(ways: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
+    """Cycles that every einsum can keep to on so many nodes, tightest first, where more of them let stages cost less; spread over their range."""
     least, found = inf, list[float]()
     for limit in sorted({stage.cycles for own in ways for stage in own}):
-        energy = sum(min((s.energy for s in own if s.cycles <= limit), default=inf) for own in ways)
+        within = [[s for s in own if s.cycles <= limit] for own in ways]
+        energy = sum(min((s.energy for s in own), default=inf) for own in within)
+        if energy < least * LESS:
+            energy = sum(s.energy for s in next(_cheapest(within, nodes, GLANCED), [])) or inf
         if energy < least * LESS:
             found, least = [*found, limit], energy
     at = sorted({round(i) for i in np.geomspace(1, len(found), min(TRIED, len(found)))}) if found else []
     return [found[i - 1] for i in at]
 
 
-def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int) -> Iterator[list[Stage]]:
+def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
     """Choices of a stage per einsum that need no more nodes than there are, those of least energy first."""
     ranked = [sorted(own, key=lambda s: (s.energy, s.nodes)) for own in ways]
     first = (0,) * len(ranked)
@@ -232,7 +247,7 @@ def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int) -> Iterator[list[Stag
             yield choice
         for j, i in enumerate(at):
             after = (*at[:j], i + 1, *at[j + 1:])
-            if i + 1 < len(ranked[j]) and after not in seen and len(seen) < LISTED:
+            if i + 1 < len(ranked[j]) and after not in seen and len(seen) < most:
                 seen.add(after)
                 heappush(queue, (sum(own[k].energy for own, k in zip(ranked, after, strict=True)), after))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, permutations, product
 from math import ceil, floor, inf
 from typing import Literal
 
@@ -32,6 +32,7 @@ from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
 GRANULES = (8, 64)  # numbers of granules
+MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
 VISITED = 4000  # places that a layout looks at
 Objective = Literal["energy", "latency", "edp"]
 
@@ -141,10 +142,11 @@ def fits(g: Found, r: Range) -> bool:
     return members is not None and sum(kept_bits(e, around, g.arch) for e, around in members) <= g.arch.instances(1) * (g.arch.levels[1].capacity_bits or inf)
 
 
-def laid(g: Found, stages: Sequence[Stage]) -> list[tuple[Shape, int, int]] | None:
-    """Rectangles side by side, each with its first row and column, the largest first, at a corner of the grid or of those before; None: none were found."""
+def laid(g: Found, stages: Sequence[Stage], given: Sequence[int] = ()) -> list[tuple[Shape, int, int]] | None:
+    """Rectangles side by side, each with its first row and column, the largest first, or in a given order, at a corner of the grid or of those before; None:
+    none were found."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    order, visited = sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
+    order, visited = given or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
 
     def put(there: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
         nonlocal visited
@@ -162,6 +164,27 @@ def laid(g: Found, stages: Sequence[Stage]) -> list[tuple[Shape, int, int]] | No
 
     found = put([])
     return [found[order.index(j)] for j in range(len(stages))] if found else None
+
+
+def moved(g: Found, r: Range, one: Option) -> Option:
+    """The cheapest of a segment's rectangles in other places: laid in another order, or the grid turned over. Words come from the rim and from each other, so
+    energy may fall; cycles stay."""
+    (ny, rows), (nx, columns) = g.arch.fanouts[0].dims
+    branches, own = one.segment.branches, g.workload.einsums[r.first:r.last + 1]
+    lanes = [{lane.dim: lane for lane in branch.region} for branch in branches]
+    stages = [Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0) for branch, at in zip(branches, lanes, strict=True)]
+    seen, best = {tuple((at[ny].first, at[nx].first) for at in lanes)}, one
+    for order in islice(permutations(range(len(branches))), MOVED):
+        places = laid(g, stages, order) or ()
+        for down, right in product((False, True), repeat=2):
+            at = tuple((rows - y - s.rows if down else y, columns - x - s.columns if right else x) for s, y, x in places)
+            if places and at not in seen and len(seen) <= MOVED:
+                seen.add(at)
+                regions = [(Lanes(ny, y, s.rows), Lanes(nx, x, s.columns)) for (s, _, _), (y, x) in zip(places, at, strict=True)]
+                there = tuple(replace(branch, region=region) for branch, region in zip(branches, regions, strict=True))
+                found = price_of(g, own, replace(one.segment, branches=there))
+                best = found if found and value(g, found) < value(g, best) else best
+    return best
 
 
 def written(g: Found, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], places: Sequence[tuple[Shape, int, int]],
