@@ -82,7 +82,8 @@ class Picks:
     stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
     layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
     reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
-    loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules.
+    loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; steady_cycles: of a run, at
+    most, where runs follow back to back, 0: any.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     share: of tiles, in studies: machines that differ in prices, rates and clock only share schedules, as long as none may cost more than this share above what
     it would if each was solved; 0: each is.
@@ -101,6 +102,7 @@ class Picks:
     weights: Literal["streamed", "pinned"] = "streamed"
     spatial_layer_pipe: bool = True
     temporal_layer_pipe: bool = True
+    steady_cycles: Cost = 0.0
     fuse_elementwise: bool = True
     seed: int = 0
 
@@ -132,7 +134,8 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] |
         return best if isinstance(best, Infeasible) else [best]
     if picks.reuse in PIPED:
         pipes = picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe
-        piped = pipelined(arch, workload, *pipes) if picks.reuse == "pipelines" else published(arch, workload, picks.reuse, *pipes, picks.seed)
+        piped = (pipelined(arch, workload, *pipes, picks.steady_cycles or math.inf) if picks.reuse == "pipelines" else
+                 published(arch, workload, picks.reuse, *pipes, picks.seed))
         return piped if isinstance(piped, Infeasible) else [piped]
     known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
-from math import inf, log, log2, prod
+from math import ceil, inf, log, log2, prod
 
 import numpy as np
 
 from dse.nest import Infeasible
+from dse.reuse.floors import Least, least
 from dse.reuse.published import MOST, divisors, options
 from dse.reuse.segments import (
     Found,
@@ -24,8 +26,12 @@ from dse.reuse.segments import (
     by_itself,
     check,
     chosen,
+    fits,
     laid,
+    likeness,
     members_of,
+    moved,
+    once,
     pinned,
     price_of,
     ranges_of,
@@ -33,43 +39,62 @@ from dse.reuse.segments import (
     value,
     written,
 )
-from dse.reuse.stages import Around, Nodes, Stage, floor, may_share, part_of, tiles
+from dse.reuse.stages import Around, Nodes, Stage, kept_bits, may_share, part_of, tiles
 from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from hw.arch import Arch
 from workloads.einsum import Einsum
-from workloads.graph import Workload, counts, owner
+from workloads.graph import Workload, counts
 
 TRIED = 12  # limits on the cycles of a stage that are tried
 LESS = 0.9999  # energy of stages under the next limit that is tried, at most
+TIGHT = 60  # the same where cycles are limited: rectangles must leave few nodes idle
 PARTS = 20  # parts of an einsum that are tried, those nearest to its share of the nodes
 WIDE = 1.3  # nodes of a stage over its share of the work, at most; and the other way round
+CROWDED = 1.1  # room of a stage over what it hands on and its weights, at least
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
 PLACED = 200  # choices of stages that are laid out per limit
+GLANCED = 200  # choices that are listed to see whether a limit can be kept
 LISTED = 5000  # choices that are listed for that
 BUDGET = 500  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
+CLOSER = 6  # choices of stages that are priced per limit, of segments that are taken
 FEW = 12  # parts of an einsum that runs alone
 SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared"
 
 
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
-              temporal: bool = True) -> Solution | Infeasible:
-    """The best schedule found. spatial: einsums may run side by side; temporal: in granules. Raises ValueError where a machine has no nodes for stages."""
+              temporal: bool = True, steady: float = inf) -> Solution | Infeasible:
+    """The best schedule found. spatial: einsums may run side by side; temporal: in granules; steady: limit on cycles of a run, runs back to back. Raises
+    ValueError where a machine has no nodes for stages."""
     check(arch, "pipelines")
-    g = Found(arch, workload, objective, weights, Nodes(arch))
-    ranges = [r for r in ranges_of(g) if temporal or not r.tile] if spatial else []
+    g = Found(arch, workload, objective, weights, Nodes(arch), steady)
+    ranges = [r for r in ranges_of(g) if (temporal or not r.tile) and fits(g, r)] if spatial else []
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
-    for r in sorted(ranges, key=lambda one: (-_saved(g, one), one.tile > 0)):
-        if g.nodes.searches > BUDGET:
+    before = g.nodes.searches
+    for r in _in_order(g, ranges):
+        if g.nodes.searches > before + BUDGET and likeness(g, r) not in g.solved:
             g.undone += 1
             continue
         whole = objective == "energy" and r.tile and any((r.first, r.last) == (other.first, other.last) and not other.tile for other in made)
-        if not whole and (option := _better(g, _segment(g, r, alone[r.first:r.last + 1]), made.get(r))):
+        if not whole and (option := _better(g, once(g, r, partial(_segment, g, r, alone[r.first:r.last + 1])), made.get(r))):
             made[r] = option
     solution = chosen(g, alone, made)
+    if isinstance(solution, Solution) and solution.schedule:
+        taken = {tuple(branch.einsum for branch in segment.branches): segment for segment in solution.schedule.segments if segment.pipelined}
+        for r, one in made.items():
+            if taken.get(tuple(e.name for e in workload.einsums[r.first:r.last + 1])) == one.segment:
+                closer = _segment(g, r, alone[r.first:r.last + 1], CLOSER)
+                made[r] = moved(g, r, _better(g, closer, one) or one)
+        solution = chosen(g, alone, made)
     return solution if isinstance(solution, Infeasible) else _told(g, solution, len(ranges))
+
+
+def _in_order(g: Found, ranges: Sequence[Range]) -> list[Range]:
+    """Those first that save most, and those that save most per einsum, in turn."""
+    whole, each = (sorted(ranges, key=lambda r: (-_saved(g, r) / (r.last - r.first + 1) ** power, r.tile > 0)) for power in (0, 1))
+    return list(dict.fromkeys(r for pair in zip(whole, each, strict=True) for r in pair))
 
 
 def _saved(g: Found, r: Range) -> float:
@@ -104,13 +129,13 @@ def _rough(g: Found, stages: Sequence[Stage], granules: int) -> float:
     return figure(g.objective, energy, cycles)
 
 
-def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PARTS) -> list[Stage]:
-    """Ways to run an einsum on about so many of the nodes that no other one undercuts in energy, cycles and nodes."""
+def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PARTS, limit: float = inf) -> list[Stage]:
+    """Ways to run an einsum on about so many of the nodes, in so many cycles, that no other one undercuts in energy, cycles and nodes."""
     most = g.arch.instances(1)
-    key = (e, around, round(share * most), parts)
+    key = (e, around, round(share * most), parts, limit)
     if key not in g.known:
         found = []
-        for tile in _worth(g, e, around, share * most, parts):
+        for tile in _worth(g, e, around, share * most, parts, limit):
             stage = g.nodes.stage(e, tile, around, "energy")
             found += [stage] if stage else []
             lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
@@ -118,11 +143,11 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
                 found += [fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, around, objective))]
         g.looked += len(found)
         kept: list[Stage] = []
-        for one in sorted(found, key=lambda s: (s.energy, s.cycles, s.nodes)):
+        for one in sorted((one for one in found if one.cycles <= limit), key=lambda s: (s.energy, s.cycles, s.nodes)):
             if not any(b.cycles <= one.cycles and _smaller(b, one) for b in kept):
                 kept.append(one)
         g.left += len(kept)
-        g.known[key] = kept or (_stages(g, e, around, share / 2, parts) if share * most > 1 else [])
+        g.known[key] = kept or (_stages(g, e, around, share / 2, parts, limit) if share * most > 1 and limit == inf else [])
     return g.known[key]
 
 
@@ -131,17 +156,18 @@ def _smaller(one: Stage, other: Stage) -> bool:
     return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
 
 
-def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int) -> list[dict[str, int]]:
+def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int, limit: float) -> list[dict[str, int]]:
     """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and ranks as many; of those that leave as much work to
     a node (to a fiftieth), and cut ranks alike, one."""
     best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
     sizes, most = e.sizes(), g.arch.instances(1)
+    own = g.arch.instances(len(g.arch.levels)) / most
     cut = tiles(e, min(round(WIDE * nodes) + 3, most), may_share(g.arch, around))
-    given = [(prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), tile) for tile in cut]
+    given = [(prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), tile) for tile in cut if not around.slid & tile.keys()]
     low = min(nodes / WIDE - 2, max(lanes for lanes, _ in given))
     for lanes, tile in given:
         work = prod(tile.get(rank, n) for rank, n in sizes.items())
-        if lanes >= low and work * lanes <= PADDED * e.points() and g.nodes.room(part_of(e, tile), around) > 0:
+        if lanes >= low and work <= limit * own and work * lanes <= PADDED * e.points() and g.nodes.room(part_of(e, tile), around) > 0:
             taken = lanes * g.nodes.outside(e, tile, around)[0] + g.nodes.added_up(e, tile, around)
             cell = round(50 * log(work)), *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items())
             best[cell] = min(best.get(cell, (inf, tile)), (taken, tile), key=lambda one: one[0])
@@ -155,42 +181,61 @@ def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int) -> lis
     return [tile for _, _, tile in sorted(ranked, key=lambda one: one[:2])[:parts]]
 
 
-def _segment(g: Found, r: Range, alone: Sequence[Option | None]) -> Option | None:
-    """The best way to run a segment, if it is better than its einsums one after the other."""
+def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) -> Option | None:
+    """The best way to run a segment, if it is better than its einsums one after the other. most: choices of stages that are priced per limit."""
     members = members_of(g, r)
     if members is None:
         return None
-    own, work = g.workload.einsums[r.first:r.last + 1], sum(e.points() for e, _ in members)
+    own = g.workload.einsums[r.first:r.last + 1]
     many = own[0].points() // members[0][0].points()
-    ways = [(part, around, _stages(g, part, around, part.points() / work)) for part, around in members]
+    parts = TIGHT if g.limit < inf else PARTS
+    ways = [(part, around, _stages(g, part, around, share, parts, g.limit / many))
+            for (part, around), share in zip(members, _shares(g, members), strict=True)]
     if not all(own for _, _, own in ways):
         return None
     best: Option | None = None
     bar = sum(value(g, one) if one else inf for one in alone) if g.objective != "edp" and g.weights != "pinned" else inf
     arounds = [around for _, around, _ in ways]
-    for limit in _limits([own_ways for _, _, own_ways in ways]):
+    for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
+        priced = 0
         for choice in islice(_cheapest([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)), PLACED):
             if g.objective == "energy" and _rough(g, choice, many) >= min(bar, value(g, best) if best else inf):
                 break
             if places := laid(g, choice):
                 found = price_of(g, own, written(g, r, own, choice, places, arounds))
-                best = _better(g, found, best)
-                break
+                best, priced = _better(g, found, best), priced + 1
+                if priced == most:
+                    break
     return best
 
 
-def _limits(ways: Sequence[Sequence[Stage]]) -> list[float]:
-    """Cycles that every einsum can keep to, tightest first, where more of them let stages cost less; spread over their range."""
+def _shares(g: Found, members: Sequence[tuple[Einsum, Around]]) -> list[float]:
+    """Parts of the nodes for stages that take equally long; a stage that what it hands on and its weights need more nodes for has as many as these need."""
+    most, each, held = g.arch.instances(1), g.arch.levels[1].capacity_bits or inf, [e.points() for e, _ in members]
+    need = [ceil(CROWDED * kept_bits(e, around, g.arch) / each) if around.hands or around.pinned else 0 for e, around in members]
+    cycles = sum(held) / most  # of one node for one point
+    for _ in members:
+        short = [n > w / cycles for n, w in zip(need, held, strict=True)]
+        left = most - sum(n for n, less in zip(need, short, strict=True) if less)
+        cycles = max(cycles, sum(w for w, less in zip(held, short, strict=True) if not less) / max(left, 1))
+    return [max(n, w / cycles) / most for n, w in zip(need, held, strict=True)]
+
+
+def _limits(ways: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
+    """Cycles that every einsum can keep to on so many nodes, tightest first, where more of them let stages cost less; spread over their range."""
     least, found = inf, list[float]()
     for limit in sorted({stage.cycles for own in ways for stage in own}):
-        energy = sum(min((s.energy for s in own if s.cycles <= limit), default=inf) for own in ways)
+        within = [[s for s in own if s.cycles <= limit] for own in ways]
+        energy = sum(min((s.energy for s in own), default=inf) for own in within)
+        if energy < least * LESS:
+            energy = sum(s.energy for s in next(_cheapest(within, nodes, GLANCED), [])) or inf
         if energy < least * LESS:
             found, least = [*found, limit], energy
     at = sorted({round(i) for i in np.geomspace(1, len(found), min(TRIED, len(found)))}) if found else []
     return [found[i - 1] for i in at]
 
 
-def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int) -> Iterator[list[Stage]]:
+def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
     """Choices of a stage per einsum that need no more nodes than there are, those of least energy first."""
     ranked = [sorted(own, key=lambda s: (s.energy, s.nodes)) for own in ways]
     first = (0,) * len(ranked)
@@ -202,20 +247,32 @@ def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int) -> Iterator[list[Stag
             yield choice
         for j, i in enumerate(at):
             after = (*at[:j], i + 1, *at[j + 1:])
-            if i + 1 < len(ranked[j]) and after not in seen and len(seen) < LISTED:
+            if i + 1 < len(ranked[j]) and after not in seen and len(seen) < most:
                 seen.add(after)
                 heappush(queue, (sum(own[k].energy for own, k in zip(ranked, after, strict=True)), after))
 
 
 def _least(g: Found) -> float:
-    """No schedule of the space costs less: every einsum its floor, with all that another one makes, or reads behind it, on the chip."""
-    made, total = {e.output.tensor for e in g.workload.einsums}, [0.0, 0.0]
-    read = {owner(p.tensor, made) for e in g.workload.einsums for p in e.inputs}
-    for e, n in zip(g.workload.einsums, counts(g.workload), strict=True):
-        inside = [p for p in e.tensors() if (p is e.output and p.tensor in read) or (p is not e.output and owner(p.tensor, made) in made)
-                  or p.tensor in pinned(g, e)]
-        total = [a + n * b for a, b in zip(total, floor(e, g.arch, inside), strict=True)]
-    return figure(g.objective, *total)
+    """No schedule of the space costs less: of all chains of segments that may fit, what their einsums take at least, and no time but that of the lanes or of
+    main memory."""
+    w, outer, n = g.workload, g.arch.levels[0], len(g.workload.einsums)
+    might: dict[tuple[int, int], Range] = {}
+    for r in ranges_of(g, finer=divisors):
+        if (r.first, r.last) not in might and fits(g, r):
+            might[r.first, r.last] = r
+    energy, words, compute = [0.0] + [inf] * n, [0.0] + [inf] * n, 0.0
+    for i, (e, many) in enumerate(zip(w.einsums, counts(w), strict=True)):
+        alone = least(e, g.arch, pinned=pinned(g, e)).times(many)
+        compute += alone.compute
+        chains = [(i, alone)]
+        for (first, last), r in might.items():
+            if last == i:
+                own = [least(one, g.arch, r.handed, pinned(g, one), one.output.tensor in r.handed - r.leaving) for one in w.einsums[first:last + 1]]
+                chains.append((first, sum(own, Least(0.0, 0.0, 0.0))))
+        energy[i + 1] = min(energy[first] + one.energy for first, one in chains)
+        words[i + 1] = min(words[first] + one.words for first, one in chains)
+    cycles = max(compute, words[-1] / outer.bandwidth / (2 if outer.ports == "separate" else 1))
+    return figure(g.objective, energy[-1] + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles)
 
 
 def _told(g: Found, solution: Solution, ranges: int) -> Solution:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, prod
 from random import Random
 
@@ -20,11 +21,26 @@ from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import candidates, topology
 from dse.dataflow.random import primes, random
 from dse.nest import Infeasible, Loop, Mapping
-from dse.reuse.segments import Found, Objective, Option, Range, by_itself, check, chosen, laid, members_of, pinned, price_of, ranges_of, solved_alone, written
-from dse.reuse.stages import Around, Inside, Nodes, Shape, Stage, floor, split_ranks
+from dse.reuse.segments import (
+    Found,
+    Objective,
+    Option,
+    Range,
+    by_itself,
+    check,
+    chosen,
+    laid,
+    members_of,
+    once,
+    pinned,
+    price_of,
+    ranges_of,
+    solved_alone,
+    written,
+)
+from dse.reuse.stages import Around, Inside, Nodes, Shape, Stage, floor, kept_bits, split_ranks
 from dse.sim.counts import held_elems
 from dse.sim.evaluate import Problem, Pruned, Solution, certified, figure
-from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -83,7 +99,7 @@ def options(given: Found, ranges: Sequence[Range], name: str = "kapla", seed: in
             kept: int | None = None) -> tuple[list[Option | None], dict[Range, Option], list[Pruned]]:
     """Einsums alone and segments as a method solves them, and what it leaves out."""
     method = replace(METHODS[name], kept=kept) if kept else METHODS[name]
-    g = replace(given, nodes=Nodes(given.arch, _inside(name, seed)), alone={})
+    g = replace(given, nodes=Nodes(given.arch, _inside(name, seed)), alone={}, solved={})
     alone = solved_alone(g, _alone)
     rng, made, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]
@@ -96,7 +112,7 @@ def options(given: Found, ranges: Sequence[Range], name: str = "kapla", seed: in
             if method.skips and any(all(a <= b for a, b in zip(other.words, scheme.words, strict=True)) for other in done):
                 continue
             tried += 1
-            if option := _solved(g, scheme.range):
+            if option := once(g, scheme.range, partial(_solved, g, scheme.range)):
                 made[scheme.range] = option
                 done.append(scheme)
         names = tuple(e.name for e in g.workload.einsums[ends[0]:ends[1] + 1])
@@ -137,10 +153,7 @@ def _scheme(g: Found, r: Range) -> Scheme | None:
     many = g.workload.einsums[r.first].points() // members[0][0].points()
     words, energy, cycles = [], 0.0, 0.0
     for (part, around), (shape, _, _) in zip(members, places, strict=True):
-        bits, room = bits_of(part, g.arch), shape.rows * shape.columns * (g.arch.levels[1].capacity_bits or inf)
-        room -= sum(held_elems(p, part.sizes()) * bits[p.tensor] for p in part.inputs if p.tensor in around.pinned)
-        room -= held_elems(part.output, part.sizes()) * bits[part.output.tensor] * around.copies * around.hands
-        if room < 0:
+        if kept_bits(part, around, g.arch) > shape.rows * shape.columns * (g.arch.levels[1].capacity_bits or inf):
             return None
         far = [p for p in part.inputs if p.tensor not in around.pinned | around.handed]
         words += [float(held_elems(p, part.sizes()) * many) for p in far]
@@ -206,11 +219,11 @@ def _alone(g: Found, e: Einsum) -> Option | None:
 
 
 def _stage(g: Found, e: Einsum, around: Around, room: Shape) -> Stage | None:
-    shape, tile = stacked(g, e, room)
+    shape, tile = stacked(g, e, room, around.slid)
     return g.nodes.on(e, tile, around, g.objective, (shape,))
 
 
-def stacked(g: Found, e: Einsum, room: Shape) -> tuple[Shape, dict[str, int]]:
+def stacked(g: Found, e: Einsum, room: Shape, slid: frozenset[str] = frozenset()) -> tuple[Shape, dict[str, int]]:
     """A rectangle of nodes over an einsum: each prime of a side goes to the rank that leaves a node the smallest tiles, padding included."""
     tile, loops, used = e.sizes(), list[Loop](), []
     for (dim, _), side in zip(g.arch.fanouts[0].dims, (room.rows, room.columns), strict=True):
@@ -221,7 +234,7 @@ def stacked(g: Found, e: Einsum, room: Shape) -> tuple[Shape, dict[str, int]]:
                 others = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}  # noqa: B023
                 return sum(held_elems(p, cut | others) for p in e.tensors()), prod((cut | others).values())
 
-            if open_ := [rank for rank in split_ranks(e) if tile[rank] >= parts.get(rank, 1) * prime]:
+            if open_ := [rank for rank in split_ranks(e) if rank not in slid and tile[rank] >= parts.get(rank, 1) * prime]:
                 rank = min(open_, key=left)
                 parts[rank] = parts.get(rank, 1) * prime
         trips = 1

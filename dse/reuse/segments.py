@@ -12,19 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
-from math import inf
+from itertools import islice, permutations, product
+from math import ceil, floor, inf
 from typing import Literal
 
 from dse.dataflow.cost_descending import least_held
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
-from dse.reuse.stages import Around, Nodes, Shape, Stage, own_nest
-from dse.reuse.trips import runs, trips
+from dse.reuse.stages import Around, Nodes, Shape, Stage, kept_bits, own_nest
+from dse.reuse.trips import alike, runs, trips
 from dse.reuse.trips import segments as looped
 from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
 from dse.sim.evaluate import Solution, figure
-from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
 from hw.arch import Arch
@@ -33,6 +32,7 @@ from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
 GRANULES = (8, 64)  # numbers of granules
+MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
 VISITED = 4000  # places that a layout looks at
 Objective = Literal["energy", "latency", "edp"]
 
@@ -51,30 +51,35 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A segment as found. energy, latency: among others; peak, pinned: bits of a node's buffer while it runs, and of its weights at all times."""
+    """A segment as found. energy, latency: among others; steady: cycles of a run back to back; peak, pinned: bits of a node's buffer while it runs, and of its
+    weights at all times."""
 
     segment: Segment
     energy: float
     latency: float
+    steady: float
     peak: int = 0
     pinned: int = 0
 
 
 @dataclass(slots=True)
 class Found:
-    """A search. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated: segments; undone: not looked at."""
+    """A search. limit: on cycles of a run, back to back. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated:
+    segments; undone: not looked at."""
 
     arch: Arch
     workload: Workload
     objective: Objective
     weights: str
     nodes: Nodes
+    limit: float = inf
     looked: int = 0
     left: int = 0
     evaluated: int = 0
     undone: int = 0
     known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
     alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
+    solved: dict[tuple[object, ...], tuple[Range, Option | None]] = field(default_factory=dict)
 
 
 def check(arch: Arch, pick: str) -> None:
@@ -91,25 +96,26 @@ def pinned(g: Found, e: Einsum) -> frozenset[str]:
 
 
 def eight_or_64(n: int) -> list[int]:
-    return [b for b in GRANULES if n % b == 0 and n > b]
+    return [b for b in GRANULES if n % b == 0]
 
 
-def ranges_of(g: Found, most: int = MOST_STAGES, granules: Callable[[int], Sequence[int]] = eight_or_64) -> list[Range]:
+def ranges_of(g: Found, most: int = MOST_STAGES, finer: Callable[[int], Sequence[int]] = eight_or_64) -> list[Range]:
     """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
-    loops = {(m.first, m.last): m for m in looped(w)}
+    loops = {(m.first, m.last): m for m in looped(w, padded=True)}
     for first, last, made, leaving in runs(w, most):
         own, handed = w.einsums[first:last + 1], frozenset(made)
         reads = [{p.tensor for p in e.inputs} & handed for e in own]
         again = any(owner(p.tensor, maker) in handed and p.tensor not in handed for e in own for p in e.inputs)  # read by another name
-        if again or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
+        unlike = any(p.tensor in handed and not alike(p, w.einsums[maker[p.tensor]].output, padded=True) for e in own for p in e.inputs)
+        if again or unlike or not all(reads[1:]) or not all(e.output.tensor in handed for e in own[:-1]):
             continue
         found.append(Range(first, last, handed, leaving))
         if (first, last) in loops:
             for axis in loops[first, last].axes:
                 n = own[0].sizes()[axis[0]]
-                found += [Range(first, last, handed, leaving, axis, n // b) for b in granules(n)]
+                found += [Range(first, last, handed, leaving, axis, n // b) for b in finer(n)]
     return found
 
 
@@ -123,15 +129,24 @@ def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:
     for j, (e, ((part, _),)) in enumerate(zip(own, granule, strict=True)):
         last = max([i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}], default=j)
         inputs = frozenset(p.tensor for p in e.inputs)
+        views = [p for other in own if other is not e for p in other.inputs if p.tensor == e.output.tensor]
+        slid = frozenset(rank for p in views for mine, d in zip(e.output.dims, p.dims, strict=True) if len(d.terms) > 1 for rank in mine.ranks())
         found.append((part, Around(inputs & r.handed, pinned(g, e), e.output.tensor in r.handed, min(last - j + 1, many),
-                                    e.output.tensor in r.leaving)))
+                                    e.output.tensor in r.leaving, slid)))
     return found
 
 
-def laid(g: Found, stages: Sequence[Stage]) -> list[tuple[Shape, int, int]] | None:
-    """Rectangles side by side, each with its first row and column, the largest first, at a corner of the grid or of those before; None: none were found."""
+def fits(g: Found, r: Range) -> bool:
+    """Whether granules are equal, and what is handed on and pinned no more than all buffers hold."""
+    members = members_of(g, r)
+    return members is not None and sum(kept_bits(e, around, g.arch) for e, around in members) <= g.arch.instances(1) * (g.arch.levels[1].capacity_bits or inf)
+
+
+def laid(g: Found, stages: Sequence[Stage], given: Sequence[int] = ()) -> list[tuple[Shape, int, int]] | None:
+    """Rectangles side by side, each with its first row and column, the largest first, or in a given order, at a corner of the grid or of those before; None:
+    none were found."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    order, visited = sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
+    order, visited = given or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
 
     def put(there: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
         nonlocal visited
@@ -151,6 +166,27 @@ def laid(g: Found, stages: Sequence[Stage]) -> list[tuple[Shape, int, int]] | No
     return [found[order.index(j)] for j in range(len(stages))] if found else None
 
 
+def moved(g: Found, r: Range, one: Option) -> Option:
+    """The cheapest of a segment's rectangles in other places: laid in another order, or the grid turned over. Words come from the rim and from each other, so
+    energy may fall; cycles stay."""
+    (ny, rows), (nx, columns) = g.arch.fanouts[0].dims
+    branches, own = one.segment.branches, g.workload.einsums[r.first:r.last + 1]
+    lanes = [{lane.dim: lane for lane in branch.region} for branch in branches]
+    stages = [Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0) for branch, at in zip(branches, lanes, strict=True)]
+    seen, best = {tuple((at[ny].first, at[nx].first) for at in lanes)}, one
+    for order in islice(permutations(range(len(branches))), MOVED):
+        places = laid(g, stages, order) or ()
+        for down, right in product((False, True), repeat=2):
+            at = tuple((rows - y - s.rows if down else y, columns - x - s.columns if right else x) for s, y, x in places)
+            if places and at not in seen and len(seen) <= MOVED:
+                seen.add(at)
+                regions = [(Lanes(ny, y, s.rows), Lanes(nx, x, s.columns)) for (s, _, _), (y, x) in zip(places, at, strict=True)]
+                there = tuple(replace(branch, region=region) for branch, region in zip(branches, regions, strict=True))
+                found = price_of(g, own, replace(one.segment, branches=there))
+                best = found if found and value(g, found) < value(g, best) else best
+    return best
+
+
 def written(g: Found, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], places: Sequence[tuple[Shape, int, int]],
              arounds: Sequence[Around]) -> Segment:
     outer, level, ((ny, _), (nx, _)) = g.arch.levels[0].name, g.arch.levels[1].name, g.arch.fanouts[0].dims
@@ -161,8 +197,7 @@ def written(g: Found, r: Range, own: Sequence[Einsum], stages: Sequence[Stage], 
     nodes += [Store(level, e.output.tensor) for e in own if e.output.tensor in r.handed]
     branches = []
     for j, (e, stage, (shape, y, x), around) in enumerate(zip(own, stages, places, arounds, strict=True)):
-        ranks = ((r.ranks[0], r.ranks[j]),) if r.ranks and r.ranks[j] != r.ranks[0] else ()
-        branches.append(Branch(e.name, own_nest(stage, shape, e, around, outer), ranks, (Lanes(ny, y, shape.rows), Lanes(nx, x, shape.columns))))
+        branches.append(Branch(e.name, own_nest(stage, shape, e, around, outer), _called(r, j), (Lanes(ny, y, shape.rows), Lanes(nx, x, shape.columns))))
     return Segment(tuple(branches), tuple(nodes))
 
 
@@ -180,17 +215,20 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     names = {p.tensor for e in own for p in e.tensors()}
     part = Workload("", tuple(own), g.workload.weights & names)
     schedule = Schedule((segment,), weights=g.weights)
-    if faults(g.arch, part, schedule):
+    try:
+        found = evaluate(g.arch, part, schedule, g.objective)
+    except ValueError:  # hops of such a nest are not counted
         return None
-    found = evaluate(g.arch, part, schedule, g.objective)
     if not isinstance(found, Solution):
         return None
     level, energy = g.arch.levels[1].name, found.energy_pj
     always = max(sum(elems * bits_of(e, g.arch)[t] for where, t, elems in c.footprint if where == level and t in pinned(g, e))
                  for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own))
-    if segment.pipelined and len(own) < len(g.workload.einsums):
+    whole = len(own) == len(g.workload.einsums)  # else others run between two runs of it
+    if segment.pipelined and not whole:
         energy += g.arch.leak_mw() / g.arch.clock_ghz * (found.latency_cycles - found.steady_cycles)
-    return Option(segment, energy, found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0, always)
+    steady, peak = found.steady_cycles if whole else found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
+    return Option(segment, energy, found.latency_cycles, steady, peak, always)
 
 
 def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> list[Option | None]:
@@ -208,8 +246,39 @@ def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> l
     return found
 
 
+def likeness(g: Found, r: Range) -> tuple[object, ...]:
+    """The same for segments that differ in names only."""
+    own = g.workload.einsums[r.first:r.last + 1]
+    names = list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
+    members = tuple((canonical_key(e), tuple(names.index(p.tensor) for p in e.tensors()), tuple(p.tensor in pinned(g, e) for p in e.inputs)) for e in own)
+    axis = tuple(list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank in d.ranks())).index(rank)
+                 for e, rank in zip(own, r.ranks, strict=False))
+    return members, tuple((e.output.tensor in r.handed, e.output.tensor in r.leaving) for e in own), axis, r.tile, len(own) == len(g.workload.einsums)
+
+
+def once(g: Found, r: Range, solve: Callable[[], Option | None]) -> Option | None:
+    """What a segment is solved as; of segments that differ in names only the first is."""
+    key = likeness(g, r)
+    if key not in g.solved:
+        g.solved[key] = r, solve()
+    like, one = g.solved[key]
+    if like == r or not one:
+        return one
+    own, to = (g.workload.einsums[each.first:each.last + 1] for each in (like, r))
+    tensor = {a.tensor: b.tensor for e, other in zip(own, to, strict=True) for a, b in zip(e.tensors(), other.tensors(), strict=True)}
+    nodes = tuple(replace(node, tensor=tensor[node.tensor]) if isinstance(node, Store) else replace(node, rank=r.ranks[0]) for node in one.segment.nodes)
+    branches = tuple(replace(branch, einsum=other.name, mapping=renamed(branch.mapping, e, other), ranks=_called(r, j))
+                     for j, (branch, e, other) in enumerate(zip(one.segment.branches, own, to, strict=True)))
+    return replace(one, segment=Segment(branches, nodes))
+
+
+def _called(r: Range, j: int) -> tuple[tuple[str, str], ...]:
+    """What an einsum calls the shared loop, where not as the first one."""
+    return ((r.ranks[0], r.ranks[j]),) if r.ranks and r.ranks[j] != r.ranks[0] else ()
+
+
 def times(one: Option, n: int) -> Option:
-    return replace(one, energy=n * one.energy, latency=n * one.latency)
+    return replace(one, energy=n * one.energy, latency=n * one.latency, steady=n * one.steady)
 
 
 def value(g: Found, one: Option) -> float:
@@ -223,6 +292,7 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
     tables: list[Table] = []
     rows: list[list[Option | None]] = []
     rooms = {f"run {i}": Room(arch.levels[1].capacity_bits or inf) for i in range(n)} if g.weights == "pinned" else {}
+    rooms |= {"cycles": Room(g.limit)} if g.limit < inf else {}
     for i in range(n):
         near = [j for j in (i - 1, i) if 0 <= j < n - 1]
         found = list(_agreed(i, near, labels, alone, made))
@@ -230,9 +300,13 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
             none = Infeasible("the nodes", 1, 0, workload.einsums[i].name, "mappings")
             return blocked if isinstance(blocked := least_held(workload.einsums[i], arch), Infeasible) else none
         rows.append([o for _, o in found])
-        costs = [[o.energy, o.latency, *_rooms(o, i, n if rooms else 0)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
+        costs = [[o.energy, o.latency, *_rooms(g, o, i)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
         tables.append(table([f"border {j}" for j in near], [(at, row) for (at, _), row in zip(found, costs, strict=True)], tuple(rooms)))
     joined = join(tables, rooms, objective)
+    if not joined.choices and g.limit < inf:
+        least = chosen(replace(g, limit=inf, objective="latency"), alone, made)
+        if isinstance(least, Solution):
+            return Infeasible("a run back to back", ceil(least.steady_cycles), floor(g.limit), workload.name, "cycles")
     if not joined.choices:
         return Infeasible("the nodes", 1, 0, workload.einsums[0].name, "mappings")
     best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))
@@ -240,10 +314,11 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
     return evaluate(arch, workload, Schedule(tuple(o.segment for o in taken), weights=g.weights), objective)
 
 
-def _rooms(one: Option, first: int, n: int) -> list[float]:
-    """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned weights always."""
+def _rooms(g: Found, one: Option, first: int) -> list[float]:
+    """What an option takes of the buffers while each einsum runs: its peak where its own do, its pinned weights always; and of the cycles of a run."""
     last = first + len(one.segment.branches) - 1
-    return [float(one.peak if first <= i <= last else one.pinned) for i in range(n)]
+    bits = [float(one.peak if first <= i <= last else one.pinned) for i in range(len(g.workload.einsums))] if g.weights == "pinned" else []
+    return bits + [one.steady] * (g.limit < inf)
 
 
 def _agreed(i: int, near: Sequence[int], labels: dict[int, list[Range | None]], alone: Sequence[Option | None],

@@ -38,13 +38,14 @@ WASTE = 1.25  # lanes of a rectangle over those that work, at most
 @dataclass(frozen=True, slots=True)
 class Around:
     """What a stage finds: tensors that another stage hands to it, weights that are there before the run, whether it hands its result on, in how many copies,
-    and whether main memory gets it too."""
+    and whether main memory gets it too. slid: ranks of it over which a reader slides windows, whose hops are not counted where nodes share them out."""
 
     handed: frozenset[str] = frozenset()
     pinned: frozenset[str] = frozenset()
     hands: bool = False
     copies: int = 1
     leaves: bool = False
+    slid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,13 @@ def shapes(e: Einsum, tile: dict[str, int], arch: Arch) -> list[Shape]:
     return sorted(found.values(), key=lambda one: (one.rows * one.columns, abs(one.rows - one.columns), one.rows))
 
 
+def kept_bits(e: Einsum, around: Around, arch: Arch) -> int:
+    """What stands in the buffers of an einsum all the time: pinned weights, and its result if that is handed on."""
+    bits = bits_of(e, arch)
+    taken = sum(held_elems(p, e.sizes()) * bits[p.tensor] for p in e.inputs if p.tensor in around.pinned)
+    return taken + held_elems(e.output, e.sizes()) * bits[e.output.tensor] * around.copies * around.hands
+
+
 Inside = Callable[[Problem], list[Mapping]]  # nests that a mapper offers, for a node by itself
 
 
@@ -175,11 +183,7 @@ class Nodes:
 
     def room(self, part: Einsum, around: Around) -> int:
         """Bits of a node that its nest has for itself."""
-        bits, level = bits_of(part, self.arch), self.arch.levels[1]
-        taken = sum(held_elems(p, part.sizes()) * bits[p.tensor] for p in part.inputs if p.tensor in around.pinned)
-        if around.hands:
-            taken += held_elems(part.output, part.sizes()) * bits[part.output.tensor] * around.copies
-        return (level.capacity_bits or 1 << 60) - taken
+        return (self.arch.levels[1].capacity_bits or 1 << 60) - kept_bits(part, around, self.arch)
 
     def _price(self, e: Einsum, tile: dict[str, int], around: Around) -> float:
         """Of a word that a node takes from outside, on the average of its tensors; in steps of an eighth of an octave, so that few searches differ."""

@@ -52,21 +52,22 @@ def runs(workload: Workload, most: int) -> Iterator[Run]:
             yield first, last, handed, frozenset(t for t in handed if any(not first <= i <= last for i in readers[t]))
 
 
-def segments(workload: Workload) -> list[Members]:
-    """All runs of einsums that hand tensors on, and that a loop can be shared by. The first makes one of them, the last reads one: others gain nothing."""
+def segments(workload: Workload, padded: bool = False) -> list[Members]:
+    """All runs of einsums that hand tensors on, and that a loop can be shared by. The first makes one of them, the last reads one: others gain nothing.
+    padded: readers may see padding around what is handed on, in dimensions that the loop does not cut."""
     made, found = {e.output.tensor: i for i, e in enumerate(workload.einsums)}, []
     for first, last, handed, leaving in runs(workload, MOST_MEMBERS):
         own = workload.einsums[first:last + 1]
         ends = own[0].output.tensor in handed and any(owner(p.tensor, made) in handed for p in own[-1].inputs)
-        if ends and (axes := tuple(_axes(own, handed, made))):
+        if ends and (axes := tuple(_axes(own, handed, made, padded))):
             found.append(Members(first, last, handed, leaving, axes))
     return found
 
 
-def _axes(own: Sequence[Einsum], handed: Sequence[str], made: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+def _axes(own: Sequence[Einsum], handed: Sequence[str], made: Mapping[str, int], padded: bool) -> Iterator[tuple[str, ...]]:
     """Ranks of the members that cut every tensor that is handed on alike, into tiles that are complete when they are read."""
     users = {t: [p for e in own for p in e.tensors() if owner(p.tensor, made) == t] for t in handed}
-    if all(p.tensor == t and _alike(p, users[t][0]) for t in handed for p in users[t]):
+    if all(p.tensor == t and alike(p, users[t][0], padded) for t in handed for p in users[t]):
         yield from _extended(own, frozenset(handed), (), {})
 
 
@@ -82,8 +83,9 @@ def _extended(own: Sequence[Einsum], handed: frozenset[str], ranks: tuple[str, .
             yield from _extended(own, handed, (*ranks, rank), {**at, **mine})
 
 
-def _alike(p: Projection, q: Projection) -> bool:
-    return p.bits == q.bits and p.format == q.format == "dense" and [(d.size, d.offset) for d in p.dims] == [(d.size, d.offset) for d in q.dims]
+def alike(p: Projection, q: Projection, padded: bool) -> bool:
+    same = [d.size for d in p.dims] == [d.size for d in q.dims] and (padded or [d.offset for d in p.dims] == [d.offset for d in q.dims])
+    return p.bits == q.bits and p.format == q.format == "dense" and same
 
 
 def alone(dim: Dim, e: Einsum) -> str | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
 
 from dse.nest import Loop, Mapping, Store
@@ -168,8 +169,13 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
     return sharing.passed_round(rows, whole, e, arch)
 
 
-def ways(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> Iterator[network.Way]:
+@lru_cache(maxsize=256)
+def ways(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[network.Way, ...]:
     """What moves through priced networks; what fills a held node crosses them in one granule. Raises ValueError where hops are not counted."""
+    return tuple(_ways(b, whole, e, arch))
+
+
+def _ways(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> Iterator[network.Way]:
     order = [level.name for level in arch.levels]
     once = {(node.tensor, f.name) for node in b.held for f in arch.fanouts if f.outside <= order.index(node.level)}
     for way in network.ways(whole, e, arch, b.owned):

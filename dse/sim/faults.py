@@ -228,9 +228,11 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
 
 
 def _view(p: Projection, branch: Branch, loops: Sequence[Loop], sizes: dict[str, int]) -> tuple[object, ...]:
-    """A tensor's dimensions as shared loops cut them, and how much of each an einsum reads (sizes: its ranks; none where all of it is made here)."""
+    """A tensor's dimensions as shared loops cut them, and how much of each an einsum reads (sizes: its ranks; none where all of it is made here: a dimension
+    that no loop cuts is there whole, with padding around it or not)."""
     shared = {named(loop.rank, branch): loop.rank for loop in loops}
-    dims = [(d.offset, d.size, tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared)), sum(c * sizes.get(rank, 0) for rank, c in d.terms))
+    dims = [(d.offset if sizes or any(rank in shared for rank in d.ranks()) else 0, d.size,
+             tuple(sorted((shared[rank], c) for rank, c in d.terms if rank in shared)), sum(c * sizes.get(rank, 0) for rank, c in d.terms))
             for d in p.dims]
     return (*dims, p.bits, p.format, p.density)
 
@@ -325,7 +327,7 @@ def _adds(dim: str, level: str, arch: Arch) -> bool:
 
 def _hop_faults(whole: Mapping, one: Placed) -> list[str]:
     try:
-        list(ways(one.boundary, whole, one.einsum, one.arch))
+        ways(one.boundary, whole, one.einsum, one.arch)
     except ValueError as fault:
         return [f"mapping of {one.einsum.name}: {fault}"]
     return []

@@ -131,6 +131,8 @@ def solver(raw: object, faults: Faults) -> Picks:
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not piped and isinstance(raw, Mapping) and key in raw:
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.reuse: pipelines; take that, or leave it out")
+    if picks.steady_cycles and picks.reuse != "pipelines":
+        faults.add(f"solver.steady_cycles = {show(picks.steady_cycles)} is a choice of solver.reuse: pipelines; take that, or leave it out")
     if piped and picks.temporal_layer_pipe and not picks.spatial_layer_pipe and isinstance(raw, Mapping) and "temporal_layer_pipe" in raw:
         faults.add("solver.temporal_layer_pipe = true needs stages side by side; leave it out, or take solver.spatial_layer_pipe=true")
     return picks
