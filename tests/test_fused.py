@@ -10,6 +10,8 @@ from random import Random
 import pytest
 
 import dse
+from dse import stack
+from dse.assign.layouts import Layouts
 from dse.dataflow.space import FREE, least
 from dse.nest import Infeasible
 from dse.reuse import fused
@@ -22,7 +24,7 @@ from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Level
 from tests import by_hand
-from tests.fusions import random_case, wrong, wrong_in_layouts
+from tests.fusions import laid_case, random_case, wrong, wrong_in_layouts
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -143,6 +145,19 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("seed", [0, 5, 7])
 def test_reuse_and_layouts_together_are_no_dearer_than_apart(seed: int) -> None:
     assert wrong_in_layouts(seed, "buffered" if seed == 7 else "free")[0] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("objective", ["energy", "latency"])
+def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
+    arch, workload = laid_case(seed, "buffered" if seed % 2 else "free")
+    chosen = stack._layouts(arch, workload, stack.Picks(objective, tiles="perfect", near=0.0, reuse="tiles", layout="alt"))
+    assert isinstance(chosen, Layouts)
+    g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
+    tables, found = fused.factors(g), fused._best(g, objective)
+    assert isinstance(tables, fused.Factors) and isinstance(found, tuple)
+    every, _ = next(chosen.rules("alt"))
+    assert figure(objective, found[0][0].energy_pj, found[0][0].latency_cycles) == pytest.approx(chosen.least((every, frozenset()), tables.tables)[0])
 
 
 def moved(found: Solution) -> set[tuple[str, str, str]]:

@@ -58,6 +58,7 @@ NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"t
     "test_no_schedule_of_the_space_is_cheaper", "test_gaps_hold_where_fills_wait"))
 WRITTEN, PIPES, STAGES, TABLE, UNEVEN = "dse/directives.py", "dse/reuse/pipeline.py", "dse/reuse/stages.py", *(f"tests/{name}" for name in (
     "test_pipeline.py::test_no_pipeline_is_cheaper_than_what_is_claimed", "test_network.py::test_hops_of_unequal_lanes_are_those_of_all_their_words"))
+TOGETHER = "tests/test_fused.py::test_reuse_and_layouts_together_are_no_dearer_than_apart"
 RECTANGLES = "tests/test_pipeline.py::test_rectangles_do_all_the_parts"
 SUMS = "tests/test_schedule_walks.py::test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first"
 MUTANTS = (
@@ -270,6 +271,8 @@ MUTANTS = (
            "total += 9 * words * (per_elem(outer, bits) * outer.read_pj", CHEAPER),
     Mutant("fused: what comes anew in every trip costs twice", NESTS, "many * max(saved, 0.0)", "2 * many * max(saved, 0.0)",
            "tests/test_fused.py::test_a_tensor_may_come_anew_in_every_trip"),
+    Mutant("joint: every trip opens its rows", NESTS, "replace(level, access=replace(level.access, row_pj=0.0, row_cycles=0.0)) if level.access else level for",
+           "level for", TOGETHER),
     Mutant("share: cycles on slower machines hold on faster ones", "dse/reuse/family.py", "slower = np.min(np.divide", "slower = np.max(np.divide",
            "tests/test_family.py::test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved"),
     Mutant("schedules: kept tensors take no time of nests", AROUND, "        whole = inside(whole, tensor, level, arch)\n    return whole, whole.fork",
