@@ -336,13 +336,15 @@ def _known(table: str, schema: str, known: set[str]) -> None:
 
 def _called(con: duckdb.DuckDBPyConnection, function: Mapping[str, Any], known: set[str]) -> None:
     """Raises QueryError unless a table function is one of TABLE_FUNCTIONS, and of a front the table is one that may be read."""
-    name, given = function["function_name"].lower(), function["children"]
+    name = function["function_name"].lower()
+    given = function["children"] if "children" in function else [one["expression"] | {"alias": one["name"]} for one in function["arguments"]]  # since 2.0
     if name not in TABLE_FUNCTIONS or function["schema"] not in ("", "main"):
         raise QueryError(f"table function {name} is refused: the tables of the run are all there is to read; allowed are {', '.join(TABLE_FUNCTIONS)}")
     if name not in FRONTS:
         return
     first = given[0] if given else {}
-    table = first["value"]["value"] if first.get("type") == "VALUE_CONSTANT" else ".".join(first.get("column_names", []))
+    constant = first.get("value", {}).get("value", first.get("literal", {}).get("text"))
+    table = constant if first.get("type") == "VALUE_CONSTANT" else ".".join(first.get("column_names", []))
     if not isinstance(table, str) or not table or any(one.get("alias", "").lower() == "tbl" for one in given[1:]):
         raise QueryError(f"{name}: its first argument must name a table" + " or be a '(SELECT ...)' in quotes" * (name == "pareto"))
     if name == "pareto" and table.startswith("("):

@@ -19,7 +19,6 @@ nodes:
 STUDY = """\
 # A study: workloads, a machine, what of it varies, and what is good. All keys: dse list keys; check with: dse check FILE
 # What it would take: dse run FILE --dry-run. Run it, or go on with it: dse run FILE
-name: first
 workloads:                      # dse list workloads; or {file: net.onnx, bind: {N: 1}, weight: 2}; quote names with commas
 - "gemm:m=64,n=32,k=48"
 machine: edge_array             # dse list machines, or the path of a .yaml file
