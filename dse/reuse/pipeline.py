@@ -54,6 +54,7 @@ CROWDED = 1.1  # room of a stage over what it hands on and its weights, at least
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
+ROUGHLY = 1.1  # what stages are thought to cost over what a segment is known to cost, at most: it is not priced else
 PLACED = 200  # choices of stages that are laid out per limit
 GLANCED = 200  # choices that are listed to see whether a limit can be kept
 LISTED = 5000  # choices that are listed for that
@@ -199,7 +200,7 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) 
     for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
         priced = 0
         for choice in islice(_cheapest([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)), PLACED):
-            if g.objective == "energy" and _rough(g, choice, many) >= min(bar, value(g, best) if best else inf):
+            if g.objective == "energy" and _rough(g, choice, many) >= ROUGHLY * min(bar, value(g, best) if best else inf):
                 break
             if places := laid(g, choice):
                 found = price_of(g, own, written(g, r, own, choice, places, arounds))
