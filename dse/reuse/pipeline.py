@@ -73,6 +73,7 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     ranges = [r for r in ranges_of(g) if (temporal or not r.tile) and fits(g, r)] if spatial else []
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
+    made = {r: one for r, one in made.items() if one.steady <= g.limit}
     before = g.nodes.searches
     for r in _in_order(g, ranges):
         if g.nodes.searches > before + BUDGET and likeness(g, r) not in g.solved:
@@ -204,8 +205,8 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) 
                 break
             if places := laid(g, choice):
                 found = price_of(g, own, written(g, r, own, choice, places, arounds))
-                best, priced = _better(g, found, best), priced + 1
-                if priced == most:
+                best, priced = _better(g, found if found and found.steady <= g.limit else None, best), priced + 1
+                if priced == (most if g.limit == inf else CLOSER):
                     break
     return best
 
