@@ -20,6 +20,7 @@ from dse.reuse.stages import Nodes, Shape, Stage, shapes, tiles
 from dse.sim.evaluate import Solution
 from hw import machine
 from tests.piped import compared
+from tests.test_schedule_walks import compared as walked
 from workloads.einsum import einsum
 from workloads.graph import Workload
 
@@ -79,6 +80,38 @@ def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
     assert isinstance(again, Solution) and str(again.schedule) == str(found.schedule)
 
 
+def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
+    free = pipelined(MULTI, CHAIN, "energy", "pinned")
+    assert isinstance(free, Solution)
+    limit = 0.95 * free.steady_cycles
+    found = pipelined(MULTI, CHAIN, "energy", "pinned", steady=limit)
+    assert isinstance(found, Solution) and found.steady_cycles <= limit and found.energy_pj >= free.energy_pj * (1 - 1e-9)
+    assert found.latency_cycles >= found.steady_cycles
+    none = pipelined(MULTI, CHAIN, "energy", "pinned", steady=1.0)
+    assert isinstance(none, Infeasible) and str(none).startswith("chain: a run back to back needs ") and str(none).endswith(" cycles, has 1")
+
+
+def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
+    """Image by image; equal to a walk of every element."""
+    n, c, p = 4, 2, 4
+    chain = Workload("padded", tuple(einsum(f"T{i}[n,k,p] += T{i - 1}[n,c,p+r-1] * W{i}[k,c,r]", {"n": n, "k": c, "c": c, "p": p, "r": 3}, f"e{i}",
+                                            sizes={f"T{i - 1}": (n, c, p)}) for i in (1, 2)), frozenset({"W1", "W2"}))
+    g = segments.Found(MULTI, chain, "energy", "streamed", Nodes(MULTI))
+    assert [r.tile for r in segments.ranges_of(g, finer=divisors) if r.ranks[:1] == ("n",)] == [2, 1]
+    found = pipelined(MULTI, chain, "energy")
+    assert isinstance(found, Solution) and found.schedule and found.segments[0].on_chip == (("T1", "GBUF"),)
+    assert not walked(replace(MULTI, fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in MULTI.fanouts)), chain, found.schedule)
+
+
+def test_equal_segments_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved: list[int] = []
+    monkeypatch.setattr("dse.reuse.pipeline._segment", lambda g, r, *rest: solved.append(r.first))
+    for many in (4, 9):
+        layers = tuple(einsum(f"T{i}[m,n] += T{i - 1}[m,k] * W{i}[k,n]", {"m": 4, "n": 6, "k": 6}, f"e{i}") for i in range(1, many + 1))
+        pipelined(MULTI, Workload("deep", layers, frozenset()), "energy", temporal=False)
+    assert len(solved) <= 2 * segments.MOST_STAGES
+
+
 def test_switches_keep_einsums_in_turn_or_whole() -> None:
     alone = pipelined(MULTI, CHAIN, "latency", "streamed", spatial=False)
     assert isinstance(alone, Solution) and alone.schedule is None or not any(s.pipelined for s in alone.schedule.segments)  # type: ignore[union-attr]
@@ -98,6 +131,7 @@ def test_where_nothing_fits_the_answer_says_so() -> None:
     ({"solver.reuse": "kapla"}, "solver.reuse = kapla needs nodes in rows and columns between main memory and a buffer in each"),
     ({"solver.reuse": "kapla", "solver.mapper": "annealing"}, "needs the mapper optimal"),
     ({"solver.reuse": "kapla-random", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),
+    ({"solver.reuse": "kapla", "solver.steady_cycles": 6000.0}, "is a choice of solver.reuse: pipelines; take that, or leave it out"),
     ({"solver.weights": "pinned"}, "is a choice of solver.reuse: pipelines; take that, or leave it out"),
     ({"solver.reuse": "pipelines", "solver.mapper": "annealing"}, "needs the mapper optimal"),
     ({"solver.reuse": "pipelines", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),

@@ -54,6 +54,7 @@ CROWDED = 1.1  # room of a stage over what it hands on and its weights, at least
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
+ROUGHLY = 1.1  # what stages are thought to cost over what a segment is known to cost, at most: it is not priced else
 PLACED = 200  # choices of stages that are laid out per limit
 GLANCED = 200  # choices that are listed to see whether a limit can be kept
 LISTED = 5000  # choices that are listed for that
@@ -72,6 +73,7 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     ranges = [r for r in ranges_of(g) if (temporal or not r.tile) and fits(g, r)] if spatial else []
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
+    made = {r: one for r, one in made.items() if one.steady <= g.limit}
     before = g.nodes.searches
     for r in _in_order(g, ranges):
         if g.nodes.searches > before + BUDGET and likeness(g, r) not in g.solved:
@@ -199,12 +201,12 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) 
     for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
         priced = 0
         for choice in islice(_cheapest([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)), PLACED):
-            if g.objective == "energy" and _rough(g, choice, many) >= min(bar, value(g, best) if best else inf):
+            if g.objective == "energy" and _rough(g, choice, many) >= ROUGHLY * min(bar, value(g, best) if best else inf):
                 break
             if places := laid(g, choice):
                 found = price_of(g, own, written(g, r, own, choice, places, arounds))
-                best, priced = _better(g, found, best), priced + 1
-                if priced == most:
+                best, priced = _better(g, found if found and found.steady <= g.limit else None, best), priced + 1
+                if priced == (most if g.limit == inf else CLOSER):
                     break
     return best
 

@@ -65,7 +65,7 @@ class Option:
 @dataclass(slots=True)
 class Found:
     """A search. limit: on cycles of a run, back to back. looked, left: ways to run stages that were priced, those that no other one undercuts; evaluated:
-    segments; undone: not looked at."""
+    segments; fastest: cycles of a run back to back, of what was priced; undone: not looked at."""
 
     arch: Arch
     workload: Workload
@@ -76,6 +76,7 @@ class Found:
     looked: int = 0
     left: int = 0
     evaluated: int = 0
+    fastest: float = inf
     undone: int = 0
     known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
     alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
@@ -228,6 +229,7 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     if segment.pipelined and not whole:
         energy += g.arch.leak_mw() / g.arch.clock_ghz * (found.latency_cycles - found.steady_cycles)
     steady, peak = found.steady_cycles if whole else found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
+    g.fastest = min(g.fastest, steady if whole else inf)
     return Option(segment, energy, found.latency_cycles, steady, peak, always)
 
 
@@ -306,7 +308,7 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
     if not joined.choices and g.limit < inf:
         least = chosen(replace(g, limit=inf, objective="latency"), alone, made)
         if isinstance(least, Solution):
-            return Infeasible("a run back to back", ceil(least.steady_cycles), floor(g.limit), workload.name, "cycles")
+            return Infeasible("a run back to back", ceil(min(g.fastest, least.steady_cycles)), floor(g.limit), workload.name, "cycles")
     if not joined.choices:
         return Infeasible("the nodes", 1, 0, workload.einsums[0].name, "mappings")
     best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))
