@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from dse import cache, schedule
 from dse.assign.layouts import PICKS, Assigned, Layouts, Pick, assigned, shared
@@ -233,8 +233,7 @@ def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = sile
     if (data := cache.read(path)) is not None:
         try:
             known = json.loads(data)
-            copies = tuple(Conversion(**{**one, "readers": tuple(one["readers"])}) for one in known["conversions"])
-            given = schedule.parse_schedule(known["schedule"])
+            copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
             solved = evaluate(arch, converted(workload, copies), given, picks.objective)
             if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
                 einsums = tuple(replace(one, gap_in_space=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
@@ -249,6 +248,11 @@ def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = sile
     cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.gap_in_space,
                                  "said": one.certificate, "gaps": [c.gap_in_space for c in one.einsums]}).encode())
     return one
+
+
+def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
+    """Conversions from a file of the cache."""
+    return tuple(Conversion(**{**one, "readers": tuple(one["readers"])}) for one in rows)
 
 
 def _ruled(e: Einsum, arch: Arch) -> Constraints:
@@ -338,8 +342,7 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks) -> list[Solutio
     if (data := cache.read(path)) is not None:
         try:
             known = json.loads(data)
-            copies = tuple(Conversion(**{**one, "readers": tuple(one["readers"])}) for one in known["conversions"])
-            given = schedule.parse_schedule(known["schedule"])
+            copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
             found = evaluate(arch, converted(workload, copies), given, picks.objective)
             if isinstance(found, Solution) and copies:
                 found = replace(found, schedule=given, conversions=copies)

@@ -116,6 +116,7 @@ class Layouts:
         self.firsts = dict(reversed(list(zip(self.keys, workload.einsums, strict=True))))
         self.apart = shared(workload)
         self.free = {key: [settled(one, self._fixed(one, self.apart[key]))[2] for one in found.mappings] for key, found in solved.items()}
+        self.own: dict[int, list[Felt]] = {}
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
         self.rows: dict[tuple[object, ...], Table] = {}  # of einsums that are equal and choose from equal labels
         self.conversions = Conversions(arch, objective)
@@ -212,7 +213,7 @@ class Layouts:
     def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
         """Rows: labels of what an einsum shares, once per mapping, in the order of the mappings."""
         uses = [(x, *self.nodes[i, x]) for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes]
-        scope = tuple(dict.fromkeys(use.node for _, _, use in uses))
+        scope = self.scope(i)
         many = {use.node: allowed.get(use.node, (0,) if use.view else tuple(range(len(one.labels)))) for _, one, use in uses}
         alike = (self.keys[i], tuple((x, scope.index(use.node), () if use.view else one.labels) for x, one, use in uses), tuple(many[node] for node in scope))
         if alike not in self.rows:
@@ -243,8 +244,10 @@ class Layouts:
 
     def of(self, i: int) -> list[Felt]:
         """The mappings that layouts are chosen with, of an einsum alone."""
-        e, first = self.workload.einsums[i], self.firsts[self.keys[i]]
-        return [felt(replace(one.problem, einsum=e), renamed(one.mapping, first, e)) for one in self.solved[self.keys[i]].mappings]
+        if i not in self.own:
+            e, first = self.workload.einsums[i], self.firsts[self.keys[i]]
+            self.own[i] = [felt(replace(one.problem, einsum=e), renamed(one.mapping, first, e)) for one in self.solved[self.keys[i]].mappings]
+        return self.own[i]
 
     def in_labels(self, i: int, felts: Sequence[Felt], kept: frozenset[str],
                   level: str) -> Iterator[tuple[tuple[int, ...], list[tuple[float, float, Mapping]]]]:

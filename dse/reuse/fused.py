@@ -25,7 +25,7 @@ from dse.dataflow.lined import felt
 from dse.dataflow.space import Constraints, Tiles
 from dse.join import Choice, Table, join, table
 from dse.nest import Infeasible, Loop, Mapping, Store, role
-from dse.reuse.nests import BELOW, Nest, Nests, Place, alone, kept_nest, own_bits
+from dse.reuse.nests import Nest, Nests, Place, alone, kept_around, kept_nest, own_bits
 from dse.reuse.trips import Members, segments
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import placed
@@ -157,24 +157,29 @@ def _best(g: Graph, objective: Objective) -> tuple[list[Solution], float, Graph]
     found = factors(g)
     if isinstance(found, Infeasible):
         return found
-    choices: list[Choice] = []
-    if g.layouts:
-        every, nodes = next(g.layouts.rules("alt"))[0], frozenset(use.node for one in g.layouts.shared for use in one.readers)
-        chosen = [g.layouts.least((every, same), found.tables) for same in (frozenset[str](), nodes)]
-        choices = [choice for _, _, choice, _ in chosen if choice]
-    else:
-        choices += join(found.tables, figure=g.objective).choices[:1]
-    if not choices:
-        return Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
-    priced = []
-    for choice in choices:
-        value = figure(g.objective, choice.energy, choice.latency)
+    feasible, priced = False, list[Solution]()
+    for choice in _choices(g, found.tables):
+        feasible, value = True, figure(g.objective, choice.energy, choice.latency)
         workload, copies, nests = g.layouts.copies(choice, value, found.tables) if g.layouts else (g.workload, (), {})
         given = copied(schedule(g, found, choice), g.workload, workload, nests)
         solved = evaluate(g.arch, workload, given, objective)
         if isinstance(solved, Solution):
             priced.append(replace(solved, schedule=given, conversions=copies) if copies else solved)
-    return priced, join(found.floors).floor, g
+        if not copies:
+            break
+    return (priced, join(found.floors).floor, g) if feasible else Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
+
+
+def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
+    """The least; with layouts then the least without copies."""
+    if not g.layouts:
+        yield from join(tables, figure=g.objective).choices[:1]
+        return
+    every, nodes = next(g.layouts.rules("alt"))[0], frozenset(use.node for one in g.layouts.shared for use in one.readers)
+    for same in (frozenset[str](), nodes):
+        _, _, choice, _ = g.layouts.least((every, same), tables)
+        if choice:
+            yield choice
 
 
 def copied(plan: Schedule, before: Workload, workload: Workload, nests: dict[str, Mapping]) -> Schedule:
@@ -345,8 +350,7 @@ def _in_layouts(g: Graph, i: int, place: Place, nest: Mapping, left: float) -> l
         return [((), g.singles[key].energy_pj, g.singles[key].latency_cycles, kept_nest(nest, g.arch, place))]
     asked = (i, *key[1:], left)
     if asked not in g.alike:
-        around = replace(BELOW, branched=False, kept=tuple((p.tensor, place.level, Fraction(1)) for p in e.tensors() if p.tensor in place.kept))
-        felts = [felt(Problem(g.arch, e, g.objective, around), kept_nest(nest, g.arch, place))]
+        felts = [felt(Problem(g.arch, e, g.objective, kept_around(e, place)), kept_nest(nest, g.arch, place))] if place.level else []
         felts += [one for one in g.layouts.of(i) if own_bits(e, g.arch, place, one.mapping).get(place.level, 0) <= left] if not place.kept else []
         g.alike[asked] = [(at, *row) for at, rows in g.layouts.in_labels(i, felts, place.kept, place.level) for row in _undominated(rows, g.objective)]
     return g.alike[asked]

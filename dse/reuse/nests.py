@@ -278,10 +278,14 @@ def kept_nest(own: Mapping, arch: Arch, place: Place) -> Mapping:
     return replace(own, nodes=(*nodes, *own.nodes))
 
 
+def kept_around(e: Einsum, place: Place) -> Boundary:
+    """What stands around an einsum in a segment of its own, some of its tensors kept."""
+    return Boundary(kept=tuple((p.tensor, place.level, Fraction(1)) for p in e.tensors() if p.tensor in place.kept)) if place.kept else ALONE
+
+
 def alone(arch: Arch, e: Einsum, objective: str, place: Place, nest: Mapping) -> EinsumCost:
     """The evaluator's price of an einsum in a segment of its own, some of its tensors kept. Raises ValueError where what is kept does not fit."""
-    around = Boundary(kept=tuple((p.tensor, place.level, Fraction(1)) for p in e.tensors() if p.tensor in place.kept)) if place.kept else ALONE
-    found = einsum_cost(Problem(arch, e, objective, around), kept_nest(nest, arch, place))
+    found = einsum_cost(Problem(arch, e, objective, kept_around(e, place)), kept_nest(nest, arch, place))
     if not isinstance(found, EinsumCost):
         raise ValueError(str(found))
     return found
