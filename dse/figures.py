@@ -128,7 +128,7 @@ def ski_slope(arch: Arch, workload: Workload, picks: Picks, found: Solution | In
 
     Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
     """
-    tensors = [[elems_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
+    tensors = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
     top = ceil(log2(max(map(sum, tensors))))
     capacities = [2.0**i for i in range(max(SMALLEST, top - MOST_STEPS), top + 2)]
     points, said = [], []
@@ -143,8 +143,8 @@ def ski_slope(arch: Arch, workload: Workload, picks: Picks, found: Solution | In
     return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(said)), least, here)
 
 
-def elems_bytes(p: Projection, arch: Arch) -> float:
-    return p.stored_elems() * (p.bits or arch.word_bits) / 8
+def stored_bytes(p: Projection, arch: Arch) -> float:
+    return p.stored_words() * (p.bits or arch.word_bits) / 8
 
 
 def _one_buffer(arch: Arch, capacity: float) -> Arch:
@@ -196,7 +196,7 @@ def schedule_stays(arch: Arch, workload: Workload, solution: Solution) -> Stays:
     """Of a schedule: tensors that never leave the chip, and shares that stay, from segment to segment."""
     assert solution.schedule is not None
     by_name = {e.name: e for e in workload.einsums}
-    sizes = {p.tensor: elems_bytes(p, arch) for e in workload.einsums for p in e.tensors()}
+    sizes = {p.tensor: stored_bytes(p, arch) for e in workload.einsums for p in e.tensors()}
     ends = list(accumulate(row.latency_cycles for row in solution.segments))
     starts = [0.0, *ends[:-1]]
     tensors = [{p.tensor for name in row.einsums for p in by_name[name].tensors()} for row in solution.segments]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 
 ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
@@ -63,6 +63,12 @@ class Projection:
 
     def stored_elems(self) -> int:
         return prod(d.size for d in self.dims)
+
+    def stored_words(self) -> int:
+        """What the whole tensor takes: all elements, or 2 per expected nonzero and one per row (csr)."""
+        if self.format == "dense":
+            return self.stored_elems()
+        return ceil(round(2 * self.density * self.stored_elems(), 6)) + prod(d.size for d in self.dims[:-1])  # a density of nnz / size is no exact float
 
 
 @dataclass(frozen=True, slots=True)

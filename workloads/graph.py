@@ -170,10 +170,10 @@ class Layer(NamedTuple):
 
 
 def layer_table(workload: Workload) -> list[Layer]:
-    """Rows of `dse check`: equal einsums once, in order of first appearance; weights, inputs, outputs are stored elements."""
+    """Rows of `dse check`: equal einsums once, in order of first appearance; weights, inputs, outputs are words as stored."""
     rows = []
     for u in unique(workload):
-        e, stored = u.einsum, [(p.tensor in workload.weights, p.stored_elems()) for p in u.einsum.inputs]
+        e, stored = u.einsum, [(p.tensor in workload.weights, p.stored_words()) for p in u.einsum.inputs]
         weights, inputs = (u.count * sum(n for is_weight, n in stored if is_weight is wanted) for wanted in (True, False))
         extents = " ".join(f"{rank}={n}" for rank, n in e.extents)
         rows.append(Layer(e.name, u.count, e.kind, extents, u.count * e.macs(), weights, inputs, u.count * e.output.stored_elems(), show(e)))

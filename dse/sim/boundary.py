@@ -18,7 +18,7 @@ from math import prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.sim import network, sharing, transfer
-from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints, stored
+from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
 from dse.sim.network import Owned
 from dse.sim.terms import ALL, FIRST, tile_count
 from hw.arch import Arch
@@ -95,7 +95,7 @@ def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, 
     rows = _mixed(b, b.kept, whole, e, arch)
     for level, tensor, action, share in b.beside:
         p = next(p for p in e.tensors() if p.tensor == tensor)
-        _add(rows, (level, tensor, action), share * stored(p), arch)
+        _add(rows, (level, tensor, action), share * p.stored_words(), arch)
     return busiest({key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch)
 
 

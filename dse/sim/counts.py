@@ -177,13 +177,6 @@ def held_elems(p: Projection, tile: dict[str, int]) -> int:
     return ceil(round(2 * p.density * whole, 6)) + rows  # a density of nnz / size is no exact float
 
 
-def stored(p: Projection) -> int:
-    """Words that a whole tensor occupies as it is stored: all elements, or 2 per expected nonzero and one per row (CSR)."""
-    if p.format == "dense":
-        return p.stored_elems()
-    return ceil(round(2 * p.density * p.stored_elems(), 6)) + prod(d.size for d in p.dims[:-1])
-
-
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """What one tensor moves across a fan-out, both ways. served: elements at the outer side, those that lanes share once; lanes: elements at all lanes."""

@@ -11,7 +11,7 @@ from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Schedule, Segment
 from dse.sim import boundary, network
 from dse.sim.boundary import ALONE, Boundary, joined
-from dse.sim.counts import Footprint, stored
+from dse.sim.counts import Footprint
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, owner
@@ -105,7 +105,7 @@ def kept_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str, int
 
 def _kept_bits(one: Keep, share: Fraction, g: Graph, arch: Arch) -> int:
     """Of one instance of the level."""
-    bits = max(stored(p) * (p.bits or arch.word_bits) for p in accesses(one.tensor, g))
+    bits = max(p.stored_words() * (p.bits or arch.word_bits) for p in accesses(one.tensor, g))
     n = next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == one.level)
     word = max(p.bits or arch.word_bits for p in accesses(one.tensor, g))
     return -(-share.numerator * bits // (share.denominator * word * n)) * word
