@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 from bench.peers import zigzag_files
 from bench.peers.environment import python_of
@@ -32,6 +33,7 @@ from dse.dataflow.random import MAPPINGS, random
 from dse.dataflow.space import Tiles
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem, figure
+from dse.sim.parts import action_pj
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_optimal import OBJECTIVES, arch_of, einsums
@@ -164,49 +166,73 @@ def peers(layers: int, folder: Path) -> Iterator[str]:
 
 
 def against_zigzag(layers: int, folder: Path) -> Iterator[str]:
-    """ResNet-18 on the same machine: ZigZag maps every layer, we map every unique one, in ZigZag's dataflow over perfect factors as it does, and in our
-    default space; its mappings are costed by our evaluator."""
+    """ResNet-18 on the same machine, energy and latency: ZigZag maps every layer, we map every unique one, both in its example's dataflow over perfect factors,
+    then both free (it tries three ways to spread a layer, we all of our default space); its mappings are costed by our evaluator, and ours by its model."""
     work = folder / "zigzag_run"
     work.mkdir(exist_ok=True)
-    found = zigzag_files.run(python_of("zigzag", folder), TPU_LIKE, work, layers)
-    workload = catalog.load(found["network"])
-    own, keys = {e.name: e for e in workload.einsums}, {name: group.key for group in unique(workload) for name in group.names}
     warm_up(TPU_LIKE)
-    done: dict[str, Ours] = {}
-    theirs = same = free = 0.0
-    above: list[str] = []
+    for objective in ("energy", "latency"):
+        for free in (False, True):
+            lanes = {"default": {} if free else zigzag_files.example(TPU_LIKE)}
+            found = zigzag_files.run(python_of("zigzag", folder), TPU_LIKE, work, layers, objective, lanes)
+            yield from _side_by_side(found, objective, free)
+    yield from priced_by_zigzag(layers, folder)
+
+
+def _side_by_side(found: dict[str, Any], objective: str, free: bool) -> Iterator[str]:
+    workload, unit = catalog.load(found["network"]), "pJ" if objective == "energy" else "cycles"
+    own, keys = {e.name: e for e in workload.einsums}, {name: group.key for group in unique(workload) for name in group.names}
+    done: dict[str, tuple[EinsumCost | Infeasible, float]] = {}
+    theirs, ours, above = 0.0, 0.0, list[str]()
     for layer in found["layers"]:
         e = own[zigzag_files.name_of(layer)]
-        ours = done.setdefault(keys[e.name], done.get(keys[e.name]) or _ours(e))
+        if keys[e.name] not in done:
+            mapper = _optimal if free else partial(optimal, tiles="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE))
+            done[keys[e.name]] = timed(mapper, Problem(TPU_LIKE, e, objective))
+        one, seconds = done[keys[e.name]]
         other, how = zigzag_files.translated(layer, e, TPU_LIKE)
-        theirs, same, free = theirs + other.energy_pj, same + ours.same.energy_pj, free + ours.free.energy_pj
-        above += [e.name] if ours.same.energy_pj > other.energy_pj * (1 + 1e-9) else []
-        yield (f"{e.name} {_shape(e)}: ZigZag {layer['cpu_s']:.2f} s, {other.energy_pj:.6g} pJ ({how}; {layer['energy_pj']:.6g} by its own model); "
-               f"its dataflow {1000 * ours.same_s:.1f} ms, {_pj(ours.same)}, ratio {other.energy_pj / ours.same.energy_pj:.3f}; "
-               f"default {1000 * ours.free_s:.1f} ms, {_pj(ours.free)}, ratio {other.energy_pj / ours.free.energy_pj:.3f}")
-    same_s, free_s = sum(one.same_s for one in done.values()), sum(one.free_s for one in done.values())
-    yield (f"ResNet-18, {len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s; optimal on {len(done)} unique einsums in its dataflow {same_s:.2f}, "
-           f"{found['cpu_s'] / same_s:.0f} times faster; in the default space {free_s:.2f}, {found['cpu_s'] / free_s:.0f} times; "
-           f"energy of ZigZag's mappings over ours {theirs / same:.3f}, over the default {theirs / free:.3f}; above ZigZag: {', '.join(above) or 'none'}")
+        its, best = _value(other, objective), _value(one, objective)
+        theirs, ours = theirs + its, ours + best
+        above += [e.name] if best > its * (1 + 1e-9) else []
+        yield (f"{objective}, {'free' if free else 'its dataflow'}, {e.name} {_shape(e)}: ZigZag {layer['cpu_s']:.2f} s, {its:.6g} {unit} ({how}; "
+               f"{layer['energy_pj']:.6g} pJ, {layer['latency_cycles']:.6g} cycles by its own model); ours {1000 * seconds:.1f} ms, {best:.6g} "
+               f"({'proven' if not isinstance(one, Infeasible) and one.proven else one}), ratio {its / best:.3f}")
+    seconds = sum(seconds for _, seconds in done.values())
+    yield (f"ResNet-18, {objective}, both {'free' if free else 'in its dataflow'}, {len(found['layers'])} layers: ZigZag {found['cpu_s']:.1f} CPU s, "
+           f"ours {seconds:.2f} for {len(done)} unique einsums, {found['cpu_s'] / seconds:.0f} times faster; "
+           f"ZigZag's mappings over ours {theirs / ours:.3f} (this evaluator); above ZigZag: {', '.join(above) or 'none'}")
 
 
-@dataclass(frozen=True, slots=True)
-class Ours:
-    """Optimum of one einsum in ZigZag's dataflow and in the default space, with CPU seconds."""
+def priced_by_zigzag(layers: int, folder: Path) -> Iterator[str]:
+    """The other way round: our mappings of least energy in its dataflow, exported loop by loop, beside its own best ones, both by its model."""
+    arch = replace(TPU_LIKE, levels=tuple(replace(level, bypass=False) for level in TPU_LIKE.levels))  # ZigZag has no bypass
+    work, lanes = folder / "zigzag_run", {"default": zigzag_files.example(arch)}
+    run = partial(zigzag_files.run, python_of("zigzag", folder), arch, work, layers, "energy")
+    searched = run(lanes)
+    own, orders, best = {e.name: e for e in catalog.load(searched["network"]).einsums}, dict[str, zigzag_files.Orders](), dict[str, EinsumCost]()
+    for name in (layer["name"] for layer in searched["layers"]):
+        e = own[zigzag_files.name_of({"name": name})]
+        (best[name],) = optimal(Problem(arch, e, "energy"), tiles="perfect", constraints=zigzag_files.dataflow(e, arch))
+        orders[name], lanes[name] = zigzag_files.exported(best[name].mapping, e, arch)
+    priced = run(lanes, orders)
+    for theirs, ours in zip(searched["layers"], priced["layers"], strict=True):
+        name = ours["name"]
+        yield (f"{name}, least energy in its dataflow: ours {ours['energy_pj']:.6g} pJ by its model, {best[name].energy_pj:.6g} by ours; its own "
+               f"{theirs['energy_pj']:.6g} by its model, ratio {theirs['energy_pj'] / ours['energy_pj']:.3f}; by memory, innermost first "
+               f"{_rounded(ours['by_memory'])}, MACs {ours['mac_pj']:.6g}; here {_rounded(_by_memory(best[name], own[zigzag_files.name_of(ours)], arch))}")
 
-    same: EinsumCost
-    same_s: float
-    free: EinsumCost
-    free_s: float
+
+def _by_memory(found: EinsumCost, e: Einsum, arch: Arch) -> dict[str, list[float]]:
+    """Energy per operand and level, innermost first, in ZigZag's order."""
+    of = {(p.tensor, level.name): 0.0 for p in e.tensors() for level in arch.levels}
+    for row in found.counts:
+        if (row.tensor, row.level) in of:
+            of[row.tensor, row.level] += row.elems * action_pj((row.level, row.tensor, row.action), e, arch)
+    return {name: [of[p.tensor, level.name] for level in reversed(arch.levels)] for name, p in zip("IWO", e.tensors(), strict=True)}
 
 
-def _ours(e: Einsum) -> Ours:
-    problem = Problem(TPU_LIKE, e, "energy")
-    same, same_s = timed(partial(optimal, tiles="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE)), problem)
-    free, free_s = timed(_optimal, problem)
-    if isinstance(same, Infeasible) or isinstance(free, Infeasible):
-        raise ValueError(f"{same} {free}")
-    return Ours(same, same_s, free, free_s)
+def _rounded(by: dict[str, list[float]]) -> str:
+    return ", ".join(f"{name} {' '.join(f'{pj:.4g}' for pj in own)}" for name, own in sorted(by.items()))
 
 
 def beside_nn_dataflow(layers: int, folder: Path) -> Iterator[str]:

@@ -21,10 +21,11 @@ from workloads.einsum import Einsum
 CONV = {"K": "k", "C": "c", "OY": "p", "OX": "q", "FY": "r", "FX": "s"}
 GEMM = {"K": "n", "C": "k"}
 UNBOUNDED_BITS = 10**12
+Orders = dict[str, list[list[tuple[str, int]]]]  # per operand and memory, innermost first: loops inside its tile there
 
 
 def machine_file(arch: Arch) -> dict[str, Any]:
-    """Every level holds every operand (ZigZag has no bypass); one read and one write port as wide as the level's bandwidth allows."""
+    """Every level holds every operand (ZigZag has no bypass); one read and one write port as wide as the level's bandwidth allows, costs per that width."""
     memories = {}
     for v in range(len(arch.levels) - 1, -1, -1):
         level, outer = arch.levels[v], v < arch.fanouts[0].outside
@@ -32,17 +33,23 @@ def machine_file(arch: Arch) -> dict[str, Any]:
         ports = [{"name": f"{way[0]}_port_1", "type": way, "bandwidth_min": level.width_bits, "bandwidth_max": wide,
                   "allocation": [f"{operand}, {end}" for operand in ("I1", "I2", "O") for end in ends[: 2 if operand == "O" else 1]]}
                  for way, ends in (("read", ("tl", "th")), ("write", ("fh", "fl")))]
-        memories[level.name] = {"size": level.capacity_bits or UNBOUNDED_BITS, "r_cost": level.read_pj, "w_cost": level.write_pj, "area": 0, "latency": 1,
-                                "operands": ["I1", "I2", "O"], "ports": ports, "served_dimensions": ["D1", "D2"] if outer else []}
+        per = wide / level.width_bits
+        memories[level.name] = {"size": level.capacity_bits or UNBOUNDED_BITS, "r_cost": level.read_pj * per, "w_cost": level.write_pj * per, "area": 0,
+                                "latency": 1, "operands": ["I1", "I2", "O"], "ports": ports, "served_dimensions": ["D1", "D2"] if outer else []}
     array = {"unit_energy": arch.compute.mac_pj, "unit_area": 1, "dimensions": ["D1", "D2"], "sizes": [n for _, n in arch.fanouts[0].dims]}
     return {"name": arch.name, "memories": memories, "operational_array": array}
 
 
-def mapping_file(arch: Arch) -> list[dict[str, Any]]:
+def example(arch: Arch) -> dict[str, list[str]]:
     """Output channels over the first dimension of the array, input channels over the second, as in ZigZag's TPU-like example."""
     (_, rows), (_, columns) = arch.fanouts[0].dims
+    return {"D1": [f"K, {rows}"], "D2": [f"C, {columns}"]}
+
+
+def mapping_file(lanes: dict[str, dict[str, list[str]]]) -> list[dict[str, Any]]:
+    """lanes: what layers (default: all others) spread over the array; empty: ZigZag decides."""
     links = {"O": "O", "W": "I2", "I": "I1"}
-    return [{"name": "default", "spatial_mapping": {"D1": [f"K, {rows}"], "D2": [f"C, {columns}"]}, "memory_operand_links": links}]
+    return [{"name": name, **({"spatial_mapping": own} if own else {}), "memory_operand_links": links} for name, own in lanes.items()]
 
 
 def dataflow(e: Einsum, arch: Arch) -> Constraints:
@@ -52,11 +59,14 @@ def dataflow(e: Einsum, arch: Arch) -> Constraints:
     return Constraints(((rows, (names["K"],)), (columns, (names["C"],))))
 
 
-def run(python: Path, arch: Arch, folder: Path, layers: int) -> dict[str, Any]:
-    """What the driver prints. Raises CalledProcessError if ZigZag fails."""
+def run(python: Path, arch: Arch, folder: Path, layers: int, objective: str, lanes: dict[str, dict[str, list[str]]], orders: dict[str, Orders] | None = None,
+        ) -> dict[str, Any]:
+    """What the driver prints; orders: of mappings to price, in place of a search. Raises CalledProcessError if ZigZag fails."""
     (folder / "machine.yaml").write_text(yaml.safe_dump(machine_file(arch), sort_keys=False))
-    (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping_file(arch), sort_keys=False))
-    command = [python, Path(__file__).with_name("zigzag_driver.py"), folder / "machine.yaml", folder / "mapping.yaml", folder, str(layers)]
+    (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping_file(lanes), sort_keys=False))
+    (folder / "orders.json").write_text(json.dumps(orders))
+    command = [python, Path(__file__).with_name("zigzag_driver.py"), folder / "machine.yaml", folder / "mapping.yaml", folder, objective, str(layers),
+               *([folder / "orders.json"] if orders else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -92,6 +102,25 @@ def translated(layer: dict[str, Any], e: Einsum, arch: Arch) -> tuple[EinsumCost
             return cost, how if on is arch else f"{how}; {full}"
         full = str(cost)
     raise ValueError(f"{layer['name']}: {full}")
+
+
+def exported(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Orders, dict[str, list[str]]]:
+    """Our mapping in ZigZag's terms: temporal loops, and lanes. Every level must hold every tensor, tiles must be perfect."""
+    names, levels = {rank: dim for dim, rank in (CONV if "p" in e.sizes() else GEMM).items()}, [level.name for level in arch.levels]
+    operands = {p.tensor: operand for operand, p in zip(("I", "W", "O"), e.tensors(), strict=True)}
+    orders: Orders = {operand: [[] for _ in levels] for operand in operands.values()}
+    at, size, lanes = dict.fromkeys(operands.values(), len(levels) - 1), e.sizes(), {}
+    for node in mapping.nodes:
+        if isinstance(node, Store):
+            at[operands[node.tensor]] = len(levels) - 1 - levels.index(node.level)
+            continue
+        n, size[node.rank] = size[node.rank] // node.tile, node.tile
+        if node.over:
+            lanes[f"D{[dim for dim, _ in arch.fanouts[0].dims].index(node.over) + 1}"] = [f"{names[node.rank]}, {n}"]
+        elif n > 1:
+            for operand, v in at.items():
+                orders[operand][v].insert(0, (names[node.rank], n))
+    return orders, lanes
 
 
 def _cuts(levels: list[list[list[Any]]], names: dict[str, str], e: Einsum) -> list[int]:
