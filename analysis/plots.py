@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from dse import units
-from dse.figures import Effect, Laid, Line, Roofline, Slope, Stays, spans
+from dse.figures import Dot, Effect, Laid, Line, Roofline, Slope, Stays, spans
 
 SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")  # from dark to light, then what is rarely needed
 HATCHES = ("", "////", "", "....", "xxxx", "\\\\\\\\", "----", "++")
@@ -151,14 +151,14 @@ def roofline(given: Roofline, title: str) -> Picture:
         low, high = min(x) / 3, max(x) * 3
         at = np.geomspace(low, high, 200)
         ax.plot(at, np.minimum(given.peak, at * given.gb_s), color=INK, linewidth=1.4)
-        _logarithmic(ax.xaxis, 1e6)
-        _logarithmic(ax.yaxis, 1e6)
+        _logarithmic(ax.xaxis, high / low)
+        _logarithmic(ax.yaxis, given.peak / min(dot.rate for dot in given.dots) * 2.5)
         ax.annotate(f"{given.peak:.4g} operations/ns: all lanes", (high, given.peak), (-4, 5), textcoords="offset points", ha="right", fontsize=8)
         ax.annotate(f"{given.level}: {given.gb_s:.4g} GB/s", (low * 1.1, low * 1.1 * given.gb_s), (8, 0), textcoords="offset points", fontsize=8, va="top")
         binds = list(dict.fromkeys(dot.bound_by for dot in given.dots))
         for i, who in enumerate(binds):
             own = [dot for dot in given.dots if dot.bound_by == who]
-            ax.scatter([dot.intensity for dot in own], [dot.rate for dot in own], s=[24 + 500 * dot.share for dot in own], alpha=0.85,
+            ax.scatter([dot.intensity for dot in own], [dot.rate for dot in own], s=[_size(dot) for dot in own], alpha=0.85,
                        marker="osD^vP*X"[i % 8], color=SHADES[i % 5], edgecolors=INK, linewidths=0.6, label=f"bound by {who}", zorder=3)
         _named(ax, given)
         ax.set_xlabel(f"operations per byte of {given.level}")
@@ -170,6 +170,11 @@ def roofline(given: Roofline, title: str) -> Picture:
     return Picture(figure)
 
 
+def _size(dot: Dot) -> float:
+    """Area of its mark, in square points."""
+    return 24 + 500 * dot.share
+
+
 def _named(ax: Axes, given: Roofline) -> None:
     """Names of the einsums that take longest, where no other name stands already."""
     taken: list[tuple[float, float]] = []
@@ -177,7 +182,7 @@ def _named(ax: Axes, given: Roofline) -> None:
         at = np.log10(dot.intensity), np.log10(dot.rate)
         if all(abs(at[0] - x) > 0.35 or abs(at[1] - y) > 0.09 for x, y in taken):
             taken.append(at)
-            ax.annotate(_short(dot.name, 24), (dot.intensity, dot.rate), (7, -11), textcoords="offset points", fontsize=7, zorder=5)
+            ax.annotate(_short(dot.name, 24), (dot.intensity, dot.rate), (_size(dot) ** 0.5 / 2 + 2, -9), textcoords="offset points", fontsize=7, zorder=5)
 
 
 def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float]], title: str) -> Picture:
