@@ -273,7 +273,7 @@ def _interrupt(con: duckdb.DuckDBPyConnection, asked: threading.Thread) -> None:
 
 
 def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
-    reader = con.execute(text).to_arrow_reader(100_000)
+    reader = con.sql(text).to_arrow_reader(100_000)
     batches, size = [], 0
     for batch in reader:
         batches.append(batch)
