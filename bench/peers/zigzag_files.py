@@ -109,7 +109,8 @@ def exported(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Orders, dict[str,
     names, levels = {rank: dim for dim, rank in (CONV if "p" in e.sizes() else GEMM).items()}, [level.name for level in arch.levels]
     operands = {p.tensor: operand for operand, p in zip(("I", "W", "O"), e.tensors(), strict=True)}
     orders: Orders = {operand: [[] for _ in levels] for operand in operands.values()}
-    at, size, lanes = dict.fromkeys(operands.values(), len(levels) - 1), e.sizes(), {}
+    at, size = dict.fromkeys(operands.values(), len(levels) - 1), e.sizes()
+    lanes = {f"D{i + 1}": ["K, 1"] for i in range(len(arch.fanouts[0].dims))}  # what stands idle is named, too: else ZigZag spreads something over it
     for node in mapping.nodes:
         if isinstance(node, Store):
             at[operands[node.tensor]] = len(levels) - 1 - levels.index(node.level)
