@@ -13,6 +13,7 @@ from dse.conversion import Conversion
 from dse.directives import text, written
 from dse.nest import Loop, to_data
 from dse.schedule import in_turn
+from dse.sim.bounds import needs
 from dse.sim.evaluate import EinsumCost, Solution
 from dse.sim.graph import on_chip
 from dse.sim.parts import bits_of
@@ -162,7 +163,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     found = [energy(arch, solution), *([segments(solution)] if solution.segments else []), *([pruned(solution)] if solution.pruned else [])]
     cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
-             f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound), e.points() * c.count, c.certificate.partition(";")[0])
+             f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound), round(needs(e).computed) * c.count, c.certificate.partition(";")[0])
             for c, e in cost]
     behind = list(accumulate(row[3] for row in rows))
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))

@@ -14,22 +14,28 @@ from pathlib import Path
 from typing import Any
 
 
-def executed(path: Path, folder: Path, write: bool = False) -> int:
-    """How many cells of code ran, in `folder`. An exception of a cell ends it. write: outputs are kept in the file."""
+def executed(path: Path, folder: Path, write: bool = False) -> tuple[int, list[str]]:
+    """How many cells of code ran, in `folder`, and those whose text is not what the file shows. An exception of a cell ends it. write: outputs are kept."""
     book = json.loads(path.read_text())
     names: dict[str, Any] = {}
-    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    cells, other = [cell for cell in book["cells"] if cell["cell_type"] == "code"], list[str]()
     before = os.getcwd()
     os.chdir(folder)
     try:
         for number, cell in enumerate(cells, 1):
-            cell["outputs"] = _outputs("".join(cell["source"]), names, number)
+            shown, cell["outputs"] = _text(cell["outputs"]), _outputs("".join(cell["source"]), names, number)
+            if (now := _text(cell["outputs"])) != shown:
+                other.append(f"cell {number} shows\n{now}\nthe file\n{shown}")
             cell["execution_count"] = number
     finally:
         os.chdir(before)
     if write:
         path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n")
-    return len(cells)
+    return len(cells), other
+
+
+def _text(outputs: list[dict[str, Any]]) -> str:
+    return "".join("".join(one.get("text") or one["data"]["text/plain"]) for one in outputs)
 
 
 def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, Any]]:
@@ -55,4 +61,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         from tests.documents import prepared
 
-        print(executed(Path(sys.argv[1]).resolve(), prepared(Path(made) / "here"), write=True), "cells run")
+        print(executed(Path(sys.argv[1]).resolve(), prepared(Path(made) / "here"), write=True)[0], "cells run")

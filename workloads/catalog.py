@@ -181,7 +181,7 @@ def _network(name: str, source: str, given: Mapping[str, str]) -> Workload:
 def _operator(name: str, source: str, given: Mapping[str, str]) -> Workload:
     make, weights = OPERATORS[name]
     cascade = tuple(squeezed(e) for e in make(**_arguments(name, source, make, given)))
-    read = {p.tensor: p.stored_elems() for e in cascade for p in e.inputs if p.tensor in weights}
+    read = {p.tensor: p.stored_words() for e in cascade for p in e.inputs if p.tensor in weights}
     full = _label(name, given)
     return Workload(full, in_order(full, cascade), frozenset(read), parameters=sum(read.values()))
 

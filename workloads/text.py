@@ -163,8 +163,8 @@ def _weight_faults(where: str, einsums: Sequence[Einsum], weights: Sequence[str]
 
 
 def _parameters(w: Workload) -> int:
-    """Stored elements of the weights; a repeated einsum has its own each time."""
+    """Stored words of the weights; a repeated einsum has its own each time."""
     sizes: dict[str, int] = {}
     for e, n in zip(w.einsums, counts(w), strict=True):
-        sizes |= {p.tensor: n * p.stored_elems() for p in e.inputs if p.tensor in w.weights}
+        sizes |= {p.tensor: n * p.stored_words() for p in e.inputs if p.tensor in w.weights}
     return sum(sizes.values())
