@@ -52,7 +52,7 @@ def find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or path.exists():
         return path
-    raise MachineError(f"machine = {name_or_path} is unknown; {component.near(name_or_path, names())}, or give the path of a .yaml file")
+    raise MachineError(f"machine = {name_or_path} is unknown; {component.near(name_or_path, names())} (a machine of your own: the path of its .yaml file)")
 
 
 def load(name_or_path: str) -> Machine:
