@@ -1,4 +1,4 @@
-"""Hypervolume of steered searches against random: python -m bench.samplers [STUDY [POINTS]].
+"""Hypervolume of steered searches against random: python -m bench.samplers [STUDY [POINTS [KEY=VALUE...]]].
 
 The study's space is solved whole once; each search then asks, generation by generation as a run does, and is told the stored
 answers; Optuna's own samplers, as its users write the loop (ask, tell, nothing repeated is moved, no look-ahead), stand beside ours.
@@ -66,8 +66,8 @@ def plain(study: Study, rows: dict[str, dict[int, list[dict]]], points: int, sam
     return told
 
 
-def main(path: str, points: int) -> int:
-    whole = studies.load(path, ["search.method=exhaustive"])
+def main(path: str, points: int, sets: list[str]) -> int:
+    whole = studies.load(path, ["search.method=exhaustive", *sets])
     with tempfile.TemporaryDirectory() as folder:
         complete(driver.run(whole, Path(folder) / "whole", workers=2))
         con = db.connect(Path(folder) / "whole", {t: record.schema(t, studies.columns(whole, t)) for t in record.TABLES})
@@ -95,4 +95,4 @@ def main(path: str, points: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "studies/edge_small.yaml", int(sys.argv[2]) if len(sys.argv) > 2 else 150))
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "studies/edge_small.yaml", int(sys.argv[2]) if len(sys.argv) > 2 else 150, sys.argv[3:]))
