@@ -355,7 +355,3 @@ def _new(given: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run, "resume": _resume, "status": _status, "pareto": _pareto, "sql": _sql, "show": _show,
     "map": _map, "plot": _plot, "report": _report, "residency": _residency, "simulate": _simulate, "check": _check, "list": _list, "new": _new}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

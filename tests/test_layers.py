@@ -39,9 +39,9 @@ dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments
 cluster/store cluster/worker cluster/pool cluster/driver dse/figures
-analysis/db analysis/plots analysis/report dse/pictures dse/page dse/door dse/cli"""
+analysis/db analysis/plots analysis/report dse/pictures dse/page dse/door dse/cli dse/__main__"""
 ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
-JOIN = ("dse/pictures", "dse/page", "dse/door", "dse/cli")  # what joins the packages
+JOIN = ("dse/pictures", "dse/page", "dse/door", "dse/cli", "dse/__main__")  # what joins the packages
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")
 KNOWS = {"workloads": set(), "hw": {"workloads"}, "dse": {"workloads", "hw"}, "cluster": {"dse", "hw", "workloads"}, "analysis": {"dse"}}
 READS = {  # all that they know of others: how files are read, what is drawn
