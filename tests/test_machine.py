@@ -255,7 +255,7 @@ def test_broken_files_say_what_to_write(tmp_path: Path, text: str, lines: list[s
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(MachineError, match=r"edge_aray is unknown; did you mean edge_array\?, or give the path"):
+    with pytest.raises(MachineError, match=r"edge_aray is unknown; did you mean edge_array\? \(a machine of your own: the path of its \.yaml file\)"):
         machine.load("edge_aray")
     with pytest.raises(MachineError, match=r"nowhere.yaml: cannot be read \(No such file or directory\)"):
         machine.load("nowhere.yaml")
