@@ -176,12 +176,14 @@ def resume(out: Path, workers: int | None = None, address: str | None = None, pr
 
 
 def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
-    """What a run would take, from PROBES random machines of the space solved in-process, fewer where they take long."""
+    """What a run would take, from PROBES random machines of the space solved in-process, fewer where they take long, or where not all share schedules."""
     job, size = job_of(study), study.space.size
     chosen = permutation(size, study.search.seed, np.arange(min(PROBES, size), dtype=np.int64)).tolist()
-    asks = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
-    solve_lease(job, Lease(0, asks[:1]))  # loads the kernels, which a run does once
-    kept, solved, began = len(asks) / len(chosen), [], time.monotonic()
+    may = tuple(Ask(m, 0, "probe") for m in chosen if all(v <= 0 for v in static_violations(study.space, m, study.constraints)))
+    kept, began = len(may) / len(chosen), time.monotonic()
+    asks, tables = _prepared(job, may)
+    prepared, began = (time.monotonic() - began) * tables, time.monotonic()
+    solved: list[Done] = []
     for ask in asks:
         if solved and time.monotonic() - began > PROBE_S:
             break
@@ -194,10 +196,24 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
     return {"machines_in_space": size, "machines_to_solve": machines, "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
-            "probes": f"{len(chosen)}: {len(chosen) - len(asks)} pruned, {feasible} solved, {len(solved) - feasible} infeasible or failed"
-            + f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s" * (len(solved) < len(asks)),
-            "machine_s": each_s, "core_s": machines * each_s, "workers": slots, "whole_s": START_S * (workers != 0) + machines * each_s / slots,
+            "probes": f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, {len(solved) - feasible} infeasible or failed"
+            + f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s" * (len(solved) < len(asks))
+            + f", {len(may) - len(asks)} of other schedules left out" * (len(asks) < len(may)),
+            **({"shared": f"schedules of {size // tables} machines each, {tables} times in every worker", "shared_s": prepared} if tables else {}),
+            "machine_s": each_s, "core_s": prepared * slots + machines * each_s, "workers": slots,
+            "whole_s": START_S * (workers != 0) + prepared + machines * each_s / slots,
             "disk_mb": _short(machines * rows * ROW_BYTES / 1e6), "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+
+
+def _prepared(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
+    """Loads the kernels and, where machines share schedules, finds them for one: probes that need no more than that, and how many such tables the space has."""
+    for ask in asks:
+        solve_lease(job, Lease(0, (ask,)))
+        if not job.study.solver.share:
+            break
+        for known in job.families.values():
+            return tuple(one for one in asks if one.machine in known), -(-job.study.space.size // len(known))
+    return asks, 0
 
 
 def _short(value: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 8
-SOLVER_VERSION = 11
+SOLVER_VERSION = 12
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

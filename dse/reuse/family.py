@@ -9,15 +9,16 @@ machine (p, l, t) than
 
 for energy is linear in prices, and cycles of any schedule are at least a_k = min(1, t / t_k) of those at t_k: they grow with every time, and by a factor
 where all times do. O: operations of each kind; C: cycles that no schedule beats. p_k = 0 and l_k = 1 is a question of latency, l_k = 0 one without leakage.
+Any x, m, c within the limits bounds: which of them are positive, and which limits they reach, one machine's linear program says for many others.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +35,15 @@ from dse.sim.graph import evaluate, least, with_room
 from dse.sim.latency import Number
 from dse.sim.parts import action_pj, op_pj
 from dse.sim.placed import Placed
-from hw.arch import Arch, Compute, Level
+from hw.arch import Arch, Compute
 from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
 Floats = NDArray[np.float64]
 Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or latency
 LANE = 3  # prices of operations: mac, alu, merge
+SAMPLED = 256  # machines whose linear programs tell the floors of all
+NEARLY = 1e-3  # shares that make no difference to which bound is taken
 
 
 def structure(arch: Arch) -> Arch:
@@ -70,14 +73,16 @@ def times(arch: Arch) -> list[float]:
 
 
 def together(arches: Sequence[Arch]) -> Arch:
-    """One machine whose rates are arrays, one number per machine."""
-    def each(numbers: Sequence[float]) -> Number:
-        return np.array(numbers)
+    """One machine whose prices, rates and clock are arrays, one number per machine."""
+    def each(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Number]:
+        return {name: np.array([getattr(part, name) for part in parts]) for name in names}
 
-    levels: list[Level] = [replace(level, bandwidth=each([arch.levels[v].bandwidth for arch in arches])) for v, level in enumerate(arches[0].levels)]
-    alu = None if arches[0].compute.alu_per_cycle is None else each([arch.compute.alu_per_cycle or inf for arch in arches])
-    lane = replace(arches[0].compute, ops_per_cycle=each([arch.compute.ops_per_cycle for arch in arches]), alu_per_cycle=alu)
-    return replace(arches[0], levels=tuple(levels), compute=lane)
+    levels = tuple(replace(level, **each([arch.levels[v] for arch in arches], ("read_pj", "write_pj", "bandwidth", "leak_mw")))
+                   for v, level in enumerate(arches[0].levels))
+    lanes = [arch.compute for arch in arches]
+    lane = replace(lanes[0], **each(lanes, ("mac_pj", "alu_pj", "merge_pj", "ops_per_cycle", "leak_mw", "vector_leak_mw")),
+                   **(each(lanes, ("alu_per_cycle",)) if lanes[0].alu_per_cycle else {}))
+    return replace(arches[0], levels=levels, compute=lane, **each(arches, ("clock_ghz",)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +116,9 @@ class Anchor:
 
 @dataclass(slots=True)
 class Family:
-    """prices [machines, prices], times [machines, parts], bounds [machines, 2] of energy and cycles; ops: operations of each kind; turns: energy of einsums in
-    turn [different einsums, machines], in the end the least of each; choice: of the known schedules, of which in the end only those are left that one takes."""
+    """prices [machines, prices], times [machines, parts], bounds [machines, 2] of energy and cycles; ops: operations of each kind; turns: least energy of
+    einsums in turn [different einsums, machines]; known: schedules that are best somewhere; choice: of them [machines]; floors: energy that none costs less
+    than [machines]."""
 
     arches: list[Arch]
     workload: Workload
@@ -124,31 +130,36 @@ class Family:
     asked: list[tuple[list[float], list[float]]] = field(default_factory=list)
     known: list[Known] = field(default_factory=list)
     anchors: list[Anchor] = field(default_factory=list)
-    turns: list[Floats] = field(default_factory=list)
+    turns: Floats = field(default_factory=lambda: np.array(inf))
     choice: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    floors: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 def family(arches: Sequence[Arch], workload: Workload, fused: Solve, turns: Solve, share: float) -> Family | Infeasible:
     """Schedules for machines of one structure: more is solved where the best known one may be furthest above what it would cost if all were, until that is no
     more than a share anywhere. What is solved follows from the list of machines alone."""
-    f, worst = _begun(arches, workload), 0
-    left: list[tuple[float, int]] = [(-inf, i) for i in range(len(arches))]  # gaps as they were: they never grow
-    while left:
+    f = _begun(arches, workload)
+    worst: int | None = 0
+    could = np.zeros(len(arches))  # what each machine might cost: bounds that only grow with what is solved
+    while worst is not None:
         if blocked := _solved(f, worst, fused, turns):
             return blocked
-        while left and (gap := _gap(f, left[0][1])) < -left[0][0]:
-            if gap > share:
-                heapq.heapreplace(left, (-gap, left[0][1]))
-            else:
-                heapq.heappop(left)
-        worst = left[0][1] if left else 0
-    used, f.choice = np.unique(np.argmin([known.energy_pj for known in f.known], axis=0), return_inverse=True)
-    f.known, f.turns = [f.known[i] for i in used], [np.min(f.turns, axis=0)]
+        used, f.choice = np.unique(np.argmin([known.energy_pj for known in f.known], axis=0), return_inverse=True)
+        f.known = [f.known[i] for i in used]
+        worst = _widest(f, could, share)
+    program, f.floors = _program(f, "floor"), np.zeros(len(arches))
+    for machine in range(0, len(arches), max(1, len(arches) // SAMPLED)):
+        _raise(f.floors, program, machine)
     return f
 
 
-def _gap(f: Family, machine: int) -> float:
-    return above(float(min(known.energy_pj[machine] for known in f.known)), _least(f, machine, "value"))
+def _widest(f: Family, could: Floats, share: float) -> int | None:
+    """The machine whose best known schedule is furthest above what it might cost, if that is more than a share; raises `could` as far as it takes to know."""
+    best, program, exact = np.min([known.energy_pj for known in f.known], axis=0), _program(f, "value"), set[int]()
+    while (worst := int(np.argmin(could / best))) not in exact:
+        _raise(could, program, worst)
+        exact.add(worst)
+    return worst if above(float(best[worst]), float(could[worst])) > share else None
 
 
 def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
@@ -158,14 +169,14 @@ def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
     kinds = [_unit(structure(arches[0]), first + i) for i in range(LANE)]
     ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
     return Family(list(arches), workload, np.array([prices(arch) for arch in arches]), np.array([times(arch) for arch in arches]),
-                  np.array([least(arch, workload) for arch in arches]), ops)
+                  np.column_stack(np.broadcast_arrays(*least(together(arches), workload))), ops)
 
 
 def _solved(f: Family, machine: int, fused: Solve, turns: Solve) -> Infeasible | None:
     """One answer more for a machine: what it costs without leakage, at any times; then its least latency, what leakage costs per cycle; then what both cost
     together. Schedules are priced on all machines, those of einsums in turn too."""
     arch, own, at = f.arches[machine], f.prices[machine].tolist(), f.times[machine].tolist()
-    asked = next(one for one in (([*own[:-1], 0.0], [0.0] * len(at)), ([0.0] * len(own[:-1]) + [1.0], at), (own, at)) if one not in f.asked)
+    asked = next(one for one in ((own, at), ([0.0] * len(own[:-1]) + [1.0], at), ([*own[:-1], 0.0], [0.0] * len(at))) if one not in f.asked)
     f.asked.append(asked)
     only = not any(asked[0][:-1])
     twin = arch if asked[0][-1] else still(arch)
@@ -180,7 +191,7 @@ def _solved(f: Family, machine: int, fused: Solve, turns: Solve) -> Infeasible |
             value = found.latency_cycles if only else found.energy_pj
             f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.gap_in_space)))
         else:
-            f.turns.append(np.array([[c.count] for c in known.solution.einsums]) * known.runs_pj)
+            f.turns = np.minimum(f.turns, np.array([[c.count] for c in known.solution.einsums]) * known.runs_pj)
     return None
 
 
@@ -227,25 +238,64 @@ def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int
     return found
 
 
-def _least(f: Family, machine: int, of: str) -> float:
-    """The largest bound that follows from what was solved; of: floors, or values as if they were floors."""
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What bounds add up: cycles of leakage, operations of each kind, and what was solved. prices [machines, prices]: limits; taken [parts, prices]: of
+    them; leakage [machines, parts]: of the last price, inf where a part bounds nothing; worth [machines, parts]."""
+
+    prices: Floats
+    taken: Floats
+    leakage: Floats
+    worth: Floats
+
+
+def _program(f: Family, of: str) -> Program:
+    """of: floors, or values as if they were floors."""
+    machines, kinds = f.prices.shape
+    taken = np.vstack([np.eye(kinds)[-LANE - 1:], *(a.prices for a in f.anchors)])
+    leakage, worth = np.tile(taken[:, -1], (machines, 1)), np.empty((machines, len(taken)))
+    worth[:, :LANE], worth[:, LANE] = f.ops, f.bounds[:, 1]
+    for part, a in enumerate(f.anchors, LANE + 1):
+        at, worth[:, part] = np.array(a.times), getattr(a, of)
+        slower = np.min(np.divide(f.times, at, out=np.ones_like(f.times), where=at > 0), axis=1)  # what takes no time there takes none more
+        leakage[:, part] = np.divide(a.prices[-1], slower, out=np.full(machines, inf if a.prices[-1] else 0.0), where=slower > 0)
+    return Program(f.prices, taken, leakage, worth)
+
+
+def _raise(bounds: Floats, p: Program, machine: int) -> None:
+    """The largest bound of a machine, and what its parts and limits give on all others."""
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # slow to import, and few studies share
 
-    p, t = f.prices[machine], f.times[machine]
-    own, at = (np.array([getattr(a, name) for a in f.anchors]) for name in ("prices", "times"))
-    slower = np.min(np.divide(t, at, out=np.ones_like(at), where=at > 0), axis=1)  # what takes no time there takes none more
-    usable = (own[:, -1] == 0) | (slower > 0)
-    own[:, -1] /= np.where(slower > 0, slower, 1.0)
-    columns = np.vstack([own[usable], np.eye(len(p))[-LANE - 1:]])  # and operations of each kind, a cycle of leakage
-    values = np.array([*(getattr(a, of) for a, may in zip(f.anchors, usable, strict=True) if may), *f.ops, f.bounds[machine, 1]])
-    scale = np.where(p > 0, p, 1.0)
+    own, may = p.prices[machine], np.isfinite(p.leakage[machine])
+    columns, values = np.column_stack([p.taken[may, :-1], p.leakage[machine, may]]), p.worth[machine, may]
+    scale = np.where(own > 0, own, 1.0)
     weights = np.max(columns / scale, axis=1)
-    worth = values / weights  # of a column that takes the most of one price that there is
+    worth = values / weights  # of a part that takes the most of one price that there is
     found = linprog(  # type: ignore[no-untyped-call, unused-ignore]
-        -worth / worth.max(), (columns / weights[:, None]).T / scale[:, None], p / scale, method="highs")
+        -worth / worth.max(), (columns / weights[:, None]).T / scale[:, None], own / scale, method="highs")
     if found.status != 0:
-        raise RuntimeError(f"what {f.workload.name} costs at least: {found.message}")
-    return -float(found.fun) * float(worth.max()) * (1 - PRECISE)
+        raise RuntimeError(f"what a machine costs at least: {found.message}")
+    largest = -float(found.fun) * float(worth.max()) * (1 - PRECISE)
+    if largest > bounds[machine] * (1 + NEARLY):  # else others know as much already
+        np.maximum(bounds, _bounded(p, np.flatnonzero(may)[found.x > 0], np.flatnonzero(found.slack <= PRECISE)), out=bounds)
+    bounds[machine] = max(bounds[machine], largest)
+
+
+def _bounded(p: Program, parts: NDArray[np.int64], limits: NDArray[np.int64]) -> Floats:
+    """What parts give that reach some limits, shrunk until they keep all: a bound for every machine, large where these are the right ones."""
+    leakage = np.where(usable := np.isfinite(p.leakage[:, parts]), p.leakage[:, parts], 0.0)
+    takes = np.empty((len(p.prices), p.prices.shape[1], len(parts)))
+    takes[:, :-1], takes[:, -1] = p.taken[parts, :-1].T, leakage
+    scale = np.where(p.prices > 0, p.prices, 1.0)
+    much = takes[:, limits] / scale[:, limits, None]
+    weights = np.maximum(np.max(much, axis=1), 1e-300)
+    many = np.einsum("mpk,mk->mp", np.linalg.pinv(much / weights[:, None]), (p.prices[:, limits] > 0).astype(float)) / weights
+    many = np.where(usable, np.maximum(many, 0.0), 0.0)
+    used = np.einsum("mpk,mk->mp", takes, many)
+    full = np.max(np.divide(used, p.prices, out=np.where(used > 0, inf, 0.0), where=p.prices > 0), axis=1)
+    many /= np.where(full > 0, full, 1.0)[:, None]
+    found: Floats = np.sum(p.worth[:, parts] * many, axis=1) * (1 - PRECISE)
+    return found
 
 
 def priced_on(f: Family, machine: int) -> Solution:
@@ -262,10 +312,10 @@ def priced_on(f: Family, machine: int) -> Solution:
     least_pj, least_cycles = f.bounds[machine]
     if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
         raise Violated(f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost {total, latency} of\n{known.schedule}")
-    turns = float(f.turns[0][:, machine].sum())
+    turns = float(f.turns[:, machine].sum())
     found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
                     gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns)
-    gap = above(total, _least(f, machine, "floor"))
+    gap = above(total, float(f.floors[machine]))
     return told(found, gap if gap > PRECISE else 0.0, f.where)
 
 

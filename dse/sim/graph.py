@@ -20,6 +20,7 @@ from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
 from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
 from dse.sim.faults import faults
+from dse.sim.latency import Number, largest
 from dse.sim.parts import bits_of, op_pj
 from dse.sim.placed import Graph, Placed
 from hw.arch import Arch
@@ -226,7 +227,7 @@ def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequen
     return found
 
 
-def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[float, float]:
+def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[Number, Number]:
     """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level. pinned:
     weights are there before the run."""
     made = {e.output.tensor for e in workload.einsums}
@@ -250,7 +251,7 @@ def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[float, 
             vector += ops / arch.compute.alu_per_cycle
     ports = max if outer.ports == "separate" else sum
     moved = 0.0 if outer.bypass else ports(bits.values()) / outer.width_bits / outer.bandwidth
-    cycles = max(macs, vector, moved)
+    cycles = largest(macs, vector, moved)
     pj += 0.0 if outer.bypass else (bits["read"] * outer.read_pj + bits["write"] * outer.write_pj) / outer.width_bits
     return pj + arch.leak_mw() * cycles / arch.clock_ghz, cycles
 

@@ -277,6 +277,8 @@ MUTANTS = (
            "level for", TOGETHER),
     Mutant("share: cycles on slower machines hold on faster ones", "dse/reuse/family.py", "slower = np.min(np.divide", "slower = np.max(np.divide",
            "tests/test_family.py::test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved"),
+    Mutant("share: a bound takes more of a price than there is", "dse/reuse/family.py", "full = np.max(np.divide(used", "full = np.min(np.divide(used",
+           "tests/test_family.py::test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved"),
     Mutant("schedules: kept tensors take no time of nests", AROUND, "        whole = inside(whole, tensor, level, arch)\n    return whole, whole.fork",
            "        pass\n    return whole, whole.fork", "tests/test_schedule_walks.py::test_fused_schedules_take_what_a_walk_in_time_of_all_trips_takes"),
 )
