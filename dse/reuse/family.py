@@ -44,6 +44,7 @@ Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or late
 LANE = 3  # prices of operations: mac, alu, merge
 SAMPLED = 256  # machines whose linear programs tell the floors of all
 NEARLY = 1e-3  # shares that make no difference to which bound is taken
+MANY = 8192  # machines that are priced or bounded at a time: what that takes of memory
 
 
 def structure(arch: Arch) -> Arch:
@@ -90,7 +91,7 @@ class Known:
     """A schedule on all machines. solution: on one of them; einsums: of its rows; members: of its segments, rows and how often each runs.
 
     actions: elements of each row of counts, energy per element at a price of 1, that price's number; per einsum.
-    cycles, bound_by (number of the component) [rows, machines]: of one run; energy_pj: of one run, without leakage [rows, machines], of all [machines].
+    cycles, bound_by (number of the component) [rows, machines]: of one run; energy_pj: of all [machines].
     """
 
     schedule: Schedule
@@ -100,7 +101,6 @@ class Known:
     actions: tuple[tuple[Floats, Floats, NDArray[np.int64]], ...]
     cycles: Floats
     bound_by: NDArray[np.int8]
-    runs_pj: Floats
     energy_pj: Floats
 
 
@@ -116,11 +116,12 @@ class Anchor:
 
 @dataclass(slots=True)
 class Family:
-    """prices [machines, prices], times [machines, parts], bounds [machines, 2] of energy and cycles; ops: operations of each kind; turns: least energy of
-    einsums in turn [different einsums, machines]; known: schedules that are best somewhere; choice: of them [machines]; floors: energy that none costs less
-    than [machines]."""
+    """wide: so many machines at a time as one; prices [machines, prices], times [machines, parts], bounds [machines, 2] of energy and cycles; ops: operations
+    of each kind; known: schedules that are best somewhere; turns: least energy of einsums in turn [different einsums, machines]; choice: of the known ones
+    [machines]; floors: energy that none costs less than [machines]."""
 
     arches: list[Arch]
+    wide: list[tuple[slice, Arch]]
     workload: Workload
     prices: Floats
     times: Floats
@@ -168,13 +169,14 @@ def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
     first = 2 * len(arches[0].levels)
     kinds = [_unit(structure(arches[0]), first + i) for i in range(LANE)]
     ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
-    return Family(list(arches), workload, np.array([prices(arch) for arch in arches]), np.array([times(arch) for arch in arches]),
-                  np.column_stack(np.broadcast_arrays(*least(together(arches), workload))), ops)
+    wide = [(slice(at, at + MANY), together(arches[at:at + MANY])) for at in range(0, len(arches), MANY)]
+    bounds = np.concatenate([np.column_stack(np.broadcast_arrays(*least(some, workload))) for _, some in wide])
+    return Family(list(arches), wide, workload, np.array([prices(arch) for arch in arches]), np.array([times(arch) for arch in arches]), bounds, ops)
 
 
 def _solved(f: Family, machine: int, fused: Solve, turns: Solve) -> Infeasible | None:
-    """One answer more for a machine: what it costs without leakage, at any times; then its least latency, what leakage costs per cycle; then what both cost
-    together. Schedules are priced on all machines, those of einsums in turn too."""
+    """One answer more for a machine: what it costs; then its least latency, what leakage costs per cycle; then what it costs without leakage, at any times.
+    Schedules are priced on all machines, those of einsums in turn too."""
     arch, own, at = f.arches[machine], f.prices[machine].tolist(), f.times[machine].tolist()
     asked = next(one for one in ((own, at), ([0.0] * len(own[:-1]) + [1.0], at), ([*own[:-1], 0.0], [0.0] * len(at))) if one not in f.asked)
     f.asked.append(asked)
@@ -184,14 +186,14 @@ def _solved(f: Family, machine: int, fused: Solve, turns: Solve) -> Infeasible |
         found = solve(twin, "latency" if only else "energy")
         if isinstance(found, Infeasible):
             return found
-        known = _priced(f, twin, found.schedule or in_turn(f.workload, {c.name: c.mapping for c in found.einsums}), found)
+        known, runs_pj = _priced(f, twin, found.schedule or in_turn(f.workload, {c.name: c.mapping for c in found.einsums}), found)
         f.known.append(known)
         if solve is fused:
             f.where = f.where or space_of(found.certificate)
             value = found.latency_cycles if only else found.energy_pj
             f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.gap_in_space)))
         else:
-            f.turns = np.minimum(f.turns, np.array([[c.count] for c in known.solution.einsums]) * known.runs_pj)
+            f.turns = np.minimum(f.turns, np.array([[c.count] for c in known.solution.einsums]) * runs_pj)
     return None
 
 
@@ -201,13 +203,13 @@ def still(arch: Arch) -> Arch:
     return replace(arch, levels=levels, compute=replace(arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
 
 
-def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> Known:
-    """A schedule of one machine on all of them."""
+def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> tuple[Known, Floats]:
+    """A schedule of one machine on all of them, and the energy of one run of each einsum [rows, machines]."""
     base = evaluate(arch, f.workload, schedule)
     assert isinstance(base, Solution)
     segments, _ = with_room(arch, f.workload, schedule)
     at = {one.einsum.name: one for own in segments for one in own}
-    wide, units = together(f.arches), [_unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
+    units = [_unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
     shape, actions = (len(base.einsums), len(f.arches)), []
     cycles, bound_by = np.zeros(shape), np.zeros(shape, np.int8)
     for i, c in enumerate(base.einsums):
@@ -216,15 +218,16 @@ def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> Known
         each = np.array([[action_pj((row.level, row.tensor, row.action), one.einsum, unit) for unit in units] for row in counted])
         actions.append((np.array([row.elems for row in counted]), each.max(axis=1), np.argmax(each, axis=1)))
         nest, begun = boundary.nest_in_time(one.boundary, c.mapping, arch)
-        own, waits = ports(nest, c.counts, one.einsum, wide, begun)
-        cycles[i] = taken(own, waits)
-        bound_by[i] = np.argmax(np.vstack([np.broadcast_to(n, shape[1:]) for n in (*own.levels, own.steps)]), axis=0)
+        for some, wide in f.wide:
+            own, waits = ports(nest, c.counts, one.einsum, wide, begun)
+            cycles[i, some] = taken(own, waits)
+            bound_by[i, some] = np.argmax(np.vstack([np.broadcast_to(n, cycles[i, some].shape) for n in (*own.levels, own.steps)]), axis=0)
     runs_pj = np.array([(elems * each) @ f.prices.T[number] for elems, each, number in actions]) + cycles * f.prices[:, -1]
     energy = np.array([c.count for c in base.einsums]) @ runs_pj
     runs, row = dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True)), _rows(base, segments)
     members = tuple(tuple((row[one.einsum.name], runs[one.einsum.name]) for one in own) for own in segments)
     return Known(schedule, replace(base, certificate=found.certificate), tuple(at[c.name] for c in base.einsums), members,
-                 tuple(actions), cycles, bound_by, runs_pj, energy)
+                 tuple(actions), cycles, bound_by, energy), runs_pj
 
 
 def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int]:
@@ -277,7 +280,10 @@ def _raise(bounds: Floats, p: Program, machine: int) -> None:
         raise RuntimeError(f"what a machine costs at least: {found.message}")
     largest = -float(found.fun) * float(worth.max()) * (1 - PRECISE)
     if largest > bounds[machine] * (1 + NEARLY):  # else others know as much already
-        np.maximum(bounds, _bounded(p, np.flatnonzero(may)[found.x > 0], np.flatnonzero(found.slack <= PRECISE)), out=bounds)
+        parts, limits = np.flatnonzero(may)[found.x > 0], np.flatnonzero(found.slack <= PRECISE)
+        for at in range(0, len(bounds), MANY):
+            some = slice(at, at + MANY)
+            bounds[some] = np.maximum(bounds[some], _bounded(Program(p.prices[some], p.taken, p.leakage[some], p.worth[some]), parts, limits))
     bounds[machine] = max(bounds[machine], largest)
 
 
