@@ -46,11 +46,12 @@ def case(text: str, objective: str) -> Iterator[tuple[str, float, str]]:
     workload, _, name = text.rpartition("@")
     felt = machine.arch(machine.load(name)).described()
     whole = WHOLE | (LAYOUTS if felt else {}) | {"solver.objective": objective}
-    least = 0.0
+    least, known = 0.0, list[dict[str, str]]()
     for part, sets in ({"all": dict[str, str]()} | PARTS).items():
         both = {key: value for key, value in (whole | sets).items() if felt or key != "solver.layout"}
-        if part != "all" and (both == whole or ("wp" in sets.values() and not felt)):
+        if both in known:
             continue
+        known.append(both)
         try:
             totals, seconds = solved(workload, name, both)
         except ValueError as fault:

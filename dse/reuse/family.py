@@ -226,7 +226,7 @@ def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> tuple
     energy = np.array([c.count for c in base.einsums]) @ runs_pj
     runs, row = dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True)), _rows(base, segments)
     members = tuple(tuple((row[one.einsum.name], runs[one.einsum.name]) for one in own) for own in segments)
-    return Known(schedule, replace(base, certificate=found.certificate), tuple(at[c.name] for c in base.einsums), members,
+    return Known(schedule, base, tuple(at[c.name] for c in base.einsums), members,
                  tuple(actions), cycles, bound_by, energy), runs_pj
 
 
@@ -322,7 +322,7 @@ def priced_on(f: Family, machine: int) -> Solution:
     found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
                     gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns)
     gap = above(total, float(f.floors[machine]))
-    return told(found, gap if gap > PRECISE else 0.0, f.where)
+    return told(found, gap if gap > 2 * PRECISE else 0.0, f.where)  # bounds are rounded down by PRECISE
 
 
 def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64]], cycles: float) -> float:
