@@ -1,7 +1,7 @@
 """Mappers side by side in one run: CPU seconds (compile excluded), and energy of every mapping under our evaluator.
 
 python -m bench.mappers speed [MACHINE...]       optimal on every unique einsum of the networks, three objectives, in the default space; ragged tiles in time:
-                                                 python -m bench.smaug
+                                                 python -m bench.smaug. MACHINE,MINUTES: on random ones of the einsums, for so many CPU minutes
 python -m bench.mappers tiles [LAYERS]           what perfect tiles cost on arrays that few extents divide
 python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in FOLDER, default a temporary one) on
                                                  ResNet-18 and ResNet-50; AccelForge and KAPLA as published or measured before
@@ -93,13 +93,18 @@ def edge_array() -> Arch:
 def speed(machines: Sequence[str]) -> Iterator[str]:
     """Per machine, all unique einsums of NETWORKS and all objectives, in the default space: CPU ms cold (nothing kept from another einsum or machine) and of a
     machine that differs in capacities and prices only from one before; how many are proven, and the gaps of the others."""
-    for name in machines:
+    for asked in machines:
+        name, _, minutes = asked.partition(",")
         arch = component.build(machine.load(name))
         warm_up(arch)
+        end, found = time.process_time() + 60 * float(minutes or inf), list(_einsums().values())
+        chosen = Random(0).sample(found, len(found)) if minutes else found
         cold: list[tuple[float, str]] = []
         warm: list[float] = []
         gaps: list[float] = []
-        for e, label in _einsums().values():
+        for e, label in chosen:
+            if time.process_time() > end:
+                break
             for objective in OBJECTIVES.values():
                 forget()
                 for changed in (arch, _other(arch)):
@@ -112,9 +117,10 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
             yield f"{name} {label} {_shape(e)}: {', '.join(f'{ms:.1f} ms' for ms, _ in cold[-3:])}; gaps {', '.join(f'{100 * gap:.2g} %' for gap in gaps[-3:])}"
         cold.sort()
         gaps.sort()
-        yield (f"{name}: {len(cold)} problems, {sum(gap == 0 for gap in gaps)} proven, {sum(gap <= 0.02 for gap in gaps)} within 2 %, largest gap "
-               f"{100 * gaps[-1]:.2g} %; CPU ms cold median {median(ms for ms, _ in cold):.1f}, 99 % {cold[int(0.99 * len(cold))][0]:.0f}, worst "
-               f"{cold[-1][0]:.0f} ({cold[-1][1]}); machine after machine median {median(warm):.1f}")
+        at_99 = cold[int(0.99 * len(cold))][0]
+        yield (f"{name}: {len(cold)} of {len(found) * len(OBJECTIVES)} problems, {sum(gap == 0 for gap in gaps)} proven, "
+               f"{sum(gap <= 0.02 for gap in gaps)} within 2 %, largest gap {100 * gaps[-1]:.2g} %; CPU ms cold median {median(ms for ms, _ in cold):.1f}, "
+               f"99 % {at_99:.0f}, worst {cold[-1][0]:.0f} ({cold[-1][1]}); machine after machine median {median(warm):.1f}")
 
 
 def _einsums() -> dict[str, tuple[Einsum, str]]:
