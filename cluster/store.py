@@ -105,7 +105,7 @@ def own(path: Path) -> None:
 def mend(path: Path) -> list[str]:
     """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text; one line each. Raises StoreFault."""
     if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
-        raise ValueError(f"{path}: no run is there ({STUDY} is missing); start one with `dse run STUDY.yaml --out {path}`")
+        raise ValueError(folders.absent(path))
     own(path)
     lines = []
     with plain(path), _held(path):

@@ -479,7 +479,7 @@ def study_of(text: str | Path) -> Study:
     root = Path(text)
     path = root / folder.STUDY
     if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
-        raise ValueError(f"{text}: no run is there (study.yaml is missing); start one with dse run STUDY.yaml --out {text}")
+        raise ValueError(folder.absent(root))
     manifest = folder.read(root)
     if lines := folder.heads(root, manifest) or ([] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]):
         raise folder.Damaged("\n".join(lines))

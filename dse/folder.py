@@ -210,6 +210,13 @@ def read(root: Path) -> Manifest:
     return manifest
 
 
+def absent(root: Path) -> str:
+    """Why no run can be read from a path, and what to do."""
+    if root.is_file():
+        return f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. runs/{root.stem}"
+    return f"{root}: no run is there ({STUDY} is missing); start one with dse run STUDY.yaml --out {root}"
+
+
 def way_on(root: Path) -> str:
     return f"`dse resume {root}` mends what can be mended and solves the rest again"
 

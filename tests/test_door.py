@@ -81,6 +81,8 @@ def test_a_run_answers_in_python(run: door.Run) -> None:
             run.show(point)
     with pytest.raises(ValueError, match="no run is there"):
         dse.open(run.path / "nowhere")
+    with pytest.raises(ValueError, match="is a file, and a run is a folder"):
+        dse.open(run.path / "study.yaml")
 
 
 def test_a_frame_is_what_is_installed(run: door.Run) -> None:
