@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 8
-SOLVER_VERSION = 12
+MODEL_VERSION = 9
+SOLVER_VERSION = 13
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
@@ -215,6 +215,13 @@ KEYS: dict[str, tuple[str, ...]] = {
     "counts": ("mapping_key", "level", "tensor", "action"),
     "prices": ("machine", "level"),
     "events": ("time", "kind", "machine"),
+}
+
+
+OWN: dict[str, Columns] = {  # columns that each study names for itself, as they are listed
+    "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},
+    "points": {"energy_pj_sum, ...": Column("float64", "", "an objective over the workloads each, that is no metric above"),
+               "violation_latency_ns_le_5e6, ...": Column("float64", "", "a constraint on metrics each: how far it is missed, met if <= 0")},
 }
 
 

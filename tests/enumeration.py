@@ -334,9 +334,10 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         """Scaled products; first_of [2, above]: whether of a loop in space of a rank that p sees, or does not see, one lane counts; lanes: which, if not the
         first."""
         seen = p.ranks()
+        apart = set() if clip else {rank for q in e.inputs if q.density < 1 for rank in q.ranks()}  # lanes at other nonzeros
 
         def firsts(rank: str) -> tuple[int, ...]:
-            own = first_of[0] if rank in seen else first_of[1]
+            own = first_of[0] if rank in seen | apart else first_of[1]
             return tuple((lanes.get((rank, j), 0) if own[j] else EVERY) if s.kinds[j] else 0 if skip and rank not in seen else EVERY for j in range(above))
 
         def dim_factor(dim: Dim) -> list[int]:
@@ -357,7 +358,8 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         outer = [counted(rank) for rank in ranks if rank not in seen]
         whole = [f for dim in p.dims for f in dim_factor(dim)]
         if not clip:
-            return [(nonzero(e), whole + outer)]
+            return [(nonzero(e) if p is e.output or p.format == "dense" else 2 * p.density + 1 / prod(e.sizes()[rank] for rank in p.dims[-1].ranks()),
+                     whole + outer)]
         if p.format == "dense":
             return [(1.0, whole + outer)]
         last = [counted(rank) for rank in ranks if rank in p.dims[-1].ranks()]

@@ -37,13 +37,13 @@ class Walk:
     holders: dict = field(default_factory=dict)  # tensor -> [(position, level)], outermost first
     lanes: list = field(default_factory=list)  # (position, loop, lane)
 
-    def share(self, tensor: Projection, parent_at: int) -> bool:
-        """Whether another lane makes this access for us: a lower lane of a sharing loop that the tensor does not see."""
+    def share(self, tensor: Projection, parent_at: int, alone: frozenset = frozenset()) -> bool:
+        """Whether another lane makes this access for us: a lower lane of a sharing loop that the tensor does not see. alone: ranks along which no lane does."""
         flags = {}
         for f in self.arch.fanouts:
             for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
                 flags[name] = reduce if tensor.tensor == self.e.output.tensor else multicast
-        own = {rank for dim in tensor.dims for rank, _ in dim.terms}
+        own = {rank for dim in tensor.dims for rank, _ in dim.terms} | alone
         return any(lane > 0 and at > parent_at and loop.rank not in own and flags[loop.over] for at, loop, lane in self.lanes)
 
     def words(self, tensor: Projection, elements: list) -> float:
@@ -164,12 +164,24 @@ class Walk:
             (element,) = self.box(tensor, env, clip=False)
             output = tensor.tensor == self.e.output.tensor
             skip = output and self.fresh(len(self.mapping.nodes), level, element)
-            if self.share(tensor, at):
+            if self.share(tensor, at, self.apart()):
                 continue
             if not skip:
-                self.add(at, level, tensor.tensor, "read", share)
+                self.add(at, level, tensor.tensor, "read", share if output or tensor.format == "dense" else self.stored(tensor))
             if output:
                 self.add(at, level, tensor.tensor, "write", share)
+
+    def apart(self) -> frozenset:
+        """Ranks whose lanes hold other parts of an operand with zeros: each lane steps from nonzero to nonzero, and asks for other operands at its own."""
+        return frozenset(rank for other in self.e.inputs if other.density < 1 for dim in other.dims for rank, _ in dim.terms)
+
+    def stored(self, tensor: Projection) -> float:
+        """Words of a compressed operand that an iteration walks past: with the chance of a nonzero its value and its column; the pointer of a row is shared out
+        over the row, the iterations that differ in the last index alone."""
+        row = {rank for dim in tensor.dims[:-1] for rank, _ in dim.terms}
+        along = [n for rank, n in self.e.extents if rank in {r for r, _ in tensor.dims[-1].terms} and rank not in row]
+        columns = len(list(product(*map(range, along))))
+        return 2 * tensor.density + 1 / columns
 
 
 def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:

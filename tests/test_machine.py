@@ -228,7 +228,8 @@ BROKEN = [
     ("wider than itself", GOOD.replace("128 KiB", "8 B"), ["gbuf.width_bits = 128 is wider than its capacity of 8 B; lower it"]),
     ("faster than the array", GOOD.replace("width_bits: 128", "width_bits: 128, actions_per_cycle: 8"), [
         "gbuf.actions_per_cycle asks for 8 accesses per cycle, the array sustains 2.4; lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"]),
-    ("clock text", GOOD.replace("500", "fast"), ['clock_mhz = "fast" must be a number; write e.g. 0.5']),
+    ("clock text", GOOD.replace("500", "fast"), ['clock_mhz = "fast" must be a number; write e.g. 500']),
+    ("clock with its unit", GOOD.replace("500", "0.4 GHz"), ['clock_mhz = "0.4 GHz" must be a number, in MHz; write 400']),
     ("truth as number", GOOD.replace("x: 16", "x: true"), ["array.dims.x = true must be a whole number; write e.g. 16"]),
     ("nodes no list", "clock_mhz: 5\nnodes: 3\n", [
         "nodes must be a list, outermost memory first; add e.g. nodes: [{memory: dram, ...}, ..., {compute: mac, ...}]"]),

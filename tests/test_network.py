@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.rings import WALKED, walked_chain, walked_tree
 from tests.schedules import random_schedule
 from tests.test_schedule import FC, NODES, PIPE, lines
 from tests.test_schedule_walks import shared_sums
-from workloads.einsum import Einsum, einsum
+from workloads.einsum import Einsum, Projection, einsum
 from workloads.graph import Workload
 
 KAPLA = json.loads((Path(__file__).parent / "data" / "kapla_reference.json").read_text())["hardware"]
@@ -77,37 +78,52 @@ def random_mesh(rng: Random, ragged: bool = False) -> tuple[Arch, Einsum, Mappin
     return arch, e, Mapping((*nodes, *(Loop(rank, 1) for rank in "mnk")))
 
 
-def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, int]:
-    """Every element of every fill and drain, from or to the corner or edge that has the shorter tree."""
-    f, found, seen = arch.fanouts[0], defaultdict(int), set()
+def sparse_mesh(rng: Random, ragged: bool) -> tuple[Arch, Einsum, Mapping]:
+    """The same with a compressed A, which compute reads straight from main memory, and maybe others, too."""
+    arch, e, mapping = random_mesh(rng, ragged)
+    e = replace(e, inputs=(replace(e.inputs[0], density=rng.choice([0.1, 0.5, 1.0]), format="csr"), e.inputs[1]))
+    passed = {Store("BUF", t) for t in ("A", *rng.sample("BC", rng.randint(0, 2)))}
+    return arch, e, replace(mapping, nodes=tuple(node for node in mapping.nodes if node not in passed))
+
+
+def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
+    """Every element of every fill and drain, and what compute asks main memory for, from or to the corner or edge that has the shorter tree. Of A compressed
+    a nonzero is two words, a row a pointer; lanes at different nonzeros fetch elements of B, and send those of C, on ways of their own."""
+    f, found, seen = arch.fanouts[0], defaultdict(float), set()
     (y0, rows), (x0, columns) = f.place
     sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.rim == "edge" or y in (0, rows - 1))]
     skips = arch.levels[0].skip_first_read
 
-    def store(node: Store, lanes: list) -> None:
-        p = next(p for p in e.tensors() if p.tensor == node.tensor)
+    share, buffered = e.inputs[0].density, {node.tensor for node in mapping.nodes if isinstance(node, Store) and node.level == "BUF"}
+
+    def multiply(lanes: list) -> None:
+        for p in e.tensors():
+            if p.tensor not in buffered:
+                words = 2 * share + 1 / e.sizes()["k"] if p.format == "csr" else share
+                moved(p, "MAC", lanes, (False, False) if p.tensor != "A" and share < 1 else f.multicast, words)
+
+    def moved(p: Projection, level: str, lanes: list, shared: tuple[bool, ...], words: float = 1) -> None:
         ranks = [d.terms[0][0] for d in p.dims]
-        shared = f.reduce if p is e.output else f.multicast
         asked = defaultdict(set)
         for (y, x), env in lanes:
             for i in range(*env[ranks[0]]):
                 for j in range(*env[ranks[1]]):
                     asked[i, j, None if shared[0] else y, None if shared[1] else x].add((y0 + y, x0 + x))
         for key, places in asked.items():
-            hops = min(WALKED[f.source](source, places) for source in sources)
+            hops = words * min(WALKED[f.source](source, places) for source in sources)
             if p is e.output:
-                found[p.tensor] += hops * (1 + (not skips or (p.tensor, key, node.level) in seen))
-                seen.add((p.tensor, key, node.level))
+                found[p.tensor] += hops * (1 + (not skips or (p.tensor, key, level) in seen))
+                seen.add((p.tensor, key, level))
             else:
                 found[p.tensor] += hops
 
     def go(at: int, lanes: list) -> None:
         if at == len(mapping.nodes):
-            return
+            return multiply(lanes)
         node = mapping.nodes[at]
         if isinstance(node, Store):
             if node.level == "BUF":
-                store(node, lanes)
+                moved(next(p for p in e.tensors() if p.tensor == node.tensor), "BUF", lanes, f.multicast)
             return go(at + 1, lanes)
         rank, trips = node.rank, max(-(-(env[node.rank][1] - env[node.rank][0]) // node.tile) for _, env in lanes)
         parts = [[(place, {**env, rank: (env[rank][0] + n * node.tile, min(env[rank][0] + (n + 1) * node.tile, env[rank][1]))})
@@ -124,11 +140,11 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, int]:
     return dict(found)
 
 
-def uneven_unlike(seed: int) -> str:
+def uneven_unlike(seed: int, mesh: Callable[[Random, bool], tuple[Arch, Einsum, Mapping]] = random_mesh) -> str:
     """The same where the last lanes have less, or nothing; what is refused is drawn again."""
     rng = Random(seed)
     while True:
-        arch, e, mapping = random_mesh(rng, ragged=True)
+        arch, e, mapping = mesh(rng, True)
         try:
             got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
         except ValueError as fault:
@@ -142,6 +158,20 @@ def uneven_unlike(seed: int) -> str:
 @given(st.integers(0, 10**9))
 def test_hops_of_unequal_lanes_are_those_of_all_their_words(seed: int) -> None:
     assert uneven_unlike(seed) == ""
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**9))
+def test_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> None:
+    arch, e, mapping = sparse_mesh(Random(seed), False)
+    got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
+    assert got == pytest.approx({t: n for t, n in walked_hops(arch, e, mapping).items() if t in got}, abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**9))
+def test_unequal_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> None:
+    assert uneven_unlike(seed, sparse_mesh) == ""
 
 
 @settings(max_examples=200, deadline=None)

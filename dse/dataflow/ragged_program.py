@@ -22,7 +22,7 @@ from dse.nest import Loop, Mapping, Store, holdable
 from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
 from dse.sim.parts import bits_of, op_cycles, op_pj
-from dse.sim.terms import nonzero
+from dse.sim.terms import nonzero, straight, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -182,13 +182,14 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
             start[0] += ops * bits[p.tensor] / own.width_bits * own.read_pj
             add(1, nonzero(e), [(x, inside.level, "read", False, True)], tuple(Role(-1, TOTAL, full_mask) for _ in e.extents))
             continue
-        roles = tuple(Role(-1) if rank in p.ranks() else Role(-1, TOTAL, mask) for rank, _ in e.extents)
-        points = prod(n for rank, n in e.extents if rank in p.ranks())
-        turns = shared(tuple(n for rank, n in e.extents if rank not in p.ranks()), tuple(n for d, n in enumerate(size) if (mask >> d) & 1))
-        add(1, nonzero(e), [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
+        alone = unshared(p, e)
+        roles = tuple(Role(-1) if rank in alone else Role(-1, TOTAL, mask) for rank, _ in e.extents)
+        points = prod(n for rank, n in e.extents if rank in alone)
+        turns = shared(tuple(n for rank, n in e.extents if rank not in alone), tuple(n for d, n in enumerate(size) if (mask >> d) & 1))
+        add(1, straight(p, e), [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
         if p is e.output and arch.levels[parent[x]].skip_first_read:
-            roles = tuple(Role(-1) if rank in p.ranks() else Role(-1, FIRST, mask) for rank, _ in e.extents)
-            own_lanes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
+            roles = tuple(Role(-1) if rank in p.ranks() else Role(-1, FIRST, 0 if rank in alone else mask) for rank, _ in e.extents)
+            own_lanes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1 or alone != p.ranks())
             add(-1, nonzero(e), [(x, parent[x], "read", True, True)], roles, floor=float(own_lanes * prod(n for rank, n in e.extents if rank in p.ranks())))
     key = (1, shared(tuple(n for _, n in e.extents), tuple(size)), tuple(Role(-1, TOTAL, full_mask) for _ in e.extents), (), -1)
     terms.setdefault(key, [0.0] * parts)[1] += op_cycles(0.0, nonzero(e), e, arch)

@@ -28,7 +28,7 @@ from dse.nest import Loop, Mapping, Store, holdable
 from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
 from dse.sim.parts import bits_of, elem_cycles, fill_cycles, op_cycles, op_pj, per_elem, port
-from dse.sim.terms import nonzero
+from dse.sim.terms import nonzero, straight, unshared
 from hw.arch import Arch, Fanout
 from workloads.einsum import Dim, Einsum
 
@@ -157,8 +157,9 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple
     own = tuple(options(sizes[rank], tuple(lane for lane in dims if lane.size > 1 and rank not in e.output.partial()
                                            and rank in taken.get(names[lane.number], (rank,))), len(dims), borders, len(groups), tiles) for rank in ranks)
     tensors = (*e.inputs, e.output)
-    seen, full, part = (np.array([[rank in has for rank in ranks] for has in sets], np.bool_).reshape(len(tensors), len(ranks))
-                        for sets in ([p.ranks() for p in tensors], [p.full() for p in tensors], [p.partial() for p in tensors]))
+    seen, full, part, by_itself = (np.array([[rank in has for rank in ranks] for has in sets], np.bool_).reshape(len(tensors), len(ranks))
+                                   for sets in ([p.ranks() for p in tensors], [p.full() for p in tensors], [p.partial() for p in tensors],
+                                                [unshared(p, e) for p in tensors]))
     sinks = full.copy()
     for x, p in enumerate(tensors):
         if p.format == "csr":
@@ -178,7 +179,7 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple
             rank_of.append([r for r, _ in padded])
             coef.append([c for _, c in padded])
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
-    array = kernels.Einsum(seen, full, part, first, np.array(kind, np.int64), np.array(offset, np.int64), np.array(stored, np.int64),
+    array = kernels.Einsum(seen, full, part, by_itself, first, np.array(kind, np.int64), np.array(offset, np.int64), np.array(stored, np.int64),
                            np.array(rank_of, np.int64).reshape(-1, 2), np.array(coef, np.int64).reshape(-1, 2),
                            np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]), np.argsort([len(o.ways) for o in own], kind="stable"))
     pool = _pool(own, [sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n]) for n in range(borders + 1)])
@@ -394,7 +395,7 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
                 _more(row, q, part, more)
 
     csr = 0.0 if p.format == "dense" else 2 * p.density
-    amounts = [(kernels.POINTS, nonzero(e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
+    amounts = [(kernels.POINTS, straight(p, e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
     skips = [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)] if output and levels[parent].skip_first_read else []
     dense = twice and waits and not csr
     first = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []

@@ -42,13 +42,15 @@ OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no bette
 class Einsum(NamedTuple):
     """Ranks R of more than one value, tensors X (the output last), their dimensions Dm.
 
-    seen, full [X, R] relevant, fully relevant; part [X, R] in a hull. dim [X + 1] first dimension of a tensor. kind, offset, stored [Dm]; rank [Dm, 2], -1
-    where there is none; coef [Dm, 2]. csr [X] 2 * density of a compressed tensor, else 0. order [R] in which lanes are chosen.
+    seen, full [X, R] relevant, fully relevant; part [X, R] in a hull; unshared [X, R] lanes along it share nothing that compute asks for (terms.unshared).
+    dim [X + 1] first dimension of a tensor. kind, offset, stored [Dm]; rank [Dm, 2], -1 where there is none; coef [Dm, 2]. csr [X] 2 * density of a
+    compressed tensor, else 0. order [R] in which lanes are chosen.
     """
 
     seen: Bools
     full: Bools
     part: Bools
+    unshared: Bools
     dim: Ints
     kind: Ints
     offset: Ints
@@ -416,9 +418,9 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
     total, last = 1.0, e.dim[x + 1] - 1
     for r in range(tile.shape[0]):
         if kind == POINTS:
-            total *= p.elems[tile[r], seen if e.seen[x, r] else unseen]
+            total *= p.elems[tile[r], seen if e.unshared[x, r] else unseen]
         elif not e.seen[x, r]:
-            total *= p.lanes[option[r], k, unseen] if kind >= STARTED else p.pieces[tile[r], unseen]
+            total *= p.lanes[option[r], k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile[r], unseen]
     if kind != POINTS:
         for dim in range(e.dim[x], last + 1):
             a, b = e.rank[dim, 0], e.rank[dim, 1]
@@ -513,9 +515,9 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
         return 1.0 if e.seen[x, r] else alike(o, k, unseen, p)
     tile = p.span[o, k, 1] - 1
     if kind == POINTS:
-        return float(p.elems[tile, seen if e.seen[x, r] else unseen])
+        return float(p.elems[tile, seen if e.unshared[x, r] else unseen])
     if not e.seen[x, r]:
-        return float(p.lanes[o, k, unseen] if kind >= STARTED else p.pieces[tile, unseen])
+        return float(p.lanes[o, k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile, unseen])
     last = e.dim[x + 1] - 1
     for dim in range(e.dim[x], last + 1):
         if e.rank[dim, 0] == r or e.rank[dim, 1] == r:

@@ -190,7 +190,7 @@ class Nests:
         outer, level = self.arch.levels[0], next((one for one in self.arch.levels if one.name == place.level), self.arch.levels[0])
         total = 0.0
         for p in e.tensors():
-            words, bits = compulsory_elems(p, e.sizes()), p.bits or self.arch.word_bits
+            words, bits = whole_words(p, e), p.bits or self.arch.word_bits
             if p.tensor in place.held:
                 total += words * (per_elem(outer, bits) * outer.read_pj + per_elem(level, bits) * level.write_pj)
             elif p is e.output and p.tensor in place.leaving:
@@ -226,7 +226,7 @@ class Nests:
 
     def _alone(self, e: Einsum, place: Place, level: Level, wide: bool) -> float:
         """What it costs at least without a shared loop; wide: at a level that all of it fits into."""
-        have, all_of_it = level.capacity_bits or inf, 2 * sum(p.stored_elems() * (p.bits or self.arch.word_bits) for p in e.tensors())
+        have, all_of_it = level.capacity_bits or inf, 2 * sum(p.stored_words() * (p.bits or self.arch.word_bits) for p in e.tensors())
         if wide and have < all_of_it:
             return self.best(e, Place(place.level, kept=place.kept), all_of_it).floor
         return self.best(e, Place(place.level, kept=place.kept) if place.kept else Place(), have if place.kept else inf).floor
@@ -240,7 +240,8 @@ class Nests:
         far, near = per_elem(outer, bits), per_elem(level, bits)
         leak = (1 if self.arch.overlap == "free" else 2) * self.arch.leak_mw() / self.arch.clock_ghz
         saved = far * outer.read_pj - near * (level.read_pj + leak / level.bandwidth)
-        return words * (many * max(saved, 0.0) - far * (outer.read_pj + leak / outer.bandwidth) - near * (level.write_pj + leak / level.bandwidth))
+        brought = far * (outer.read_pj + leak / outer.bandwidth) + near * (level.write_pj + leak / level.bandwidth)
+        return words * many * max(saved, 0.0) - whole_words(p, trip) * brought
 
     def _passed(self, e: Einsum, p: Projection, name: str) -> float:
         """What it costs at most to move a tensor between the outermost level and another one."""
@@ -250,6 +251,12 @@ class Nests:
         cycles = (far / outer.bandwidth + near / level.bandwidth) * (1 if self.arch.overlap == "free" else 2)
         pj = far * outer.write_pj + near * level.read_pj if p is e.output else far * outer.read_pj + near * level.write_pj
         return cycles if self.objective == "latency" else pj + cycles * self.arch.leak_mw() / self.arch.clock_ghz
+
+
+def whole_words(p: Projection, e: Einsum) -> float:
+    """Words of all that an einsum sees of a tensor, as one tile."""
+    elems = compulsory_elems(p, e.sizes())
+    return elems if p.format == "dense" else 2 * p.density * elems + compulsory_elems(replace(p, dims=p.dims[:-1]), e.sizes())
 
 
 def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:

@@ -72,12 +72,14 @@ def _axes(own: Sequence[Einsum], handed: Sequence[str], made: Mapping[str, int],
 
 
 def _extended(own: Sequence[Einsum], handed: frozenset[str], ranks: tuple[str, ...], at: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
-    """ranks: of the first members; at: the dimension in which they cut each tensor. A member between others that has none of the tensors takes any rank."""
+    """ranks: of the first members; at: the dimension in which they cut each tensor. A member between others that has none of the tensors takes any rank. The
+    columns of a compressed input are not cut: every trip would read pointers of its own, which a nest of all trips reads once."""
     if len(ranks) == len(own):
         yield ranks
         return
     e = own[len(ranks)]
-    for rank in (rank for rank, n in e.extents if rank in e.output.full() and n == own[0].sizes().get(ranks[0] if ranks else rank) and n > 1):
+    columns = {rank for p in e.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
+    for rank in (rank for rank, n in e.extents if rank in e.output.full() - columns and n == own[0].sizes().get(ranks[0] if ranks else rank) and n > 1):
         mine = {p.tensor: next((i for i, dim in enumerate(p.dims) if alone(dim, e) == rank), -1) for p in e.tensors() if p.tensor in handed}
         if all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):
             yield from _extended(own, handed, (*ranks, rank), {**at, **mine})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 import numpy as np
 
 from dse.sim.parts import op_cycles, op_pj
-from dse.sim.terms import nonzero
+from dse.sim.terms import nonzero, straight
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -50,15 +50,20 @@ def _inside(dim: Dim, run: int, step: int, n: int) -> int:
 
 
 def words(p: Projection, e: Einsum) -> float:
-    """Elements of a tensor that must move at least once: what is touched where all inputs are nonzero; a compressed tile may be fewer words than that."""
-    return touched_elems(p, e.extents) * min(nonzero(e), 2 * p.density if p.format == "csr" else 1)
+    """Words of a tensor that must move at least once: what is touched where all inputs are nonzero; of a compressed input value and column of every nonzero
+    and a pointer per row, whoever reads it. A compressed tile of an output may be fewer words than that."""
+    touched = touched_elems(p, e.extents)
+    if p.format == "dense" or p is e.output:
+        return touched * min(nonzero(e), 2 * p.density if p.format == "csr" else 1)
+    return 2 * p.density * touched + touched_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What an einsum asks of any machine.
 
-    share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written).
+    share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written); asked: words of each that
+    compute asks for.
     """
 
     einsum: Einsum
@@ -66,6 +71,7 @@ class Needs:
     share: float
     computed: float
     operands: tuple[tuple[float, int | None, bool], ...]
+    asked: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,8 @@ class Rates:
 
 @lru_cache(maxsize=1 << 14)
 def needs(e: Einsum) -> Needs:
-    return Needs(e, e.points(), nonzero(e), e.points() * nonzero(e), tuple((words(p, e), p.bits, p is e.output) for p in e.tensors()))
+    return Needs(e, e.points(), nonzero(e), e.points() * nonzero(e), tuple((words(p, e), p.bits, p is e.output) for p in e.tensors()),
+                 tuple(e.points() * straight(p, e) for p in e.tensors()))
 
 
 def rates(arch: Arch) -> Rates:
@@ -109,20 +116,20 @@ def floor(n: Needs, r: Rates) -> tuple[float, float]:
     cycles = _cycles(n, r)
     arch, outer = r.arch, r.arch.levels[0]
     total = n.computed * op_pj(n.einsum, arch) + r.leak_mw * cycles / arch.clock_ghz
-    for elems, own, write in n.operands:
+    for (elems, own, write), asked in zip(n.operands, n.asked, strict=True):
         bits = own or arch.word_bits
         moved = elems if not outer.bypass else 0
         total += moved * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
-        total += _operand_pj(n, _access(r, bits, write), moved)
+        total += _operand_pj(asked, _access(r, bits, write), moved)
     return total, cycles
 
 
-def _operand_pj(n: Needs, access: tuple[tuple[int, float], ...], outer_words: float) -> float:
+def _operand_pj(asked: float, access: tuple[tuple[int, float], ...], outer_words: float) -> float:
     """Cheapest energy of the accesses that compute makes to one tensor, without what the outermost level is charged already."""
     (widest, pj), *inner = access
-    best = max(n.computed / widest - outer_words, 0.0) * pj
+    best = max(asked / widest - outer_words, 0.0) * pj
     for widest, pj in inner:
-        best = min(best, n.computed / widest * pj)
+        best = min(best, asked / widest * pj)
     return best
 
 

@@ -9,7 +9,25 @@ from math import ceil, prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.sim.parts import bits_of
-from dse.sim.terms import Reading, Sums, Term, Wiring, filled, instances, links, merged, nonzero, passes, served, shape, sink, value, wiring
+from dse.sim.terms import (
+    Reading,
+    Sums,
+    Term,
+    Wiring,
+    filled,
+    instances,
+    links,
+    merged,
+    nonzero,
+    passes,
+    served,
+    shape,
+    sink,
+    straight,
+    unshared,
+    value,
+    wiring,
+)
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
 
@@ -179,11 +197,16 @@ def held_elems(p: Projection, tile: dict[str, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What one tensor moves across a fan-out, both ways. served: elements at the outer side, those that lanes share once; lanes: elements at all lanes."""
+    """What one tensor moves across a fan-out, both ways. served: elements at the outer side, those that lanes share once; lanes: elements at all lanes.
+
+    unshared: ranks along which lanes share nothing; access: words that compute takes at a time, 1 where a node does.
+    """
 
     tensor: Projection
     served: float
     lanes: float
+    unshared: frozenset[str]
+    access: float
 
 
 def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout) -> list[Delivered]:
@@ -198,5 +221,6 @@ def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout) -> list[Delive
         if link.output:
             skipped = [at.whole(side(at.sums, link, False, skip=True)) if link.parent.level in at.sums.wires.skips else 0 for side in (served, filled)]
             both = [2 * n + first for n, first in zip(both, skipped, strict=True)]
-        found.append(Delivered(link.tensor, *both))
+        alone, access = (link.seen, 1.0) if link.child else (unshared(link.tensor, e), straight(link.tensor, e))
+        found.append(Delivered(link.tensor, both[0], both[1], alone, access))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -18,6 +18,8 @@ from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique
 
 PRECISE = 1e-9  # gaps below come from rounding
+Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, 0: unknown, its name)
+
 
 @dataclass(frozen=True, slots=True)
 class EinsumCost:
@@ -129,6 +131,10 @@ class Solution:
     saved: float | None = None
     pruned: tuple[Pruned, ...] = ()
     conversions: tuple[Conversion, ...] = ()
+
+
+def silent(_number: int, _efforts: Sequence[float], _name: str) -> None:
+    """Library code says nothing."""
 
 
 def certified(what: str, gap_to_bound: float) -> str:

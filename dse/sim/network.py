@@ -251,7 +251,7 @@ def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, re
     if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
         raise ValueError(f"spatial {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")
     shared = f.reduce if p is e.output else f.multicast
-    own = [c.rank in p.ranks() or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]
+    own = [c.rank in one.unshared or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]
     if p.tensor in remote:
         _whole_words(p, remote[p.tensor])
     if any(c.whole % c.tile for c in loops):
@@ -272,14 +272,14 @@ def _whole_words(p: Projection, held: Sequence[Owned]) -> None:
 def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: Mapping, e: Einsum, arch: Arch, f: Fanout,
             held: Sequence[Owned] | None) -> float:
     """Words times links where shares are unequal. A group is served what one lane is in the einsum of its share alone (`_alone`); of ranks that the tensor
-    does not have, no loop may stand in the lanes above its tile, or they would fetch it in other numbers of rounds."""
+    does not have, and along which lanes share, no loop may stand in the lanes above its tile, or they would fetch it in other numbers of rounds."""
     p, rows_columns = one.tensor, _spans(f)
     if between := _between(mapping, e, f):
         raise ValueError(f"for {between} stands between loops over lanes of {f.name}, whose shares are unequal: hops are not counted; take tiles that divide")
     child = next((i for i, node in enumerate(mapping.nodes) if isinstance(node, Store) and node.tensor == p.tensor and i > _last_cut(mapping, f)),
                  len(mapping.nodes))
     for c in loops:
-        if c.whole % c.tile and c.rank not in p.ranks() and (left := _turning(c.rank, mapping, f, child)):
+        if c.whole % c.tile and c.rank not in one.unshared and (left := _turning(c.rank, mapping, f, child)):
             raise ValueError(f"spatial {c.rank} over {f.dims[c.dim][0]} gives lanes of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
                              f"hops are not counted; take tiles that divide")
     wanted: dict[tuple[int, ...], set[Place]] = {}
@@ -289,14 +289,14 @@ def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: 
             key = tuple(i for i, mine in zip(at, own, strict=True) if mine)
             y, x = (first + sum(c.stride * i for c, i in zip(loops, at, strict=True) if c.dim == dim) for dim, first in enumerate(_first(f)))
             wanted.setdefault(key, set()).add((y, x))
-            shares.setdefault(key, {rank: span for rank, span in share.items() if rank in p.ranks()})
+            shares.setdefault(key, {rank: span for rank, span in share.items() if rank in one.unshared})
     served: dict[tuple[tuple[str, int], ...], float] = {}
     total = 0.0
     for key, lanes in wanted.items():
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
         if size not in served:
             alone = _alone(loops, dict(size), mapping, e, f)
-            served[size] = next(other.served for other in delivered(*alone, arch, f) if other.tensor.tensor == p.tensor)
+            served[size] = next(other.served * one.access / other.access for other in delivered(*alone, arch, f) if other.tensor.tensor == p.tensor)
         if held is None:
             near = min(links(f.source, source, frozenset(lanes)) for source in rim(f.rim, (rows_columns[0][1], rows_columns[1][1])))
             total += served[size] * near

@@ -129,6 +129,24 @@ def nonzero(e: Einsum) -> float:
     return prod(p.density for p in e.inputs if p.density != 1)
 
 
+def straight(p: Projection, e: Einsum) -> float:
+    """Words per iteration that compute moves between itself and a level, no node of the tensor between.
+
+    Of a compressed input value and column of every nonzero, and a pointer per row: what other inputs have there is not known before these are read. Else one
+    word wherever no input is known to be zero.
+    """
+    if p is e.output or p.format == "dense":
+        return nonzero(e)
+    columns = prod(n for rank, n in e.extents if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1]))
+    return 2 * p.density + 1 / columns
+
+
+def unshared(p: Projection, e: Einsum) -> frozenset[str]:
+    """Ranks along which lanes share nothing that compute moves straight between itself and a level: the tensor's, and those of inputs with zeros, for these
+    lanes are at different nonzeros."""
+    return p.ranks().union(*(q.ranks() for q in e.inputs if q.density != 1))
+
+
 @dataclass(slots=True)
 class Sums:
     """The sums of one nest, whatever its tile sizes: its different factors in order, grown as they are asked for."""
@@ -166,11 +184,12 @@ def filled(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None,
 def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
     """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the tensor does not see) count once."""
     shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.lanes}
+    alone = link.seen if link.child else unshared(link.tensor, s.e)
 
     def lanes(i: int, loop: Loop) -> int:
         if i < link.parent_at:
             return OWN if own else LANES
-        return FIRST if loop.rank not in link.seen and shared[loop.over] else LANES
+        return FIRST if loop.rank not in alone and shared[loop.over] else LANES
 
     return _moved(s, link, picks or every(s), skip, ("parent", own), lanes)
 
@@ -212,7 +231,7 @@ def _cuts(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, lanes: Callab
 def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     """Elements over all picked iterations of the loops above the child: sum of its clipped tiles; at compute, single accesses.
 
-    Sparse operands: only nonzero iterations access; a compressed tile is 2 words per nonzero and one per row (CSR).
+    Sparse operands: a compressed tile is 2 words per nonzero and one per row (CSR); what compute accesses is `straight`.
     """
     clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
     slides = next((loop for number, (i, loop) in enumerate(s.loops) if link.child_at < i == link.rest - 1 and loop.rank not in p.full()
@@ -221,7 +240,7 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
                   for i, dim in enumerate(p.dims)])
     outer = _unseen(s, link, cuts)
     if not clip:
-        yield Term(sign * nonzero(s.e), (*dims, *outer))
+        yield Term(sign * straight(p, s.e), (*dims, *outer))
         return
     if p.format == "dense":
         yield Term(sign, (*dims, *outer))
@@ -290,8 +309,16 @@ class Reading:
         return sum(self._product(term, lanes) for term in terms)
 
     def own(self, terms: Sequence[Term]) -> list[Number]:
-        """A count of each of the instances."""
-        return [self.whole(terms, i) for i in range(len(self.lanes))]
+        """A count of each of the instances: once of those whose lanes differ in loops that do not matter for it."""
+        if len(self.lanes) == 1:
+            return [self.whole(terms)]
+        loops = {number for term in terms for factor in term.factors for _, cuts in self.sums.factors[factor].cuts for number, pick in cuts if pick == OWN}
+        found: dict[frozenset[tuple[int, int]], Number] = {}
+        keys = [frozenset((number, k) for number, k in lanes.items() if number in loops) for lanes in self.lanes]
+        for i, key in enumerate(keys):
+            if key not in found:
+                found[key] = self.whole(terms, i)
+        return [found[key] for key in keys]
 
     def _product(self, term: Term, i: int) -> Number:
         found: Number = term.scale
@@ -322,13 +349,16 @@ def instances(s: Sums, tiles: Sequence[Sequence[int]]) -> list[dict[int, int]]:
         over = [number for number, loop in own if loop.over]
         if over and sizes[rank] > 1:
             kept = dict.fromkeys(lanes for sized in {tuple(row[number] for number, _ in own): row for row in tiles}.values()
-                                 for lanes in _different(sizes, rank, [(sized[number], bool(loop.over)) for number, loop in own], dims))
+                                 for lanes in _different(s.e.extents, rank, tuple([(sized[number], bool(loop.over)) for number, loop in own]), tuple(dims)))
             found = [one | {n: k for n, k in zip(over, lanes, strict=True) if k} for one in found for lanes in kept]
     return found
 
 
-def _different(sizes: dict[str, int], rank: str, loops: Sequence[tuple[int, bool]], dims: Sequence[tuple[Dim, int]]) -> list[tuple[int, ...]]:
+@lru_cache(maxsize=1 << 14)
+def _different(extents: tuple[tuple[str, int], ...], rank: str, loops: tuple[tuple[int, bool], ...],
+               dims: tuple[tuple[Dim, int], ...]) -> list[tuple[int, ...]]:
     """Lanes of one rank that differ in what they fetch. loops: (tile, is spatial)."""
+    sizes = dict(extents)
     counts, left = [], sizes[rank]
     for tile, over in loops:
         counts += [range(-(-left // tile))] if over else []

@@ -46,6 +46,7 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
+DRAWN = "tests/test_real_matrices.py::test_expected_counts_are_those_of_drawn_matrices"
 TERMS, TIMES = "dse/sim/terms.py", "tests/test_times.py::test_port_times_are_those_of_the_unrolled_nest"
 HOPS, MESH = "dse/sim/network.py", "tests/test_network.py::test_hops_of_a_nest_are_those_of_all_its_words"
 AROUND, PLACED, REFUSED, GRAPH = "dse/sim/boundary.py", "dse/sim/placed.py", "dse/sim/faults.py", "dse/sim/graph.py"
@@ -54,6 +55,8 @@ STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name 
     "test_cases.py::test_gogeta_cases_pass"))
 JOIN, CHOICES, BEAMS = "dse/join.py", *(f"tests/test_join.py::{name}" for name in (
     "test_the_engine_finds_what_an_enumeration_finds", "test_a_beams_floor_is_never_above_the_optimum"))
+SPARSE = "tests/test_fused.py::test_bounds_leave_schedules_of_compressed_matrices_in"
+NONZEROS, UNLIKE = (f"tests/test_network.py::test_{which}lanes_at_different_nonzeros_fetch_on_ways_of_their_own" for which in ("", "unequal_"))
 NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"tests/test_fused.py::{name}" for name in (
     "test_no_schedule_of_the_space_is_cheaper", "test_gaps_hold_where_fills_wait"))
 WRITTEN, PIPES, STAGES, TABLE, UNEVEN = "dse/directives.py", "dse/reuse/pipeline.py", "dse/reuse/stages.py", *(f"tests/{name}" for name in (
@@ -71,7 +74,7 @@ MUTANTS = (
     Mutant("nobody passes registers by", "dse/reuse/floors.py", "min(sum(use) + filled, past)", "(sum(use) + filled)",
            "tests/test_floors.py::test_no_mapping_costs_less"),
     Mutant("the last of unequal lanes has a whole share", HOPS, "min(low + (i + 1) * c.tile, high)", "low + (i + 1) * c.tile", UNEVEN),
-    Mutant("lanes with less work fetch as often", HOPS, "if c.whole % c.tile and c.rank not in p.ranks() and (left :=", "if False and (left :=", UNEVEN),
+    Mutant("lanes with less work fetch as often", HOPS, "if c.whole % c.tile and c.rank not in one.unshared and (left :=", "if False and (left :=", UNEVEN),
     Mutant("lanes of unequal shares are asked alike", PLACED, "used * Fraction(left[loop.rank], loop.tile)", "used * -(-left[loop.rank] // loop.tile)",
            "tests/test_schedule.py::test_the_lane_that_holds_most_is_asked_most"),
     Mutant("shared sums stay in parts", AROUND, "(mine[0] + total, [own + total / lanes for own in mine[1]])", "mine", SUMS),
@@ -162,15 +165,25 @@ MUTANTS = (
            "tests/test_cache.py::test_a_changed_source_moves_every_name"),
     Mutant("lower bound x 1.5", "dse/sim/bounds.py", "total = n.computed * op_pj(n.einsum, arch)", "total = 1.5 * n.computed * op_pj(n.einsum, arch)",
            "bounds"),
-    Mutant("bound of traffic ignores multicast", "dse/sim/bounds.py", "best = min(best, n.computed / widest * pj)", "best = min(best, n.computed * pj)",
+    Mutant("bound of traffic ignores multicast", "dse/sim/bounds.py", "best = min(best, asked / widest * pj)", "best = min(best, asked * pj)",
            "bounds"),
-    Mutant("counts: lanes that share are read each", TERMS, "return FIRST if loop.rank not in link.seen and shared[loop.over] else LANES", "return LANES",
+    Mutant("counts: lanes that share are read each", TERMS, "return FIRST if loop.rank not in alone and shared[loop.over] else LANES", "return LANES",
            "nests"),
     Mutant("counts: spilled sums are never read back", TERMS, "AND_FIRST[picks[number]] if skip and loop.rank not in link.seen else picks[number]",
            "picks[number]", "nests"),
     Mutant("counts: rows of a compressed tile are forgotten", TERMS, "    yield Term(sign, (*rows, *outer))\n", "", "nests"),
     Mutant("counts: first reads of compressed outputs are added", TERMS, "    yield Term(sign * 2 * p.density, (*dims, *outer))\n    yield Term(sign,",
            "    yield Term(2 * p.density, (*dims, *outer))\n    yield Term(1,", "nests"),
+    Mutant("counts: of a compressed matrix only products are read", TERMS, 'if p is e.output or p.format == "dense":', "if True:", DRAWN),
+    Mutant("counts: pointers of a matrix read straight are forgotten", TERMS, "return 2 * p.density + 1 / columns", "return 2 * p.density", DRAWN),
+    Mutant("counts: lanes at different nonzeros share a fetch", TERMS, "return p.ranks().union(*(q.ranks() for q in e.inputs if q.density != 1))",
+           "return p.ranks()", DRAWN),
+    Mutant("counts: lanes at different nonzeros share sums", TERMS, "for q in e.inputs if q.density != 1))",
+           "for q in e.inputs if q.density != 1 and p is not e.output))", DRAWN),
+    Mutant("search: of a compressed matrix only products are read", SEARCH, "(kernels.POINTS, straight(p, e))", "(kernels.POINTS, nonzero(e))"),
+    Mutant("search: lanes at different nonzeros begin sums together", KERNELS,
+           "p.lanes[o, k, seen if kind == BEGUN and e.unshared[x, r] else unseen]", "p.lanes[o, k, unseen]"),
+    Mutant("search: lanes at different nonzeros share a fetch", SEARCH, "[unshared(p, e) for p in tensors]", "[p.ranks() for p in tensors]"),
     Mutant("counts: padding is fetched", TERMS, "if distinct or (clip and not within(dim, [extent for extent, _ in ranks])):", "if distinct:", "nests"),
     Mutant("counts: the first lane is the busiest", "dse/sim/counts.py", "instances(sums, [tiles])", "[{}]", "nests"),
     Mutant("nodes sink below every loop of their own", TERMS, "        if node.rank not in full:\n            return i + 1\n", "", "nests"),
@@ -178,6 +191,10 @@ MUTANTS = (
     Mutant("a lane that padding spares stands for all", TERMS, "if inside else lanes[:known])", "if True else lanes[:known])", "nests"),
     Mutant("lower bound: compressed outputs move all elements", "dse/sim/bounds.py", 'min(nonzero(e), 2 * p.density if p.format == "csr" else 1)', "nonzero(e)",
            "tests/test_bounds.py::test_a_compressed_output_moves_less_than_its_elements"),
+    Mutant("lower bound: a compressed input moves products only", "dse/sim/bounds.py", 'if p.format == "dense" or p is e.output:', "if True:",
+           "tests/test_bounds.py::test_a_compressed_input_moves_all_that_is_stored"),
+    Mutant("lower bound: compute asks for more than all that is stored", "dse/sim/bounds.py", "e.points() * straight(p, e) for p",
+           "e.points() * (1 + straight(p, e)) for p", "tests/test_bounds.py::test_bound_is_not_above_the_cost_of_any_mapping"),
     Mutant("what constraints forbid costs no cycles", KERNELS, "for part in range(2):  # whatever", "for part in range(1):  # whatever",
            "tests/test_optimal.py::test_constraints_hold_whatever_the_objective"),
     Mutant("a local search may fall to lanes that share outputs", "dse/dataflow/improve.py", "if faults(mapping, e, arch) or lanes_overflow",
@@ -202,8 +219,11 @@ MUTANTS = (
            "tests/test_schedule.py::test_a_pipeline_may_write_back_what_it_hands_on"),
     Mutant("hops: trees go past one column only", HOPS, "_reach(source[1], columns) + len(columns) * _reach", "_reach(source[1], columns) + _reach", MESH),
     Mutant("hops: lanes of an outer loop lie side by side", HOPS, "[replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]", "found", MESH),
-    Mutant("hops: every lane fetches for itself", HOPS, "[c.rank in p.ranks() or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]",
+    Mutant("hops: every lane fetches for itself", HOPS, "[c.rank in one.unshared or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]",
            "[True for c in loops]", MESH),
+    Mutant("hops: lanes at different nonzeros share a tree", HOPS, "c.rank in one.unshared or not shared", "c.rank in p.ranks() or not shared", NONZEROS),
+    Mutant("hops: lanes with fewer nonzeros fetch as much", HOPS, "share.items() if rank in one.unshared}", "share.items() if rank in p.ranks()}", UNLIKE),
+    Mutant("hops: pointers are those of a lane's own columns", HOPS, "other.served * one.access / other.access for other", "other.served for other", UNLIKE),
     Mutant("hops: first sums are read", "dse/sim/counts.py", "both = [2 * n + first for", "both = [2 * n for", MESH),
     Mutant("hops: a part of a mesh has corners of its own", HOPS,
            "sources = rim(f.rim, (rows[1], columns[1]))", "sources = rim(f.rim, (f.dims[0][1], f.dims[1][1]))", MESH),
@@ -269,6 +289,11 @@ MUTANTS = (
            "if room == asked or (nest.bits <= room if", CHEAPER),
     Mutant("fused: only neighbours share loops", "dse/reuse/trips.py", "        if all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):",
            "        if mine and all(i >= 0 and at.get(t, i) == i for t, i in mine.items()):", CHEAPER),
+    Mutant("fused: a loop cuts columns of a compressed matrix", "dse/reuse/trips.py", "rank in e.output.full() - columns and", "rank in e.output.full() and",
+           "tests/test_fused.py::test_loops_are_shared_where_tiles_are_complete"),
+    Mutant("fused: a matrix is brought in as if it were not compressed", NESTS, 'return elems if p.format == "dense" else', "return elems if True else",
+           SPARSE),
+    Mutant("fused: what is brought in whole is what compute reads of it", NESTS, "whole_words(p, trip) * brought", "words * brought", SPARSE),
     Mutant("fused: held tensors are brought in in every trip", NESTS, "total += words * (per_elem(outer, bits) * outer.read_pj",
            "total += 9 * words * (per_elem(outer, bits) * outer.read_pj", CHEAPER),
     Mutant("fused: what comes anew in every trip costs twice", NESTS, "many * max(saved, 0.0)", "2 * many * max(saved, 0.0)",

@@ -126,7 +126,7 @@ def _verdict(source: str, wanted: int) -> tuple[str, str]:
     try:
         found = catalog.load(source)
     except WorkloadError as fault:
-        return "refused", str(fault).splitlines()[0].replace(source.partition(":")[0], "")
+        return "refused", str(fault).splitlines()[0].removeprefix(f"{source.partition(':')[0]}: ")
     except Exception as fault:
         if os.environ.get("DSE_TRACEBACK"):
             raise
