@@ -33,7 +33,7 @@ from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.graph import least
 from dse.sim.network import WAYS
-from dse.stack import shared_by, solve
+from dse.stack import PIPED, shared_by, solve
 from dse.study import pareto, prune
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -124,12 +124,24 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     started = time.perf_counter()
     rows: Rows = {}
     schedules: list[Laid] = []
-    for ask in lease.asks:
-        found, laid = solve_machine(job, ask, lease.fronts.get(ask.generation, ()))
+    solved = {i: solve_machine(job, lease.asks[i], lease.fronts.get(lease.asks[i].generation, ())) for i in _order(job, lease)}
+    for _, (found, laid) in sorted(solved.items()):
         schedules += laid
         for table, new in found.items():
             rows.setdefault(table, []).extend(new)
     return Done(lease, tables_of(job, rows) | _einsum_tables(job, schedules), time.perf_counter() - started)
+
+
+def _order(job: Job, lease: Lease) -> list[int]:
+    """Places of machines, sorted by what they share; every lease begins with another one: what a process finds first, others find in $DSE_CACHE by then."""
+    found = dict.fromkeys(range(len(lease.asks)), "")
+    if job.study.solver.share:
+        known = [job.families.get(workload.name, {}) for workload in job.workloads]
+        for i, ask in enumerate(lease.asks):
+            if any(ask.machine not in one for one in known) and isinstance(arch := decode(job.study.space, ask.machine), Arch):
+                found[i] = str(structure(arch))
+    kinds = sorted(set(found.values()))
+    return sorted(found, key=lambda i: (kinds.index(found[i]) - lease.number) % len(kinds))
 
 
 def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = ()) -> tuple[Rows, list[Laid]]:
@@ -327,8 +339,9 @@ def _floors(job: Job, arch: Arch) -> dict[str, pareto.Cost]:
     """What no schedule of a workload is below, but for its steady time: of einsums in turn, with reuse of all schedules."""
     found = {}
     for ref, workload, groups in zip(job.study.workloads, job.workloads, job.uniques, strict=True):
-        alone = job.study.solver.reuse == "none"
-        pj, cycles = bounds.in_turn(((group.einsum, group.count) for group in groups), arch) if alone else least(arch, workload)
+        picks = job.study.solver
+        alone, pinned = picks.reuse == "none", picks.reuse in PIPED and picks.weights == "pinned"
+        pj, cycles = bounds.in_turn(((group.einsum, group.count) for group in groups), arch) if alone else least(arch, workload, pinned)
         found[ref.name] = pareto.Cost(pj, cycles, cycles / arch.clock_ghz, cycles / arch.clock_ghz)
     return found
 

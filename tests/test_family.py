@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 import dse
-from cluster.worker import members
+from cluster import worker
+from cluster.worker import Ask, members
 from dse import stack
 from dse.nest import Infeasible
 from dse.reuse.family import Family, family, priced_on, structure
@@ -17,6 +18,7 @@ from dse.sim.evaluate import Solution
 from dse.sim.graph import evaluate
 from dse.stack import Picks
 from dse.study import study
+from hw import machine
 from hw.arch import Arch
 from hw.space import decode
 from tests.fusions import random_case
@@ -78,6 +80,44 @@ def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(see
             assert (c.energy_pj, c.latency_cycles) == (d.energy_pj, d.latency_cycles)
 
 
+def free(arch: Arch, leak_mw: float = 0.0) -> Arch:
+    """The machine with nothing to pay but leakage."""
+    levels = tuple(replace(level, read_pj=0.0, write_pj=0.0, leak_mw=leak_mw) for level in arch.levels)
+    return replace(arch, levels=levels, compute=replace(arch.compute, mac_pj=0.0, alu_pj=0.0, merge_pj=0.0, leak_mw=0.0, vector_leak_mw=0.0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prices_of_nothing(seed: int) -> None:
+    """A machine that costs nothing, and machines that pay for time alone, less than 1 pJ a cycle, in every order."""
+    arch, workload = random_case(seed, "buffered")
+    several = [free(arch), free(arch, 0.01), *relatives(arch, Random(seed), 3), free(arch, 7.0)]
+    Random(seed).shuffle(several)
+    for arches in (several, [free(arch)]):
+        found = shared(arches, workload, 0.1)
+        assert isinstance(found, Family)
+        for i, one in enumerate(arches):
+            best, mine = solved(one, workload), priced_on(found, i)
+            assert isinstance(best, Solution)
+            assert found.floors[i] <= best.energy_pj and mine.energy_pj <= (1 + mine.gap_in_space) * best.energy_pj * (1 + 1e-9)
+
+
+def test_a_share_below_rounding_is_reached() -> None:
+    arch, workload = random_case(3)
+    found = shared(relatives(arch, Random(0), 4), workload, 1e-12)
+    assert isinstance(found, Family) and all(priced_on(found, i).gap_in_space <= 1e-6 for i in range(4))
+
+
+def test_machines_that_feel_layouts_do_not_share(tmp_path: Path) -> None:
+    """Shared schedules are priced by words alone: lines and rows would cost nothing."""
+    (tmp_path / "net.yaml").write_text(NET)
+    (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: burst_edge\nspace: {mac.leak_mw: [0.01, 0.02]}\n"
+                                         "objectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.2}\n")
+    with pytest.raises(ValueError, match=r"solver.share = 0.2: burst_edge describes lines, rows, banks or hops.*leave it out"):
+        study.load(tmp_path / "study.yaml")
+    with pytest.raises(ValueError, match="shared schedules do not price"):
+        shared([machine.arch(machine.load("burst_edge"))], random_case(3)[1], 0.1)
+
+
 def test_few_machines_are_solved() -> None:
     arch, workload = random_case(3)
     found = shared(relatives(arch, Random(0), 60), workload, 0.2)
@@ -109,6 +149,27 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(tmp_path: Pat
                      run.sql("SELECT machine, einsum, energy_pj, mapping_key FROM einsums ORDER BY ALL").table.to_pylist()))
     assert all(one == rows[0] for one in rows) and len(rows[0][0]) == 16 and all(0 <= row["saved"] < 1 for row in rows[0][1]) and rows[0][1]
     assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
+
+
+def test_leases_begin_with_schedules_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes do not find the same schedules side by side; rows keep the order of the lease."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "net.yaml").write_text(NET)
+    (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: edge_array\n"
+                                         "space: {dram.kind: [ddr4, lpddr5], gbuf.capacity: [64 KiB, 128 KiB]}\n"
+                                         "objectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.1}\n")
+    asks, begun, real = tuple(Ask(number, 0, "") for number in (0, 1, 2, 3)), list[list[int]](), worker.solve_machine
+    monkeypatch.setattr(worker, "solve_machine", lambda job, ask, front: begun[-1].append(ask.machine) or real(job, ask, front))  # type: ignore[func-returns-value]
+    tables = []
+    for number in (0, 1, 2):
+        begun.append([])
+        job = worker.job_of(study.load(tmp_path / "study.yaml"))
+        tables.append(worker.solve_lease(job, worker.Lease(number, asks)).tables["machines"].column("machine").to_pylist())
+        begun.append([])
+        worker.solve_lease(job, worker.Lease(1, asks))
+    sizes = [[structure(arch).levels[1].capacity_bits for machine in one if isinstance(arch := decode(job.study.space, machine), Arch)] for one in begun]
+    assert tables == [[0, 1, 2, 3]] * 3 and sizes[0][0] == sizes[0][1] == sizes[2][2] == sizes[2][3] != sizes[2][0] and sizes[4] == sizes[0]
+    assert begun[1] == begun[3] == [0, 1, 2, 3]  # all is known: nothing to be sorted
 
 
 def test_shared_schedules_go_with_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

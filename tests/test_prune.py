@@ -14,7 +14,7 @@ from dse.study import study as studies
 from dse.study.prune import dominating
 from dse.study.read import StudyError
 from tests.pruned import drawn, left_out, wrong
-from tests.test_driver import rows
+from tests.test_driver import rows, table
 
 
 def test_the_front_is_that_of_all_machines(tmp_path: Path) -> None:
@@ -28,6 +28,20 @@ def test_the_front_is_that_of_all_machines(tmp_path: Path) -> None:
 def test_a_bound_made_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, mutant: Any) -> None:
     monkeypatch.setattr(pruning, "dominating", mutant)
     assert wrong(tmp_path, seed)
+
+
+def test_pinned_weights_are_below_no_bound(tmp_path: Path) -> None:
+    """They are not loaded: a bound that loads them rules out what is best."""
+    (tmp_path / "two.yaml").write_text('extents: {m: 4, k: 64, n: 64, q: 64}\nweights: [W, V]\n'
+                                       'einsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,q] += T[m,n] * V[n,q]"]\n')
+    text = ("name: pinned\nworkloads: [{file: two.yaml}]\nmachine: kapla_multi_4x4\nspace: {dram.read_pj: [200.0, 199.0, 198.0]}\n"
+            "objectives: [energy_pj, latency_ns]\nsearch: {method: exhaustive, generation: 1, prune: true}\nsolver: {reuse: pipelines, weights: pinned}\n")
+    (tmp_path / "study.yaml").write_text(text)
+    driver.run(studies.load(tmp_path / "study.yaml"), tmp_path / "run", workers=0)
+    costs = {row["machine"]: row for row in table(tmp_path / "run", "points")}
+    for row in table(tmp_path / "run", "machines"):
+        own = costs[row["machine"]]
+        assert row["bound_energy_pj"] <= own["energy_pj"] * (1 + 1e-9) and row["bound_latency_ns"] <= own["latency_ns"] * (1 + 1e-9)
 
 
 def test_equal_machines_stay_on_the_front() -> None:

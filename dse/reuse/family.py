@@ -41,6 +41,7 @@ from workloads.graph import Workload, counts
 
 Floats = NDArray[np.float64]
 Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or latency
+Question = tuple[list[float], list[float]]  # prices and times
 LANE = 3  # prices of operations: mac, alu, merge
 SAMPLED = 256  # machines whose linear programs tell the floors of all
 NEARLY = 1e-3  # shares that make no difference to which bound is taken
@@ -128,7 +129,7 @@ class Family:
     bounds: Floats
     ops: list[float]
     where: str = ""
-    asked: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    asked: list[Question] = field(default_factory=list)
     known: list[Known] = field(default_factory=list)
     anchors: list[Anchor] = field(default_factory=list)
     turns: Floats = field(default_factory=lambda: np.array(inf))
@@ -143,7 +144,9 @@ def family(arches: Sequence[Arch], workload: Workload, fused: Solve, turns: Solv
     worst: int | None = 0
     could = np.zeros(len(arches))  # what each machine might cost: bounds that only grow with what is solved
     while worst is not None:
-        if blocked := _solved(f, worst, fused, turns):
+        if (asked := _question(f, worst)) is None:
+            could[worst] = inf  # all is known of it: what is left is rounding
+        elif blocked := _solved(f, worst, asked, fused, turns):
             return blocked
         used, f.choice = np.unique(np.argmin([known.energy_pj for known in f.known], axis=0), return_inverse=True)
         f.known = [f.known[i] for i in used]
@@ -157,7 +160,7 @@ def family(arches: Sequence[Arch], workload: Workload, fused: Solve, turns: Solv
 def _widest(f: Family, could: Floats, share: float) -> int | None:
     """The machine whose best known schedule is furthest above what it might cost, if that is more than a share; raises `could` as far as it takes to know."""
     best, program, exact = np.min([known.energy_pj for known in f.known], axis=0), _program(f, "value"), set[int]()
-    while (worst := int(np.argmin(could / best))) not in exact:
+    while (worst := int(np.argmin(np.divide(could, best, out=np.ones_like(best), where=best > 0)))) not in exact:
         _raise(could, program, worst)
         exact.add(worst)
     return worst if above(float(best[worst]), float(could[worst])) > share else None
@@ -166,6 +169,8 @@ def _widest(f: Family, could: Floats, share: float) -> int | None:
 def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
     if len({structure(arch) for arch in arches}) > 1:
         raise ValueError("machines of one family differ in more than prices, rates and clock")
+    if arches[0].felt():
+        raise ValueError(f"{arches[0].name} describes lines, rows, banks or hops, which shared schedules do not price")
     first = 2 * len(arches[0].levels)
     kinds = [_unit(structure(arches[0]), first + i) for i in range(LANE)]
     ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
@@ -174,13 +179,24 @@ def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
     return Family(list(arches), wide, workload, np.array([prices(arch) for arch in arches]), np.array([times(arch) for arch in arches]), bounds, ops)
 
 
-def _solved(f: Family, machine: int, fused: Solve, turns: Solve) -> Infeasible | None:
-    """One answer more for a machine: what it costs; then its least latency, what leakage costs per cycle; then what it costs without leakage, at any times.
-    Schedules are priced on all machines, those of einsums in turn too."""
-    arch, own, at = f.arches[machine], f.prices[machine].tolist(), f.times[machine].tolist()
-    asked = next(one for one in ((own, at), ([0.0] * len(own[:-1]) + [1.0], at), ([*own[:-1], 0.0], [0.0] * len(at))) if one not in f.asked)
+def _cycles(prices: int) -> list[float]:
+    """Prices under which energy is cycles."""
+    return [0.0] * (prices - 1) + [1.0]
+
+
+def _question(f: Family, machine: int) -> Question | None:
+    """What is asked next of a machine, as its prices and times: what it costs; then its least latency, what leakage costs per cycle; then what it costs
+    without leakage, at any times."""
+    own, at = f.prices[machine].tolist(), f.times[machine].tolist()
+    every = (own, at), (_cycles(len(own)), at), ([*own[:-1], 0.0], [0.0] * len(at))
+    return next((one for one in every if one not in f.asked), None)
+
+
+def _solved(f: Family, machine: int, asked: Question, fused: Solve, turns: Solve) -> Infeasible | None:
+    """One answer more for a machine. Schedules are priced on all machines, those of einsums in turn too."""
+    arch = f.arches[machine]
     f.asked.append(asked)
-    only = not any(asked[0][:-1])
+    only = asked[0] == _cycles(len(asked[0]))
     twin = arch if asked[0][-1] else still(arch)
     for solve in (fused, turns):
         found = solve(twin, "latency" if only else "energy")
@@ -273,12 +289,14 @@ def _raise(bounds: Floats, p: Program, machine: int) -> None:
     columns, values = np.column_stack([p.taken[may, :-1], p.leakage[machine, may]]), p.worth[machine, may]
     scale = np.where(own > 0, own, 1.0)
     weights = np.max(columns / scale, axis=1)
+    weights[weights == 0] = 1.0  # what is free is worth nothing
     worth = values / weights  # of a part that takes the most of one price that there is
-    found = linprog(  # type: ignore[no-untyped-call, unused-ignore]
-        -worth / worth.max(), (columns / weights[:, None]).T / scale[:, None], own / scale, method="highs")
+    takes = (columns / weights[:, None]).T / scale[:, None]
+    found = linprog(-worth / (worth.max() or 1.0), takes, own / scale, method="highs")  # type: ignore[no-untyped-call, unused-ignore]
     if found.status != 0:
         raise RuntimeError(f"what a machine costs at least: {found.message}")
-    largest = -float(found.fun) * float(worth.max()) * (1 - PRECISE)
+    many = np.where(np.any(takes[own == 0] > 0, axis=0), 0.0, np.maximum(found.x, 0.0))  # the program keeps limits nearly, a bound has to keep them
+    largest = float(worth @ many) / max(1.0, float(np.max(takes @ many))) * (1 - PRECISE)
     if largest > bounds[machine] * (1 + NEARLY):  # else others know as much already
         parts, limits = np.flatnonzero(may)[found.x > 0], np.flatnonzero(found.slack <= PRECISE)
         for at in range(0, len(bounds), MANY):
@@ -320,7 +338,7 @@ def priced_on(f: Family, machine: int) -> Solution:
         raise Violated(f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost {total, latency} of\n{known.schedule}")
     turns = float(f.turns[:, machine].sum())
     found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
-                    gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns)
+                    gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns if turns else 0.0)
     gap = above(total, float(f.floors[machine]))
     return told(found, gap if gap > 2 * PRECISE else 0.0, f.where)  # bounds are rounded down by PRECISE
 

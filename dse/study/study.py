@@ -69,6 +69,8 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     machine, space = read.space(document, path.parent, faults, within)
     if solver.layout != "row_major" and space and isinstance(one := decode(space, 0), Arch) and not one.described():
         faults.add(f"solver.layout = {solver.layout}: {one.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
+    if solver.share and space and isinstance(one := decode(space, 0), Arch) and one.felt():
+        faults.add(f"solver.share = {solver.share:g}: {one.name} describes lines, rows, banks or hops, which shared schedules do not price; leave it out")
     given = document.get("workloads")
     found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults))
     names = [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None
