@@ -25,8 +25,8 @@ dse/nest dse/schedule dse/conversion
 dse/directives dse/record dse/folder dse/cache dse/sim/latency dse/sim/parts dse/sim/terms dse/sim/counts dse/sim/transfer dse/sim/sharing
 dse/sim/network dse/sim/boundary dse/sim/times dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/placed dse/sim/faults dse/sim/ahead
 dse/sim/graph dse/sim/kernels dse/join dse/assign/templates
-dse/dataflow/space dse/dataflow/steps dse/dataflow/cost_descending dse/dataflow/improve
-dse/dataflow/lanes dse/dataflow/search_kernels dse/dataflow/search
+dse/dataflow/space dse/dataflow/steps dse/dataflow/lanes dse/dataflow/cost_descending dse/dataflow/improve
+dse/dataflow/search_kernels dse/dataflow/search
 dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/optimal dse/dataflow/lined
 dse/assign/convert dse/assign/layouts dse/dataflow/exhaustive
 dse/dataflow/random dse/dataflow/annealing dse/assign/sampled

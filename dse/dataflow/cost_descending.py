@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, combinations, permutations, product
-from math import inf, isqrt, prod
+from math import inf, prod
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.dataflow.lanes import divisors
 from dse.dataflow.space import least
 from dse.nest import Infeasible, Loop, Mapping, Store, faults, holdable
 from dse.sim import cost
@@ -312,19 +313,13 @@ def _primes(n: int) -> tuple[int, ...]:
     return (*found, n) if n > 1 else tuple(found)
 
 
-@lru_cache(maxsize=4096)
-def _divisors(n: int) -> tuple[int, ...]:
-    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
-    return (*small, *(n // d for d in reversed(small) if d * d != n))
-
-
 def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, kept: Projection) -> Tile:
     """Grow the tile of a tier: all products of divisors that fit here and, spread over the lanes, in the levels outside;
     least traffic first; then the stationary tensor's free ranks until full."""
     extents = e.sizes()
     lanes = _spread(extents, dict.fromkeys(extents, 1), spatial)
     left = {rank: -(-extents[rank] // (tile[rank] * lanes[rank])) for rank in extents}
-    grid = np.meshgrid(*(_divisors(left[rank]) for rank in extents), indexing="ij")
+    grid = np.meshgrid(*(divisors(left[rank]) for rank in extents), indexing="ij")
     tiles = {rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)}
     spread = {rank: np.minimum(t * lanes[rank], extents[rank]) for rank, t in tiles.items()}
     held = [_held_bits(e, arch, v, tiles, spread) for v in tier]

@@ -19,7 +19,7 @@ from dse.nest import Loop, Mapping, Store, faults, holdable
 from dse.sim.cost import overflow, price
 from dse.sim.counts import count, footprints, hull
 from dse.sim.evaluate import Problem, figure, lanes_overflow
-from dse.sim.kernels import cost_many, tables
+from dse.sim.kernels import Costs, cost_many, tables
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -110,18 +110,29 @@ def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None
 
 
 def _cheapest(problem: Problem, state: State, options: dict[str, tuple[Chain, ...]], best: Cost) -> Iterator[dict[str, Chain]]:
-    """The cheapest choice of chains that fits, if it is below the best."""
+    """The cheapest choices of chains that fit, if they are not above the best: waits, which take longest to count, of those only that are not without them."""
     e, arch = problem.einsum, problem.arch
     nest = _loops(e, arch, state, full=True)
-    compiled = tables(nest, e, arch, options)
     shape = tuple(len(options[rank]) for rank, _ in e.extents)
     choices = np.stack(np.unravel_index(np.arange(prod(shape)), shape), axis=1)
-    costs = cost_many(compiled, e, arch, choices)
     rooms = [inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]
-    value = {"energy": costs.energy_pj, "latency": costs.latency_cycles, "edp": costs.energy_pj * costs.latency_cycles}[problem.objective]
-    fits = np.all(costs.held_bits <= rooms, axis=1) & _lanes_fit(e, arch, state.items, options, choices) & (value <= best[0] * (1 + CLOSE))
-    for c in sorted(np.flatnonzero(fits).tolist(), key=lambda c: (value[c], costs.energy_pj[c], costs.latency_cycles[c]))[:8]:
+    for overlap in dict.fromkeys(("free", arch.overlap)):
+        costs = cost_many(tables(nest, e, arch, options), e, replace(arch, overlap=overlap), choices)
+        value = {"energy": costs.energy_pj, "latency": costs.latency_cycles, "edp": costs.energy_pj * costs.latency_cycles}[problem.objective]
+        left = np.all(costs.held_bits <= rooms, axis=1) & _lanes_fit(e, arch, state.items, options, choices) & (value <= best[0] * (1 + CLOSE))
+        if not left.any():
+            return
+        options, choices = _used(e, options, choices[left])
+        costs, value = Costs(costs.energy_pj[left], costs.latency_cycles[left], costs.held_bits[left]), value[left]
+    for c in sorted(range(len(value)), key=lambda c: (value[c], costs.energy_pj[c], costs.latency_cycles[c]))[:8]:
         yield {rank: options[rank][n] for (rank, _), n in zip(e.extents, choices[c].tolist(), strict=True)}
+
+
+def _used(e: Einsum, options: dict[str, tuple[Chain, ...]], choices: np.ndarray) -> tuple[dict[str, tuple[Chain, ...]], np.ndarray]:
+    """The options that some choice takes, and the choices of these."""
+    columns = [np.unique(column, return_inverse=True) for column in choices.T]
+    few = {rank: tuple(options[rank][n] for n in used) for (rank, _), (used, _) in zip(e.extents, columns, strict=True)}
+    return {rank: few.get(rank, own) for rank, own in options.items()}, np.stack([at for _, at in columns], axis=1)
 
 
 def _lanes_fit(e: Einsum, arch: Arch, items: Sequence[Store | int], options: dict[str, tuple[Chain, ...]], choices: np.ndarray) -> np.ndarray:
