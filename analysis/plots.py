@@ -27,6 +27,7 @@ STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.s
          "grid.linewidth": 0.6, "axes.axisbelow": True, "hatch.linewidth": 0.4, "legend.frameon": False, "legend.fontsize": 8, "svg.hashsalt": "dse",
          "text.parse_math": False, "savefig.dpi": 160}
 FORMATS = ("png", "svg", "pdf")
+BINDS, STATIC = " binds", "static"  # ends of names of parts, and the part that is no component
 MOST_BARS = 24  # rows of stacked bars
 MOST_NAMES = 12  # einsums that are named on a roofline
 MOST_TENSORS = 40
@@ -116,19 +117,25 @@ Bars = Sequence[tuple[str, Mapping[str, float]]]  # label of a row -> size by pa
 
 
 def breakdown(panels: Mapping[str, Bars], what: str, title: str) -> Picture:
-    """Stacked bars, a panel per column name (energy_pj, latency_ns), a row per label. what: the labels are."""
+    """Stacked bars, a panel per column name (energy_pj, latency_ns), a row per label. what: the labels are.
+
+    A component has one shade and hatch in all panels, by its place among the parts of the bars: the machine's order, not that of sizes.
+    """
+    named = dict.fromkeys(part.removesuffix(BINDS) for bars in panels.values() for _, sizes in bars for part in sizes)
+    place = {part: i % len(SHADES) for i, part in enumerate(sorted(named, key=lambda part: part == STATIC))}
     rows = min(max(len(bars) for bars in panels.values()), MOST_BARS)
     with mpl.rc_context(STYLE):
         figure, axes = _figure(10, 1.9 + 0.32 * rows, 1, len(panels), sharey=True)
         for ax, (name, bars) in zip(axes[0], panels.items(), strict=True):
             shown = bars[:MOST_BARS]
-            parts = sorted({part for _, sizes in shown for part in sizes}, key=lambda part: -sum(sizes.get(part, 0.0) for _, sizes in shown))
+            parts = [part for part in dict.fromkeys(part for _, sizes in shown for part in sizes) if any(sizes.get(part) for _, sizes in shown)]
+            parts.sort(key=lambda part: -sum(sizes.get(part, 0.0) for _, sizes in shown))
             by, label = units.axis(name, [sum(sizes.values()) for _, sizes in shown])
             left = np.zeros(len(shown))
-            for i, part in enumerate(parts):
+            for part in parts:
                 wide = np.array([sizes.get(part, 0.0) / by for _, sizes in shown])
-                ax.barh(range(len(shown)), wide, left=left, height=0.72, color=SHADES[i % len(SHADES)], hatch=HATCHES[i % len(HATCHES)], edgecolor=INK,
-                        linewidth=0.4, label=part)
+                i = place[part.removesuffix(BINDS)]
+                ax.barh(range(len(shown)), wide, left=left, height=0.72, color=SHADES[i], hatch=HATCHES[i], edgecolor=INK, linewidth=0.4, label=part)
                 left += wide
             ax.set_xlim(0, 1.04 * max(left, default=0.0) or 1.0)  # a part of width 0 at the end takes Matplotlib's own margin away
             ax.set_xlabel(label)
@@ -182,17 +189,21 @@ def _named(ax: Axes, given: Roofline) -> None:
         at = np.log10(dot.intensity), np.log10(dot.rate)
         if all(abs(at[0] - x) > 0.35 or abs(at[1] - y) > 0.09 for x, y in taken):
             taken.append(at)
-            ax.annotate(_short(dot.name, 24), (dot.intensity, dot.rate), (_size(dot) ** 0.5 / 2 + 2, -9), textcoords="offset points", fontsize=7, zorder=5)
+            ax.annotate(_short(dot.name, 24), (dot.intensity, dot.rate), (0.71 * _size(dot) ** 0.5 + 2, -9), textcoords="offset points",
+                        fontsize=7, zorder=5)
 
 
-def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float]], title: str) -> Picture:
-    """A panel per objective: how far each parameter's values move it, all else equal; parameters by how much."""
-    most = max((len(spans(found)) for found, _ in panels.values()), default=1)
+def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float, float]], title: str) -> Picture:
+    """A panel per objective: how far each parameter's values move it, all else equal; parameters by how much. Beside the effects of each: the share of the
+    variance that they explain, and the factor within which they may be the fit's error, which is shaded."""
+    most = max((len(spans(found)) for found, *_ in panels.values()), default=1)
     with mpl.rc_context(STYLE):
         figure, axes = _figure(4.2 * len(panels), 1.5 + 0.62 * most, 1, len(panels))
-        for ax, (name, (found, explained)) in zip(axes[0], panels.items(), strict=True):
+        for ax, (name, (found, explained, unsure)) in zip(axes[0], panels.items(), strict=True):
             names = [parameter for parameter, _ in spans(found)]
             ax.axvline(1.0, color=FAINT, linewidth=0.8)
+            if unsure < LOG:
+                ax.axvspan(1 / unsure, unsure, color=FAINT, alpha=0.35, linewidth=0)
             for row, parameter in enumerate(names):
                 own = [one for one in found if one.parameter == parameter]
                 ax.plot([one.factor for one in own], [row] * len(own), color=INK, linewidth=1.0, zorder=2)
@@ -207,7 +218,8 @@ def sensitivity(panels: Mapping[str, tuple[Sequence[Effect], float]], title: str
             ax.grid(visible=False, axis="y")
             ax.margins(x=0.12)
             ax.set_xlabel(f"{units.axis(name, [])[1].split(' (')[0]}, times its mean")
-            ax.set_title(f"explains {100 * explained:.0f} % of the variance", fontsize=8)
+            error = f"\nshaded, within {100 * (unsure - 1):.2g} %: perhaps the fit's error" if 1.0005 < unsure < LOG else ""
+            ax.set_title(f"explains {100 * explained:.0f} % of the variance{error}", fontsize=8)
         figure.suptitle(title)
     return Picture(figure)
 

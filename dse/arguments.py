@@ -84,7 +84,8 @@ def _joined(given: Sequence[str]) -> list[str]:
 def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """The parser of the whole line, for --help and faults, and one per command."""
     whole = _Parser(prog="dse", description="Design-space exploration of tensor accelerators: hardware x mapping, results in Parquet and SQL.",
-                    epilog="dse COMMAND --help shows the arguments and an example; begin with: dse map gemm:m=64,n=32,k=48 edge_array")
+                    epilog="dse COMMAND --help shows the arguments and an example; begin with: dse map gemm:m=64,n=32,k=48 edge_array. "
+                           "Exit code 0: done; 1: nothing fits, or a run that is damaged, was interrupted or holds errors; 2: wrong input; 130: interrupted.")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     found: dict[str, argparse.ArgumentParser] = {}
 
@@ -146,7 +147,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     simulated = add("simulate", "cost a given mapping, or a whole schedule (docs/model.md, Schedules)", "WORKLOAD", "MACHINE", "MAPPING", forms=NESTS)
     for sub in (shown, mapped):
         sub.add_argument("--schedule", metavar="FILE", default="",
-                         help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out are mapped alone and run in turn")
+                         help="price a schedule (docs/model.md, Schedules), or mappings; einsums that it leaves out are mapped alone and run in turn. "
+                              "Of equal einsums a schedule replaces those that it names, a mapping (YAML, directives) all")
     simulated.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine such as gbuf.capacity")
     for sub in (shown, mapped, simulated):
         sub.add_argument("--einsum", metavar="NAME", help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)")

@@ -76,7 +76,7 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
             *(("solver.layout", name, does) for name, does in stack.LAYOUT.items()),
             *(("solver.reuse", name, does) for name, does in stack.REUSE.items())]
     return ("table", "column", "type", "unit", "meaning"), [
-        (table, name, c.dtype, c.unit, c.meaning) for table, columns in record.TABLES.items() for name, c in columns.items()]
+        (table, name, c.dtype, c.unit, c.meaning) for table in record.TABLES for own in (record.TABLES, record.OWN) for name, c in own.get(table, {}).items()]
 
 
 def _does(solver: stack.Mapper) -> str:

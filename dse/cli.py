@@ -201,6 +201,8 @@ def _show(given: argparse.Namespace) -> int:
             said = around.table if set(around.table["status"].to_pylist()) != {"ok"} else around.table.drop_columns(["status"])
             heads = [name.removesuffix("_change") for name in said.column_names]
             screen.print_table(heads, door.Answer(said).rows(), "what one step of each parameter changes (machines of this run, first schedule)")
+            if "not solved" in around.table["status"].to_pylist():
+                screen.say(f"not solved: {run.beyond()}")
     return 0
 
 

@@ -18,6 +18,8 @@ Before -> after, per buffer: its stacks become spatial loops, its updates loops 
 over the same ranks let them, a tensor's node above all loops directly over it that do not move the tensor. So a nest can be written in directives if its
 levels do not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands inside of it. All else is refused in
 one line. An index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its buffers: `Xi = 2*p+r`.
+
+Past 400 lines: what is written, what is read and what is wrong with it follow from the same few formulas.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from dse import nest, schedule
 from dse.nest import Loop, Shared, Store, by_place
 from dse.schedule import Schedule
 from hw.arch import Arch
+from hw.component import near
 from workloads import document
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, unique
@@ -63,6 +66,9 @@ class Step:
     moves: Moves
     repl: int = 0
     over: str = ""
+
+    def __str__(self) -> str:
+        return f"stack({_moved(self.moves)}, {self.repl}) over {self.over}" if self.repl else f"update({_moved(self.moves)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +219,33 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
     if layer.buffers[0].level != COMPUTE:
         nodes += _rest(nodes, e)
     found = nest.Mapping(tuple(nodes), shares=by_place(shares))
-    _check(layer, found, e, where)
+    try:
+        _check(layer, found, e, where)
+    except ValueError:
+        if swapped := _swapped(layer, e, arch, where):
+            raise ValueError(swapped) from None
+        raise
     return found
+
+
+def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
+    """The fault of stacks along one rank that stand outermost first, if that is all that is wrong with the layer; else nothing."""
+    turned = replace(layer, buffers=tuple(_innermost_first(b, e, where) for b in layer.buffers))
+    b = next((b for b, own in zip(turned.buffers, layer.buffers, strict=True) if b != own), None)
+    if b is None:
+        return ""
+    try:
+        mapping_of(turned, e, arch)
+    except ValueError:
+        return ""
+    return f"{where}, {b.level}: stacks along one rank stand outermost first; write the innermost first: {', '.join(str(s) for s in b.steps if s.repl)}"
+
+
+def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
+    """Stacks along each rank in the order of their shifts, in the places that they have."""
+    ranks = [_loop(step, e, where).rank if step.repl else "" for step in b.steps]
+    order = {rank: iter(sorted((s for s, own in zip(b.steps, ranks, strict=True) if own == rank), key=lambda s: s.moves)) for rank in set(ranks) - {""}}
+    return replace(b, steps=tuple(next(order[rank]) if rank else step for step, rank in zip(b.steps, ranks, strict=True)))
 
 
 def _rest(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
@@ -291,8 +322,7 @@ def _lines(layer: Layer) -> Iterator[str]:
         for held in b.tensors:
             sizes, over = [f"{dim}={n}" for dim, n in held.size], f" over {' '.join(held.over)}" if held.over else ""
             yield f"    tensor{{{held.tensor}}}({', '.join([*sizes, f'shr={held.shares}'] if over else sizes)}){over}"
-        for step in b.steps:
-            yield f"    stack({_moved(step.moves)}, {step.repl}) over {step.over}" if step.repl else f"    update({_moved(step.moves)})"
+        yield from (f"    {step}" for step in b.steps)
 
 
 def text(layers: Iterable[Layer]) -> str:
@@ -361,12 +391,15 @@ def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, i
 
 def mappings(given: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
     """Nests of a text of directives, by einsum name. Raises ValueError with one line per fault."""
-    known, found, wrong = {e.name: e for e in workload.einsums}, dict[str, nest.Mapping](), []
+    known, found, wrong = {e.name: e for e in workload.einsums}, dict[str, nest.Mapping](), list[str]()
+    levels = [*(level.name for level in arch.levels), COMPUTE]
     for layer in parse(given):
         try:
             if layer.name not in known or layer.name in found:
                 what = "there twice" if layer.name in found else f"no einsum of {workload.name}"
                 raise ValueError(f'directives: "{layer.name}" is {what}; give a layer each for {", ".join(list(known)[:8])}{" ..." if len(known) > 8 else ""}')
+            strange = [b.level for b in layer.buffers if b.level not in levels]
+            wrong += [f"directives of {layer.name}: {level} is no level of {arch.name}; {near(level, levels)}" for level in strange]
             found[layer.name] = mapping_of(layer, known[layer.name], arch)
         except ValueError as fault:
             wrong.append(str(fault))

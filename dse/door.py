@@ -23,7 +23,7 @@ from dse.conversion import Conversion, converted
 from dse.nest import Infeasible
 from dse.reuse.classify import CLASSIFIERS
 from dse.reuse.traffic import Reuse, reuse
-from dse.sim.evaluate import Solution
+from dse.sim.evaluate import Solution, Tell, silent
 from dse.sim.graph import evaluate
 from dse.stack import Picks
 from dse.study import read
@@ -64,6 +64,10 @@ class Answer:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        row: dict[str, Any] = self.table.slice(range(len(self))[at], 1).to_pylist()[0]
+        return row
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.table.to_pylist())
 
@@ -85,7 +89,7 @@ class Mapped:
     picks: Picks = Picks()
     conversions: tuple[Conversion, ...] = ()
 
-    def plot(self, kind: str = "nest", einsum: str | None = None, tell: stack.Tell = stack.silent) -> Picture:
+    def plot(self, kind: str = "nest", einsum: str | None = None, tell: Tell = silent) -> Picture:
         """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule).
 
         einsum: whose nest or slope. Raises ValueError.
@@ -130,7 +134,7 @@ class Mapped:
         return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
 
 
-def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), schedule: str | Path = "", tell: stack.Tell = stack.silent,
+def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), schedule: str | Path = "", tell: Tell = silent,
         **sets: Any) -> Mapped:
     """Solve one workload on one machine; kept in $DSE_CACHE, so that the next question to it is quick.
 
@@ -172,7 +176,7 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
     return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
 
 
-def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: stack.Tell = stack.silent) -> Solution | Infeasible:
+def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: Tell = silent) -> Solution | Infeasible:
     given = directives.load(path, workload, arch, partly=True)
     try:
         return stack.around(arch, workload, picks, given, tell)
@@ -371,11 +375,21 @@ class Run:
         rows = self.sql(f"FROM machines WHERE machine = {number}").table.to_pylist()
         if not rows:
             size = self.study.space.size
-            why = "is not solved yet; see dse status" if number < size else f"is none; the space has machines 0 to {size - 1}"
+            why = f"is not solved: {self.beyond(number)}" if number < size else f"is none; the space has machines 0 to {size - 1}"
             raise ValueError(f"{self.path}: POINT = {point}: machine {number} {why}")
         arch = spaces.decode(self.study.space, number)
         solved = tuple(self._again(arch, number, own, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ())
         return Point(number, own, chosen, rows[0], solved, self._tried(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None)
+
+    def beyond(self, number: int | None = None) -> str:
+        """Why a machine of the space has no row, and what helps; number: which, to ask it alone."""
+        status = self.status()
+        if status["state"] != "finished":
+            return f"the run is {status['state']}; dse status {self.path} says how far it is, dse resume {self.path} goes on with one that has stopped"
+        own = spaces.values(self.study.space, number).items() if number is not None else ()
+        alone = " ".join(f"--set {key}={_quoted(key, value)}" for key, value in own) or "--set of its parameters"
+        ended = str(status["reason"]).partition("; the front is empty")[0]
+        return f"the run ended before it ({ended}); dse run with a larger stop goes on, dse map WORKLOAD MACHINE {alone} asks it alone"
 
     def _tried(self, arch: Arch, path: Path) -> Mapped:
         """A given schedule, of the first workload that has its einsums."""
@@ -448,6 +462,12 @@ class Differs(ValueError):
     """A stored cost that the evaluator no longer confirms."""
 
     exit_code = 1
+
+
+def _quoted(key: str, value: Any) -> str:
+    """A value as --set takes it, in a shell."""
+    text = f"{value:g} GB/s" if key.endswith(".bandwidth") else screen.fact(key, value) if key.endswith(".capacity") else str(value)
+    return f"'{text}'" if " " in text else text
 
 
 def _steps(values: Sequence[Any], own: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from dse.directives import text, written
 from dse.nest import Loop, to_data
 from dse.schedule import in_turn
 from dse.sim.bounds import needs
-from dse.sim.evaluate import EinsumCost, Solution
+from dse.sim.evaluate import EinsumCost, Solution, percent
 from dse.sim.graph import on_chip
 from dse.sim.parts import bits_of
 from hw.arch import Arch
@@ -30,6 +30,7 @@ STATIC = 0.5  # share of static energy that is worth a sentence
 ALIKE = 0.99  # of the busiest component's cycles: binds as well
 SPACE = "single einsums in sequence, weights streamed"
 WHOLE = ("all", "1")  # shares of a tensor
+MAIN = 0.5  # share of what main memory moves that is worth a sentence
 FAR = 0.1  # gaps above say what may help
 
 
@@ -78,19 +79,39 @@ def lanes_used(c: EinsumCost, e: Einsum) -> int:
 
 
 def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
-    """What may bring an answer nearer to its bound, if it is more than a tenth above."""
+    """What may bring an answer nearer to its bound, if it is more than a tenth above; and what may lower the bound itself: tensors that stay on chip."""
+    return "; ".join(filter(None, [_nearer(arch, workload, solution), _staying(arch, workload, solution)]))
+
+
+def _staying(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """Of einsums in turn that mostly pay for main memory, where solver.reuse=tiles may be asked for: optimal nests, a memory outside of all lanes, no hops."""
+    moved, made = energy(arch, solution).rows[0][1] / (solution.energy_pj or 1), {e.output.tensor for e in workload.einsums}
+    handed = any(p.tensor in made for e in workload.einsums for p in e.inputs)
+    room = min((f.outside for f in arch.fanouts), default=len(arch.levels)) > 1 and not any(f.hop_pj or f.lane_pj for f in arch.fanouts)
+    searched = "(mapper optimal" in solution.certificate or any(c.space for c in solution.einsums)
+    if solution.schedule or moved <= MAIN or not (handed and room and searched):
+        return ""
+    return f"{arch.levels[0].name} takes {100 * moved:.0f} % of the energy: --set solver.reuse=tiles keeps tensors on chip between einsums (docs/reuse.md)"
+
+
+def _nearer(arch: Arch, workload: Workload, solution: Solution) -> str:
     if solution.gap_to_bound <= FAR or solution.schedule:
         return ""
     if arch.described():
         return "" if solution.certificate.startswith("layouts ") else "--set solver.layout=alt chooses layouts between einsums too, which are row-major here"
     if "(given mapping)" in solution.certificate:
         return "a mapping as given: dse map searches the best one"
+    if "hops not searched" in solution.certificate:
+        return "mappings are found where hops cost nothing, and priced with them: no search here knows more"
     if not all(c.space for c in solution.einsums):
-        return "not all is proven: --set solver.mapper=optimal searches exactly, smaller or rounder extents are proven sooner"
+        searched = "(mapper optimal)" in solution.certificate
+        exact = "--set solver.tiles=ragged_lanes --set solver.near=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
+        return f"not all is proven: {exact}, smaller or rounder extents are proven sooner"
     idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
     if idle and any(c.space.startswith("perfect") for c in solution.einsums):
         return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=ragged_lanes takes ragged lanes too"
-    return "proven in its space: the bound counts what must move once, and knows no capacity"
+    far = f"at most {percent(solution.gap_in_space)} above the optimum of its space" if solution.gap_in_space else "proven in its space"
+    return f"{far}: the bound counts what must move once, and knows no capacity"
 
 
 def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:

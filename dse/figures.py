@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from dse.layout.address import address
 from dse.layout.text import parse, show
 from dse.nest import Infeasible, Loop
 from dse.sim import bounds
-from dse.sim.evaluate import EinsumCost, Solution
+from dse.sim.evaluate import EinsumCost, Solution, Tell, silent
 from dse.sim.graph import on_chip
 from dse.sim.parts import bits_of
 from dse.sim.transfer import dim_names
@@ -123,7 +123,7 @@ class Slope:
     own: tuple[float, float] | None
 
 
-def ski_slope(arch: Arch, workload: Workload, picks: Picks, found: Solution | Infeasible, tell: stack.Tell = stack.silent) -> Slope:
+def ski_slope(arch: Arch, workload: Workload, picks: Picks, found: Solution | Infeasible, tell: Tell = silent) -> Slope:
     """What one buffer of any size would save of the outermost level's traffic: mappings on it, where only that traffic costs energy, beside the machine's own.
 
     Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
@@ -279,6 +279,19 @@ def effects(columns: Mapping[str, Sequence[Any]], values: Values) -> tuple[list[
         start += len(levels)
     spread = float(((y - y.mean()) ** 2).sum())
     return found, 1.0 - float(((y - x @ coefficients) ** 2).sum()) / spread if spread > 1e-12 * len(y) else 1.0
+
+
+def unsure(found: Sequence[Effect], explained: float, values: Values) -> float:
+    """Factor within which effects may be the fit's own error: two standard errors of the mean at a value that few machines have, from what is not explained.
+
+    >>> unsure([Effect("a", 1, 0.5, 2), Effect("a", 2, 2.0, 2)], 1.0, np.array([1.0, 1.0, 4.0, 4.0]))
+    1.0
+    """
+    y = np.log(values[np.isfinite(values) & (values > 0)])
+    free = len(y) - 1 - len(found) + len({one.parameter for one in found})
+    if not found or free < 1:
+        return inf
+    return float(np.exp(2 * np.sqrt(max(1 - explained, 0.0) * y.var() * len(y) / free / min(one.machines for one in found))))
 
 
 def spans(found: Sequence[Effect]) -> list[tuple[str, float]]:

@@ -15,7 +15,7 @@ from analysis import plots
 from analysis.plots import Picture
 from dse import explain, figures, screen, stack
 from dse.nest import Infeasible
-from dse.sim.evaluate import Solution
+from dse.sim.evaluate import Solution, Tell, silent
 from dse.stack import Picks
 from dse.study import study as studies
 from dse.study.study import Study
@@ -94,7 +94,16 @@ def _front(run: Opened) -> Picture:
     from dse.study import pareto
 
     on_front = pareto.front(np.column_stack([points[name] for name in names]) * signs)
-    return plots.front(points, on_front, [(o.column, o.direction == "max") for o in run.study.objectives], name_of(run))
+    return plots.front(points, on_front, [(o.column, o.direction == "max") for o in run.study.objectives], "\n".join([name_of(run), *_left_out(run)]))
+
+
+def _left_out(run: Opened) -> list[str]:
+    """A line that says how many points and machines a front does not show, if any."""
+    [row] = run.sql("SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, "
+                    "(SELECT count(*) FROM machines WHERE status = 'infeasible') AS machines").table.to_pylist()
+    said = [f"{row['points']} points that break a constraint", f"{row['machines']} machines that are infeasible"]
+    shown = [text for text, n in zip(said, (row["points"], row["machines"]), strict=True) if n]
+    return [f"not shown: {', '.join(shown)}"] if shown else []
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -109,7 +118,8 @@ def _breakdown(run: Opened) -> Picture:
     energy: list[tuple[str, Mapping[str, float]]] = []
     latency: list[tuple[str, Mapping[str, float]]] = []
     weights = run.study.weights()
-    for at in spread(len(rows), BARS):
+    shown = spread(len(rows), BARS)
+    for at in shown:
         number = f"{rows[at]['machine']}.{rows[at]['schedule']}"
         parts: Counter[str] = Counter()
         binds: Counter[str] = Counter()
@@ -119,7 +129,9 @@ def _breakdown(run: Opened) -> Picture:
         energy.append((number.removesuffix(".0"), parts))
         latency.append((number.removesuffix(".0"), binds))
     first = run.study.objectives[0]
-    title = f"{name_of(run)}: machines of the front, {'most' if first.direction == 'max' else 'least'} {first.column} first"
+    alike = sum(row["alike"] for row in rows) - len(rows)
+    left = [*([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []), *([f"{alike} more with equal objectives left out"] if alike else [])]
+    title = "; ".join([f"{name_of(run)}: machines of the front, {'most' if first.direction == 'max' else 'least'} {first.column} first", *left])
     parts_of = "energy by component (static: leakage, background), latency by what binds"
     return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "machine", f"{title}\n{parts_of}")
 
@@ -142,7 +154,10 @@ def _sensitivity(run: Opened) -> Picture:
     parameters, names = list(studies.columns(run.study, "machines")), [o.column for o in run.study.objectives]
     found = _points(run, [*parameters, *names])
     columns = {name: found[name].to_pylist() for name in parameters}
-    panels = {name: figures.effects(columns, found[name].to_numpy()) for name in names}
+    panels = {}
+    for name in names:
+        own, explained = figures.effects(columns, found[name].to_numpy())
+        panels[name] = own, explained, figures.unsure(own, explained, found[name].to_numpy())
     return plots.sensitivity(panels, f"{name_of(run)}: what each parameter does, all else equal (log-linear fit over {len(found)} points)")
 
 
@@ -173,7 +188,7 @@ def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture
     return plots.layout(figures.layout(arch, workload, tensor, text))
 
 
-def of_mapped(one: Solved, kind: str, einsum: str | None = None, tell: stack.Tell = stack.silent) -> Picture:
+def of_mapped(one: Solved, kind: str, einsum: str | None = None, tell: Tell = silent) -> Picture:
     """A picture of one workload on one machine. einsum: whose nest or slope. Raises ValueError."""
     if kind not in OF_MAPPED:
         raise ValueError(f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of a tensor)")
@@ -204,7 +219,7 @@ def _einsums(one: Solved, found: Solution, title: str) -> Picture:
     energy: list[tuple[str, Mapping[str, float]]] = []
     latency: list[tuple[str, Mapping[str, float]]] = []
     for c, _ in pairs:
-        parts: Counter[str] = Counter()
+        parts: Counter[str] = Counter(dict.fromkeys((name for name, *_ in explain.energy(one.arch, found).rows), 0))
         for part in c.price.parts:
             parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj  # type: ignore[assignment]
         label = f"{c.name} x {c.count}" if c.count > 1 else c.name

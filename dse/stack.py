@@ -22,7 +22,7 @@ from dse.dataflow.lined import Pairs, best_in, lined, pairs
 from dse.dataflow.optimal import optimal
 from dse.dataflow.random import random
 from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
-from dse.nest import OUTSIDE, Infeasible, Laid, faults, holdable, parse
+from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.nest import Mapping as Nest
 from dse.reuse.classify import dominance
 from dse.reuse.family import Family, family
@@ -31,7 +31,7 @@ from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.reuse.pipeline import pipelined
 from dse.reuse.published import SAID, published
 from dse.sim import transfer
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, einsum_cost, figure, in_turn, space_of
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, einsum_cost, figure, in_turn, silent, space_of
 from dse.sim.graph import evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
@@ -67,13 +67,6 @@ REUSE = {"none": "einsums in turn, each from and to main memory in mappings of i
 FEW = 4  # layouts of a tensor, chosen together with what stays on chip
 PIPED = ("pipelines", *SAID)  # reuse on machines of nodes, einsums side by side
 LAYOUT = PICKS
-Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, its name)
-
-
-def silent(_number: int, _efforts: Sequence[float], _name: str) -> None:
-    """Library code says nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Picks:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
@@ -123,14 +116,14 @@ def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infe
     return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks)
 
 
-def with_reuse(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine, equal ones once; or the best one with tensors kept
     whole and tiles handed on, where layouts are felt in the best ones (`picks.layout` alt) or row-major. Raises ValueError on a machine that prices hops."""
     if picks.reuse == "tiles" and any(f.hop_pj or f.lane_pj for f in arch.fanouts):
         raise ValueError(f"solver.reuse = {picks.reuse}: {arch.name} prices hops, which is not searched; take solver.reuse=none")
     if picks.reuse == "tiles":
         best = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near,
-                     lambda objective: _layouts(arch, workload, replace(picks, objective=objective)) if arch.described() else None)
+                     lambda objective: _layouts(arch, workload, replace(picks, objective=objective), tell) if arch.described() else None, tell)
         return best if isinstance(best, Infeasible) else [best]
     if picks.reuse in PIPED:
         pipes = picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe
@@ -217,9 +210,9 @@ def _pairs(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) ->
     return found
 
 
-def _layouts(arch: Arch, workload: Workload, picks: Picks) -> Layouts | Infeasible:
+def _layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Layouts | Infeasible:
     """What a schedule chooses its layouts from: of `alt` a few per tensor, for every one stands beside what may be kept; else row-major."""
-    found = _pairs(arch, workload, picks)
+    found = _pairs(arch, workload, picks, tell)
     return found if isinstance(found, Infeasible) else Layouts(arch, workload, picks.objective, found, FEW if picks.layout == "alt" else 1)
 
 
@@ -257,11 +250,10 @@ def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
 
 def _ruled(e: Einsum, arch: Arch) -> Constraints:
     """What reuse asks of a nest. The rank that dominates is sliced over lanes outside of the first on-chip level (clusters), so that tensors without it are
-    broadcast and reduced. An einsum with a compressed operand has nodes there: what compute reads straight from main memory is counted where all operands are
-    nonzero, which may be less than each word once."""
-    rank, sparse = dominance(e).rank, any(p.format != "dense" for p in e.inputs)
+    broadcast and reduced."""
+    rank = dominance(e).rank
     sliced = tuple((dim, (rank,)) for f in arch.fanouts if f.outside <= 1 for dim, _ in f.dims) if rank else ()
-    return Constraints(sliced, kept=tuple((arch.levels[1].name, tensor) for tensor in holdable(e, arch.levels[1])) if sparse else (), name="reuse")
+    return Constraints(sliced, name="reuse")
 
 
 def _mapper(picks: Picks, more: Constraints = FREE) -> Mapper:
@@ -319,7 +311,7 @@ def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution,
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if picks.reuse != "none":
-        return _kept_schedule(arch, workload, picks) if picks.reuse in ("tiles", *PIPED) else with_reuse(arch, workload, picks)
+        return _kept_schedule(arch, workload, picks, tell) if picks.reuse in ("tiles", *PIPED) else with_reuse(arch, workload, picks)
     if TILING[picks.tiling]:
         return scheduled(arch, workload, picks, tell)
     if arch.felt() and not arch.described():
@@ -336,7 +328,7 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     return found
 
 
-def _kept_schedule(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> list[Solution] | Infeasible:
     """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
     path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), picks), ".json")
     if (data := cache.read(path)) is not None:
@@ -355,7 +347,7 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks) -> list[Solutio
             raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
-    solved = with_reuse(arch, workload, picks)
+    solved = with_reuse(arch, workload, picks, tell)
     if isinstance(solved, list):
         text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
         copied = [asdict(copy) for copy in solved[0].conversions]

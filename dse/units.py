@@ -58,6 +58,8 @@ def quantity(name: str, value: float) -> str:
 
     >>> [quantity("energy_pj", 1.184966e10), quantity("gbuf_capacity", 32768), quantity("latency_ns", 768.0), quantity("runs", 1.5)]
     ['11.85 mJ', '32 KiB', '768 ns', '1.5']
+    >>> quantity("latency_cycles", 285266.4)
+    '285266 cycles'
     """
     steps = steps_of(name)
     return _in(value, _step(value, steps)) if steps else number(value)
@@ -117,4 +119,6 @@ def _step(value: float, steps: Steps) -> tuple[float, str]:
 def _in(value: float, step: tuple[float, str]) -> str:
     if step in SHARE:
         return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
+    if step == CYCLES[0] and isfinite(value) and abs(value) >= 10**DIGITS:
+        value = round(value)  # fractions of a cycle go, the cycles stay
     return f"{number(value / step[0])} {step[1]}".rstrip()

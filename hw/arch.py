@@ -10,9 +10,13 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*$")
+SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+2?)\s*$")
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 RATE_UNITS = {"MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3}
+PLAIN_UNITS: dict[str, tuple[str, dict[str, float]]] = {  # of plain numbers, by the end of their key: one for example, and the units that people write
+    "mhz": ("500", {"kHz": 1e-3, "MHz": 1.0, "GHz": 1e3}), "nm": ("32", {"nm": 1.0, "um": 1e3}),
+    "pj": ("0.5", {"fJ": 1e-3, "pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}), "ns": ("2.5", {"ps": 1e-3, "ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}),
+    "mw": ("0.5", {"uW": 1e-3, "mW": 1.0, "W": 1e3}), "mm2": ("0.5", {"um2": 1e-6, "mm2": 1.0})}
 CLOSED = ConfigDict(extra="forbid")
 
 
@@ -35,6 +39,16 @@ def read_rate(value: object) -> float:
     if float(match[1]) <= 0:
         raise ValueError("must be above 0; raise it, or leave it out to take the table's")
     return float(match[1]) * RATE_UNITS[match[2]]
+
+
+def plain_number(key: str, text: str) -> str:
+    """A number with a unit as the plain number of a key; "" where the key has no such unit.
+
+    >>> plain_number("clock_mhz", "0.4 GHz"), plain_number("latency_ns", "12 ms"), plain_number("clock_mhz", "fast")
+    ('400', '12000000', '')
+    """
+    match, (_, units) = SIZE.match(text), PLAIN_UNITS.get(key.rpartition("_")[2], ("", dict[str, float]()))
+    return f"{float(match[1]) * units[match[2]]:.12g}" if match and match[2] in units else ""
 
 
 def _infinite(value: object) -> object:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import ceil, inf, log
 from pathlib import Path
 
-from hw.arch import ROLES, SIZE_UNITS, Access, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node
+from hw.arch import PLAIN_UNITS, ROLES, SIZE_UNITS, Access, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node, plain_number
 
 DATA = Path(__file__).parent / "data"
 
@@ -209,6 +209,10 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", detail)
         return f"{shown} is unknown; {near(str(value), known)}"
+    if kind == "float_type" and (unit := key.rpartition("_")[2]) in PLAIN_UNITS:
+        example, units = PLAIN_UNITS[unit]
+        read = plain_number(key, str(value))
+        return f"{shown} must be a number{f', in {next(u for u in units if units[u] == 1)}; write {read}' if read else f'; write e.g. {example}'}"
     return f"{key if kind == 'missing' else shown} {SAYS.get(kind, f'does not fit ({detail}); correct it')}"
 
 

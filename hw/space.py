@@ -20,7 +20,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from hw import component
-from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Lane, Machine, Memory, Node, Tiling
+from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Lane, Machine, Memory, Node, Tiling, plain_number
 
 Value = int | float | str | bool
 MAX_VALUES = 100_000
@@ -74,7 +74,7 @@ def parse(template: Machine, raw: object, prefix: str = "space") -> Space:
     axes, faults = [], []
     for key, given in raw.items():
         try:
-            axes.append(Axis(str(key), _values(_kind(template, str(key)), given)))
+            axes.append(Axis(str(key), _values(_kind(template, str(key)), given, str(key))))
         except SpaceError as fault:
             faults += [f"{prefix}.{key} {line}" for line in str(fault).splitlines()]
     if faults:
@@ -87,7 +87,7 @@ def override(template: Machine, given: Mapping[str, object], prefix: str = "set"
     values, faults = {}, []
     for key, value in given.items():
         try:
-            values[key] = _value(_kind(template, key), value)
+            values[key] = _value(_kind(template, key), value, key)
         except SpaceError as fault:
             faults.append(f"{prefix}.{key} {fault}")
     if faults:
@@ -125,16 +125,16 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _value(kind: Any, given: object) -> Value:
+def _value(kind: Any, given: object, key: str = "") -> Value:
     try:
         value: Value = _adapter(kind).validate_python(given)
     except ValidationError as error:
         detail = error.errors()[0]
-        raise SpaceError(component.explain("", detail["type"], given, detail["msg"]).strip()) from None
+        raise SpaceError(component.explain(key, detail["type"], given, detail["msg"]).removeprefix(key).strip()) from None
     return value
 
 
-def _values(kind: Any, given: object) -> tuple[Value, ...]:
+def _values(kind: Any, given: object, key: str = "") -> tuple[Value, ...]:
     if isinstance(given, Mapping):
         return _distinct(_range(kind, given))
     if not isinstance(given, list):
@@ -144,7 +144,7 @@ def _values(kind: Any, given: object) -> tuple[Value, ...]:
     values, faults = [], []
     for item in given:
         try:
-            values.append(_value(kind, item))
+            values.append(_value(kind, item, key))
         except SpaceError as fault:
             faults.append(str(fault))
     if faults:
@@ -369,13 +369,27 @@ def _parsed(text: str) -> tuple[ast.Compare, tuple[str, ...]]:
     try:
         tree = ast.parse(TOKEN.sub(plain, text).strip(), mode="eval").body
     except (SyntaxError, ValueError):
-        raise SpaceError(f'constraint "{text}" is no comparison; write e.g. array.x >= array.y') from None
+        raise SpaceError(f'constraint "{text}" is no comparison; {_mended(text)}') from None
     if not isinstance(tree, ast.Compare) or not all(type(op) in EXCESS for op in tree.ops):
         raise SpaceError(f'constraint "{text}" compares nothing; write e.g. area_mm2 <= 12, with <, <=, >, >= or ==')
     strange = next((n for side in (tree.left, *tree.comparators) for n in ast.walk(side) if not _allowed(n)), None)
     if strange is not None:
         raise SpaceError(f'constraint "{text}" holds {type(strange).__name__}; use only numbers, names, + - * / and brackets')
     return tree, tuple(names)
+
+
+def _mended(text: str) -> str:
+    """What to write for a text that is no comparison: signs turned round, numbers without their units."""
+    turned = re.sub(r"=\s*([<>])", r"\1=", text)
+    names = [match["name"].partition("[")[0] for match in TOKEN.finditer(text) if match["name"]]
+
+    def bare(match: re.Match[str]) -> str:
+        return next(filter(None, (plain_number(name, match[0]) for name in names)), match[0])
+
+    plain = re.sub(r"\b\d+(?:\.\d+)?\s*[A-Za-z]+2?\b", bare, turned)
+    if plain == text:
+        return "write e.g. array.x >= array.y"
+    return f"did you mean {plain}?" if plain == turned else f"numbers are plain, in the unit that the name ends with: {plain}"
 
 
 def _allowed(node: ast.AST) -> bool:

@@ -203,7 +203,8 @@ def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
     assert row == {key: found[key] for key in row}
 
 
-@pytest.mark.parametrize(("what", "some"), [("workloads", "resnet50"), ("machines", "edge_array"), ("solvers", "cost_descending"), ("columns", "bound_by")])
+@pytest.mark.parametrize(("what", "some"), [("workloads", "resnet50"), ("machines", "edge_array"), ("solvers", "cost_descending"), ("columns", "bound_by"),
+                                           ("columns", "violation_")])
 def test_list(what: str, some: str, tmp_path: Path) -> None:
     assert some in good("list", what, folder=tmp_path)
 

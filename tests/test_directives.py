@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -243,6 +244,23 @@ def test_what_is_no_nest_is_refused_in_one_line(old: str, new: str, says: str) -
         for layer in parse(BASE.replace(old, new)):
             mapping_of(layer, GEMM)
     assert says in str(fault.value) and len(str(fault.value).splitlines()) == 1
+
+
+def test_stacks_that_stand_outermost_first_are_to_be_swapped_where_that_mends_it() -> None:
+    right = BASE.replace("stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=1, 2) over Y\n    stack(n+=2, 4) over X")
+    wrong = BASE.replace("stack(n+=2, 4) over X\n    update(n+=1)", "stack(n+=2, 4) over X\n    stack(n+=1, 2) over Y")
+    mapping_of(parse(right)[0], GEMM)
+    with pytest.raises(ValueError, match=re.escape("write the innermost first: stack(n+=1, 2) over Y, stack(n+=2, 4) over X")):
+        mapping_of(parse(wrong)[0], GEMM)
+    with pytest.raises(ValueError, match="say 8"):  # swapped it would be wrong too
+        mapping_of(parse(wrong.replace("stack(n+=1, 2)", "stack(n+=1, 3)"))[0], GEMM)
+
+
+def test_unknown_levels_are_told_beside_the_other_faults() -> None:
+    workload, arch = Workload("net", (GEMM,)), machine.arch(machine.load("edge_array"))
+    with pytest.raises(ValueError, match="REGS is no level of edge_array; did you mean REGF") as fault:
+        directives.mappings(BASE.replace("REGF", "REGS").replace("stack(n+=2, 4)", "stack(n+=2, 3)"), workload, arch)
+    assert len(str(fault.value).splitlines()) == 2
 
 
 def test_a_tensor_that_no_update_moves_stands_below_its_lanes() -> None:

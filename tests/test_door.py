@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 import dse
-from dse import check, door, keys, nest, starts
+from dse import check, cli, door, keys, nest, starts
 from dse.schedule import in_turn
 from dse.sim.evaluate import Solution
 from dse.sim.graph import evaluate
@@ -72,6 +73,9 @@ def test_what_does_not_fit_is_a_result() -> None:
 def test_a_run_answers_in_python(run: door.Run) -> None:
     front = run.front()
     assert 0 < len(front) < SIZE and isinstance(front.table, pa.Table) and "<table>" in front._repr_html_()
+    assert [front[i] for i in range(len(front))] == list(front) and front[-1] == list(front)[-1]
+    with pytest.raises(IndexError):
+        _ = front[len(front)]
     assert len(run.sql("FROM designs")) == SIZE and run.status()["state"] == "finished"
     best = run.show()
     assert best.machine == next(iter(front))["machine"] and best.solved[0].energy_pj == next(iter(front))["energy_pj"] and "store DRAM" in repr(best)
@@ -83,6 +87,18 @@ def test_a_run_answers_in_python(run: door.Run) -> None:
         dse.open(run.path / "nowhere")
     with pytest.raises(ValueError, match="is a file, and a run is a folder"):
         dse.open(run.path / "study.yaml")
+
+
+def test_a_machine_beyond_the_end_of_a_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "small.yaml").write_text(STUDY)
+    short = dse.sweep(tmp_path / "small.yaml", out=tmp_path / "run", workers=0, **{"stop.points": 1})
+    [done] = short.sql("SELECT machine FROM machines").table["machine"].to_pylist()
+    with pytest.raises(ValueError, match=r"ended before it \(stop.points = 1 reached\); dse run with a larger stop goes on, dse map .* --set array.x=") as said:
+        short.show(next(number for number in range(SIZE) if number != done))
+    assert cli.main(["show", str(tmp_path / "run"), str(done), "--neighbours"]) == 0
+    assert "not solved: the run ended before it (stop.points = 1 reached)" in capsys.readouterr().out
+    asked = dict(one.split("=") for one in shlex.split(str(said.value)) if "." in one and "=" in one)
+    assert dse.map("gemm:m=4,n=4,k=4", "edge_array", **{key: yaml.safe_load(value) for key, value in asked.items()}).status
 
 
 def test_a_frame_is_what_is_installed(run: door.Run) -> None:

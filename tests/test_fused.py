@@ -24,7 +24,7 @@ from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Level
 from tests import by_hand
-from tests.fusions import laid_case, random_case, wrong, wrong_in_layouts
+from tests.fusions import laid_case, random_case, sparse_case, unlike, wrong, wrong_in_layouts
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -50,6 +50,19 @@ def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[S
 def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
     """29: kept tensors fill the buffer; 49: held weights; 52: rooms that grow and shrink; 122: an einsum between two that share a loop."""
     assert wrong(seed) == []
+
+
+def test_no_schedule_of_a_compressed_matrix_is_cheaper() -> None:
+    assert unlike(4, *sparse_case(4)) == []
+
+
+@pytest.mark.parametrize(("seed", "energy"), [(71, 1986.0), (170, 17858.0)])
+def test_bounds_leave_schedules_of_compressed_matrices_in(seed: int, energy: float) -> None:
+    """Schedules of so much energy exist. 71: what comes anew in every trip is read at nonzeros only, but brought in whole; 170: a held matrix is brought in as
+    it is stored."""
+    arch, workload = sparse_case(seed)
+    found = fused.fused(arch, workload, "energy", "perfect", lambda _: FREE)
+    assert isinstance(found, Solution) and found.energy_pj <= energy * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -121,6 +134,9 @@ def test_loops_are_shared_where_tiles_are_complete() -> None:
     first = einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 2}, "t")
     assert [m.axes for m in segments(Workload("w", (first, rows)))] == [(("m", "m"),)]  # n is summed up
     assert [m.axes for m in segments(Workload("w", (first, columns)))] == [(("n", "m"),)]
+    across = einsum("T[k,n] += A[m,k] * B[m,n]", {"m": 4, "n": 2, "k": 4}, "t", density={"A": 0.5}, format={"A": "csr"})
+    after = einsum("S[k] += T[k,n]", {"k": 4, "n": 2}, "s")
+    assert segments(Workload("w", (across, after))) == []  # every trip would read pointers of its own
     window = einsum("O[p] += I[p+r-1] * W[r]", {"p": 8, "r": 3}, "o", sizes={"I": (8,)})
     assert [n for _, n in trips(window, "p", 2)] == [2, 1, 1]
 
@@ -130,7 +146,10 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
     (tmp_path / "net.yaml").write_text('extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n'
                                        '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
                                        '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
-    alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", **{"solver.reuse": reuse}) for reuse in ("none", "tiles", "tiles"))
+    told: list[str] = []
+    alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", tell=lambda number, efforts, name: told.append(name), **{"solver.reuse": reuse})
+                           for reuse in ("none", "tiles", "tiles"))
+    assert told == ["a", "a", "b", "segments from a"]  # alone, a and b are one problem; what is kept is not searched again
     assert first.totals == again.totals and len(list(tmp_path.glob("reuse_*"))) == 1
     assert first.totals["energy_pj"] < alone.totals["energy_pj"] and "kept whole at GLB" in first.totals["certificate"]
     assert first.totals["space"] == "schedules of the whole graph, weights streamed" and alone.totals["space"].startswith("single einsums")

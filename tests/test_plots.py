@@ -60,6 +60,42 @@ def test_a_wrong_word_is_one_line(folder: Path, words: list[str], said: str, cap
     assert len(lines) == 1 and said in lines[0]
 
 
+def test_a_component_looks_alike_in_all_pictures_of_it() -> None:
+    """Whichever part is the largest, in energy and in latency."""
+    def looks(energy: list[dict[str, float]]) -> dict[str, object]:
+        drawn = plots.breakdown({"energy_pj": [("x", sizes) for sizes in energy], "latency_ns": [("x", {"MAC binds": 3.0, "REGF binds": 1.0})]}, "", "")
+        return {bars.get_label().removesuffix(" binds"): (bars[0].get_facecolor(), bars[0].get_hatch()) for ax in drawn.figure.axes for bars in ax.containers}
+    one = looks([{"DRAM": 3.0, "REGF": 1.0, "MAC": 2.0, "static": 1.0}])
+    other = looks([{"DRAM": 1.0, "REGF": 0.0, "MAC": 2.0, "static": 9.0}, {"DRAM": 1.0, "REGF": 4.0, "MAC": 2.0, "static": 9.0}])
+    assert one == other and len(set(one.values())) == 4
+
+
+def test_what_a_picture_of_a_run_leaves_out_is_said(folder: Path) -> None:
+    run = dse.open(folder / "run")
+    out = [run.sql(f"SELECT count(*) FROM {where}").rows()[0][0] for where in ("points WHERE NOT feasible", "machines WHERE status = 'infeasible'")]
+    said = run.plot("front").figure.get_suptitle()
+    assert (f"{out[0]} points that break" in said) == (out[0] > 0) and (f"{out[1]} machines that are infeasible" in said) == (out[1] > 0)
+    alike = len(run.front()) - len(run.front(distinct=True))
+    assert (f"{alike} more with equal objectives left out" in run.plot("breakdown").figure.get_suptitle()) == (alike > 0)
+
+
+def test_effects_of_noise_lie_within_the_error_of_the_fit() -> None:
+    """Of parameters that change nothing about one in twenty effects lies outside; what matters does."""
+    rng, outside, tried = np.random.default_rng(1), 0, 0
+    for _ in range(50):
+        columns = {name: rng.integers(0, 3, 60).tolist() for name in ("real", "idle")}
+        values = np.exp(np.array(columns["real"]) + 0.2 * rng.standard_normal(60))
+        found, explained = figures.effects(columns, values)
+        within = figures.unsure(found, explained, values)
+        for one in found:
+            far = max(one.factor, 1 / one.factor) > within
+            if one.parameter == "idle":
+                outside, tried = outside + far, tried + 1
+            elif one.value != 1:
+                assert far
+    assert outside < 0.1 * tried
+
+
 def test_a_nest_shows_all_that_moves_and_all_that_is_held() -> None:
     found = dse.map("gemm:m=64,n=32,k=48", "edge_array")
     e, c = figures.one_einsum(found.workload, found.found, None)

@@ -6,9 +6,11 @@ import io
 import json
 import re
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -119,6 +121,43 @@ def test_components_that_bind_alike_are_both_named() -> None:
     assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.binding(cost)) == {"GBUF", "MAC"}
     table = explain.network(machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48"), found, False)[1]  # type: ignore[arg-type]
     assert set(table.rows[0][table.header.index("bound_by")].split(", ")) == {"GBUF", "MAC"}
+
+
+@pytest.mark.parametrize(("asked", "hint"), [({"solver.tiles": "ragged"}, "solver.near=0"), ({"solver.mapper": "cost_descending"}, "solver.mapper=optimal")])
+def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str) -> None:
+    """What is not proven is told how it may be, and following the hint proves it."""
+    found = door.map("gemm:m=127,n=31,k=47", "edge_array", **asked)
+    told = explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
+    sets = {key: yaml.safe_load(value) for key, value in re.findall(r"--set (\S+)=(\S+)", told)}
+    assert hint in told
+    assert "not proven" not in door.map("gemm:m=127,n=31,k=47", "edge_array", **{**asked, **sets}).totals["certificate"]
+
+
+TWO = """name: two
+extents: {b: 64, d: 64, f: 128}
+einsums: ["H[b,f] += X[b,d] * W1[d,f]", "Y[b,d] += H[b,f] * W2[f,d]"]
+weights: [W1, W2]
+"""
+
+
+@pytest.mark.parametrize(("asked", "told"), [
+    ({}, True), ({"dram.kind": "hbm2"}, False), ({"solver.mapper": "cost_descending"}, False), ({"solver.reuse": "tiles"}, False),
+    ({"array.hop_pj": 0.001}, False)])
+def test_tensors_that_could_stay_are_named_where_main_memory_takes_most(asked: dict[str, object], told: bool, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(TWO)
+    found = door.map(str(tmp_path / "two.yaml"), "edge_array", **asked)  # type: ignore[arg-type]
+    hint = explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
+    assert "solver.mapper=optimal" not in hint or "solver.mapper" in asked
+    assert ("--set solver.reuse=tiles keeps tensors on chip" in hint) == told
+    if told:  # and taking the hint is worth it
+        assert door.map(str(tmp_path / "two.yaml"), "edge_array", **{**asked, "solver.reuse": "tiles"}).energy_pj < found.energy_pj  # type: ignore[arg-type]
+
+
+def test_what_is_not_proven_to_the_end_is_not_called_proven() -> None:
+    found = door.map("gemm:m=64,n=32,k=48", "edge_array")
+    assert "proven in its space" in explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
+    near = replace(found.found, gap_in_space=9.15e-4)  # type: ignore[type-var]
+    assert "at most 0.0915 % above the optimum of its space" in (said := explain.helps(found.arch, found.workload, near)) and "proven" not in said  # type: ignore[arg-type]
 
 
 def test_einsums_that_make_most_of_the_cost_come_first() -> None:

@@ -189,3 +189,23 @@ def test_anything_but_a_comparison_of_sums_is_refused_in_one_line(text: str) -> 
     with pytest.raises(SpaceError) as fault:
         constraint(text)
     assert str(fault.value).startswith('constraint "') and "\n" not in str(fault.value) and ";" in str(fault.value)
+
+
+@pytest.mark.parametrize(("text", "fix"), [
+    ("area_mm2 =< 0.55", "did you mean area_mm2 <= 0.55?"),
+    ("array.x => array.y", "did you mean array.x >= array.y?"),
+    ("latency_ns[layer] <= 12 ms", "in the unit that the name ends with: latency_ns[layer] <= 12000000"),
+    ("energy_pj =< 3 uJ", "in the unit that the name ends with: energy_pj <= 3000000"),
+    ("gbuf.capacity <= 3 MB", "write e.g. array.x >= array.y"),
+])
+def test_a_comparison_that_is_nearly_one_is_told_what_it_would_be(text: str, fix: str) -> None:
+    with pytest.raises(SpaceError) as fault:
+        constraint(text)
+    assert str(fault.value).endswith(fix)
+
+
+def test_numbers_with_a_unit_are_told_plain() -> None:
+    with pytest.raises(SpaceError, match=r"clock_mhz = \"0.4 GHz\" must be a number, in MHz; write 400$"):
+        space.override(EDGE, {"clock_mhz": "0.4 GHz"})
+    with pytest.raises(SpaceError, match="must be a number; write e.g. 500$"):
+        space.parse(EDGE, {"clock_mhz": ["fast", 500]})

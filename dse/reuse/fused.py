@@ -30,7 +30,7 @@ from dse.reuse.trips import Members, segments
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import placed
 from dse.sim.counts import held_elems
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Solution, above, certified, einsum_cost, figure, percent
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Solution, Tell, above, certified, einsum_cost, figure, percent, silent
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
 from hw.arch import Arch, Level
@@ -124,7 +124,7 @@ class Factors:
 
 
 def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, constraints: Callable[[Einsum], Constraints],
-          near: float = 0.0, layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None) -> Solution | Infeasible:
+          near: float = 0.0, layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None, tell: Tell = silent) -> Solution | Infeasible:
     """The best schedule with tiles handed on and tensors kept; its gap is to the best one of that space, in any layouts.
 
     Of energy x delay: the best of what each objective finds; no schedule has less than the least energy times the least latency. layouts: that an objective
@@ -132,7 +132,9 @@ def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, co
     """
     def best(each: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
         chosen = layouts(each)
-        return chosen if isinstance(chosen, Infeasible) else _best(graph(arch, workload, each, Nests(arch, each, tiles, constraints, near), chosen), objective)
+        if isinstance(chosen, Infeasible):
+            return chosen
+        return _best(graph(arch, workload, each, Nests(arch, each, tiles, constraints, near), chosen), objective, tell)
 
     found = best(objective)
     if isinstance(found, Infeasible):
@@ -148,13 +150,14 @@ def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, co
     least = min(priced, key=lambda one: (figure(objective, one.energy_pj, one.latency_cycles), one.energy_pj))
     value = figure(objective, least.energy_pj, least.latency_cycles)
     gap = above(value, floor)
-    return told(replace(least, saved=1 - value / _in_turn(g)), gap if gap > PRECISE else 0.0, space(g))
+    turns = _in_turn(g)
+    return told(replace(least, saved=1 - value / turns if turns else 0.0), gap if gap > PRECISE else 0.0, space(g))
 
 
-def _best(g: Graph, objective: Objective) -> tuple[list[Solution], float, Graph] | Infeasible:
+def _best(g: Graph, objective: Objective, tell: Tell = silent) -> tuple[list[Solution], float, Graph] | Infeasible:
     """The schedule that the factors say, priced, and their floor in the unit that adds up. With layouts one more, in which nothing is copied: copies stand
     between segments, where what is kept may leave them no room."""
-    found = factors(g)
+    found = factors(g, tell)
     if isinstance(found, Infeasible):
         return found
     feasible, priced = False, list[Solution]()
@@ -248,11 +251,13 @@ def _alive(t: str, users: Sequence[int], arch: Arch, workload: Workload, made: d
     return Alive(t, users[0], max(users), p.stored_elems() * (p.bits or arch.word_bits) if dense else 1 << 62)
 
 
-def factors(g: Graph) -> Factors | Infeasible:
+def factors(g: Graph, tell: Tell = silent) -> Factors | Infeasible:
+    """tell: each einsum is begun twice, alone and as the first of segments; nobody knows how long each takes."""
     n, found = len(g.workload.einsums), Factors()
     across = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
     across = {i: labels for i, labels in across.items() if len(labels) > 1}
     for i in range(n):
+        tell(i, [0.0] * n, g.workload.einsums[i].name)
         near = [j for j in (i - 1, i) if j in across]
         kept = [one for one in g.alive if one.first <= i <= one.last]
         rows: list[tuple[tuple[int, ...], Option | None, Make | None]] = []
@@ -268,6 +273,7 @@ def factors(g: Graph) -> Factors | Infeasible:
         found.add(i, [*(f"border {j}" for j in near), *(KEEP + one.tensor for one in kept), *nodes], rows, len(nodes))
     for i, labels in across.items():
         if any(m and m.first == i for m in labels):
+            tell(i, [0.0] * n, f"segments from {g.workload.einsums[i].name}")
             _starting(g, i, labels, found)
     return found
 
