@@ -234,7 +234,7 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         points = _columns(con, "points")
         own = [f"m.{_quoted(name)}" for name in _columns(con, "machines") if name not in points]
         con.execute(f"CREATE OR REPLACE VIEW designs AS SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine)")
-    if {"einsums", "counts", "prices"} <= {*known, *(t for t, listed in parts.items() if listed)}:
+    if {"machines", "einsums", "counts", "prices", "schedules", "segments"} <= {*known, *(t for t, listed in parts.items() if listed)}:
         con.execute(_sql("traffic"))
 
 

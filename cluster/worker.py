@@ -375,6 +375,8 @@ def _prices(arch: Arch, machine: int) -> list[Row]:
     lane = arch.compute
     rows += [{"machine": machine, "level": f.name, "hop_pj": f.hop_pj, "lane_pj": f.lane_pj, "word_bits": arch.word_bits, "instances": 1}
              for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    if lane.vector_leak_mw:
+        rows.append({"machine": machine, "level": "VECTOR", "leak_mw": lane.vector_leak_mw, "instances": 1})
     return [*rows, {"machine": machine, "level": "MAC", "mac_pj": lane.mac_pj, "alu_pj": lane.alu_pj, "merge_pj": lane.merge_pj,
                     "bandwidth": lane.ops_per_cycle, "leak_mw": lane.leak_mw, "instances": arch.instances(len(arch.levels))}]
 

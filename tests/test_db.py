@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import db
-from dse import folder
+from dse import folder, record
 from dse.folder import Damaged
 
 NUMBERS = itertools.count(1)
@@ -148,7 +148,8 @@ def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
     crossed += [{"mapping_key": "b", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": bits}
                 for action, bits in (("unused_read", 1), ("unused_write", 1), ("modify", 1), ("open_read", 0))]
     publish(run, einsums=[einsums], counts=[moved, [*moved[:1], *ops], crossed], prices=[[level, lane]])
-    found = db.query(db.connect(run), "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
+    schemas = {table: record.schema(table) for table in record.TABLES}
+    found = db.query(db.connect(run, schemas), "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
     energy = {(row["einsum"], row["action"]): row["energy_pj"] for row in found}
     assert [energy["b", action] for action in ("unused_read", "unused_write", "modify", "open_read")] == [30 * 4 / 16, 30 * 6 / 16, 30 * 4 / 16, 30 * 11]
     assert len(found) == 16 and (energy["a", "hop"], energy["a", "lane"], energy["a", "merge"]) == (3 * 10 * 3, 3 * 10 * 0.5, 3 * 10 * 0.5)
