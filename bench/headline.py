@@ -1,7 +1,8 @@
 """What each part of the stack brings: python -m bench.headline [CASE...]; a case is WORKLOAD@MACHINE.
 
 Every case is solved by the whole stack, then with one part off in turn, or switched to a published method: figure of the objective over that of the whole, gap,
-CPU seconds from an empty cache. A part that is cheaper than the whole is an error. Layouts are left out where no lines are described.
+CPU seconds from an empty cache. A part that is cheaper than the whole is an error, but for cycles in which waits are not counted. Layouts are left out where no
+lines are described.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from os import environ
 from typing import Any
 
 import dse
+from dse.sim.graph import UNTIMED
 from hw import machine
 
 CASES = ["squeezenet@edge_array", "bert_tiny@edge_array", "cg:matrix=nasa4704,n=8,iterations=2@edge_array", "gcn@edge_array", "squeezenet@burst_edge",
@@ -59,7 +61,8 @@ def case(text: str, objective: str) -> Iterator[tuple[str, float, str]]:
             continue
         value = totals.get("energy_pj" if objective == "energy" else "latency_cycles", float("inf"))
         least = least or value
-        yield part, value / least, f"gap {100 * totals.get('gap_in_space', float('inf')):.3g} %, {seconds:.1f} s {totals.get('reason', '')}"
+        said = "; counts no waits" if objective == "latency" and UNTIMED in str(totals.get("certificate")) else ""
+        yield part, value / least, f"gap {100 * totals.get('gap_in_space', float('inf')):.3g} %, {seconds:.1f} s {totals.get('reason', '')}{said}"
 
 
 def main(cases: list[str]) -> int:
@@ -68,8 +71,9 @@ def main(cases: list[str]) -> int:
         for objective in ("energy", "latency"):
             print(f"{text}, {objective}", flush=True)
             for part, ratio, told in case(text, objective):
-                wrong += ratio < 1 - 1e-9
-                print(f"  {part:26}{ratio:8.3f}  {told}{'  CHEAPER THAN ALL' if ratio < 1 - 1e-9 else ''}", flush=True)
+                cheaper = ratio < 1 - 1e-9 and "counts no waits" not in told
+                wrong += cheaper
+                print(f"  {part:26}{ratio:8.3f}  {told}{'  CHEAPER THAN ALL' if cheaper else ''}", flush=True)
     return int(wrong > 0)
 
 

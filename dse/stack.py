@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,12 +32,12 @@ from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.reuse.pipeline import pipelined
 from dse.reuse.published import SAID, published
 from dse.sim import transfer
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, einsum_cost, figure, in_turn, silent, space_of
-from dse.sim.graph import evaluate
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, einsum_cost, figure, in_turn, silent, space_of
+from dse.sim.graph import UNTIMED, evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
-from workloads.einsum import Einsum, canonical_key
-from workloads.graph import Unique, Workload, counts, unique
+from workloads.einsum import Einsum, WorkloadError, canonical_key
+from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 
@@ -61,8 +62,8 @@ PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its ma
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
          "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or in turn, whichever is found to cost least",
-         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best; with layout alt "
-                  "layouts too", **SAID,
+         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best, or GOGETA's "
+                  "schedule; with layout alt layouts too", **SAID,
          **CONFIGURATIONS}
 FEW = 4  # layouts of a tensor, chosen together with what stays on chip
 PIPED = ("pipelines", *SAID)  # reuse on machines of nodes, einsums side by side
@@ -124,7 +125,7 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent
     if picks.reuse == "tiles":
         best = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near,
                      lambda objective: _layouts(arch, workload, replace(picks, objective=objective), tell) if arch.described() else None, tell)
-        return best if isinstance(best, Infeasible) else [best]
+        return best if isinstance(best, Infeasible) else [best if picks.share else _or_gogetas(arch, workload, picks, best)]
     if picks.reuse in PIPED:
         pipes = picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe
         piped = (pipelined(arch, workload, *pipes, picks.steady_cycles or math.inf) if picks.reuse == "pipelines" else
@@ -144,10 +145,31 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent
     return solution if isinstance(solution, Infeasible) else [solution]
 
 
+def _or_gogetas(arch: Arch, workload: Workload, picks: Picks, best: Solution) -> Solution:
+    """Or GOGETA's schedule, where it costs less: it keeps parts of what several einsums read from outside, and shares loops over what is summed up."""
+    made = {e.output.tensor for e in workload.einsums}
+    reads = Counter(t for e in workload.einsums for t in {owner(p.tensor, made) for p in e.inputs} - made)
+    if max(reads.values(), default=0) < 2:
+        return best
+    try:
+        found = with_reuse(arch, workload, replace(picks, reuse="gogeta"))
+    except WorkloadError:  # of no use on this machine, or for loops that are not written out
+        return best
+    if isinstance(found, Infeasible) or not found[0].schedule or (picks.objective != "energy" and UNTIMED in found[0].certificate):
+        return best
+    own, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
+    where, floor = f"{space_of(best.certificate)}, and GOGETA's", own / (1 + best.gap_in_space)
+    if other >= own:
+        return told(best, best.gap_in_space, where)
+    priced = evaluate(arch, workload, found[0].schedule, picks.objective)
+    assert isinstance(priced, Solution)
+    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where)
+
+
 def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Family | Infeasible:
     """Schedules that machines of one structure share (`picks.share`)."""
     def solved(reuse: Literal["tiles", "none"], arch: Arch, objective: str) -> Solution | Infeasible:
-        found = kept(arch, workload, replace(picks, reuse=reuse, share=0.0, objective="latency" if objective == "latency" else "energy"))
+        found = kept(arch, workload, replace(picks, reuse=reuse, objective="latency" if objective == "latency" else "energy"))
         return found if isinstance(found, Infeasible) else found[0]
 
     return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), picks.share)

@@ -20,7 +20,7 @@ from dse.reuse.trips import segments, trips
 from dse.schedule import Branch, Keep, Schedule, Segment
 from dse.sim.evaluate import Solution, figure
 from dse.sim.faults import faults
-from dse.sim.graph import evaluate
+from dse.sim.graph import UNTIMED, evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Level
 from tests import by_hand
@@ -213,3 +213,17 @@ def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
     assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved"] < 1 and row["nest"] and (row["fused"] or row["kept"]) for row in rows)
     assert "kept whole at GLB" in f"{run.sql('SELECT certificate FROM workload_costs').table.to_pylist()}"
     assert run.show("0").solved[0].found.energy_pj > 0  # costed anew, equal to what is stored
+
+
+@pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
+def test_gogetas_schedule_is_taken_where_it_costs_less(objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps a matrix that two products read; cycles in which waits are not counted are not compared."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path))
+    asked = "gcn:nodes=300,nnz=1200,features=200,outputs=7", "edge_array"
+    gogeta, first, again = (dse.map(*asked, objective=objective, **{"solver.reuse": reuse}).found for reuse in ("gogeta", "tiles", "tiles"))
+    assert isinstance(gogeta, Solution) and isinstance(first, Solution) and isinstance(again, Solution)
+    costs = [figure(objective, one.energy_pj, one.latency_cycles) for one in (gogeta, first, again)]
+    assert costs[1] == costs[2] and first.certificate == again.certificate and first.saved == pytest.approx(again.saved)
+    assert (costs[1] <= costs[0] and "and GOGETA's" in first.certificate) if objective == "energy" else UNTIMED not in first.certificate
+    assert isinstance(alone := dse.map(*asked, objective=objective).found, Solution)
+    assert first.saved == pytest.approx(1 - costs[1] / figure(objective, alone.energy_pj, alone.latency_cycles), abs=0.02)

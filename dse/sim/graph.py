@@ -28,6 +28,7 @@ from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, counts, owner
 
 Bits = dict[str, int]  # by level
+UNTIMED = "cycles of stages, and of einsums with tensors kept in part, are busy times: fills that they wait for are not counted"
 
 
 def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str = "energy") -> Solution | Infeasible:
@@ -74,7 +75,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     to_bound = above(value, figure(objective, *floor))
     said = "weights pinned: there before the run, never loaded; " if schedule.weights == "pinned" else ""
     if arch.overlap == "buffered" and any(not one.boundary.timed(one.arch) for own in segments for one in own):
-        said += "cycles of stages, and of einsums with tensors kept in part, are busy times: fills that they wait for are not counted; "
+        said += f"{UNTIMED}; "
     said += f"first fills ahead: {sum(early.values()):.4g} cycles of them while the einsum before runs; " if early else ""
     said += "leakage over steady cycles: batches back to back; " if streams else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
