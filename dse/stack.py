@@ -155,8 +155,10 @@ def _or_gogetas(arch: Arch, workload: Workload, picks: Picks, best: Solution) ->
         found = with_reuse(arch, workload, replace(picks, reuse="gogeta"))
     except WorkloadError:  # of no use on this machine, or for loops that are not written out
         return best
-    if isinstance(found, Infeasible) or not found[0].schedule or (picks.objective != "energy" and UNTIMED in found[0].certificate):
+    if isinstance(found, Infeasible) or not found[0].schedule:
         return best
+    if picks.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
+        return best  # its waits are not counted
     own, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
     where, floor = f"{space_of(best.certificate)}, and GOGETA's", own / (1 + best.gap_in_space)
     if other >= own:
