@@ -185,14 +185,15 @@ def _show(given: argparse.Namespace) -> int:
     solved = [point.tried] if point.tried else point.solved
     around = run.neighbours(point.machine) if given.neighbours else None
     if given.format == "json":
-        own = {one.workload.name: explain.document(one.arch, one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)}
-        screen.print_json({**point.row, "schedule": point.schedule, "workloads": own} | ({"neighbours": list(around)} if around else {}))
+        documents = {one.workload.name: explain.document(one.arch, one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)}
+        screen.print_json({**point.row, "schedule": point.schedule, "workloads": documents} | ({"neighbours": list(around)} if around else {}))
     elif given.format == "yaml":
-        print(yaml.safe_dump_all([explain.schedule(one.found) for one in solved if not isinstance(one.found, Infeasible)], sort_keys=False), end="")
+        own = [explain.mappings(one.workload, one.found, one.plan) for one in solved if not isinstance(one.found, Infeasible)]
+        print(yaml.safe_dump_all(own, sort_keys=False), end="")
     elif given.format == "schedule":
         if len(solved) > 1:
             raise ValueError(f"--format schedule: {given.dir} has {len(solved)} workloads, a schedule is of one; --format yaml prints the mappings of all")
-        print(*(explain.nest(one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)))
+        print(*(explain.nest(one.workload, one.found, one.plan) for one in solved if not isinstance(one.found, Infeasible)))
     elif given.format == "directives":
         print(*(explain.directives(one.workload, one.found) for one in solved if not isinstance(one.found, Infeasible)), sep="\n")
     else:
@@ -226,9 +227,9 @@ def _print_mapped(found: Any, given: argparse.Namespace) -> int:
         screen.print_json(found.totals) if given.format == "json" else print(found.text(), end="")
         return 1
     if given.format == "yaml":
-        print(found.found.schedule or yaml.safe_dump(explain.schedule(found.found), sort_keys=False).rstrip())
+        print(found.found.schedule or yaml.safe_dump(explain.mappings(found.workload, found.found, found.plan), sort_keys=False).rstrip())
     elif given.format == "schedule":
-        print(explain.nest(found.workload, found.found))
+        print(explain.nest(found.workload, found.found, found.plan))
     elif given.format == "directives":
         print(explain.directives(found.workload, found.found))
     elif given.format == "json":
@@ -293,13 +294,12 @@ def _simulate(given: argparse.Namespace) -> int:
     from workloads import catalog
 
     arch = machine.arch(space.override(machine.load(given.machine), read.assignments(given.set)))
-    workload = catalog.load(given.workload)
-    given_schedule = directives.load(Path(given.mapping), workload, arch)
+    workload, given_schedule = directives.load(Path(given.mapping), catalog.load(given.workload), arch)
     try:
         found = evaluate(arch, workload, given_schedule)
     except ValueError as fault:
         raise ValueError("\n".join(f"{given.mapping}: {line}" for line in str(fault).splitlines())) from None
-    return _print_mapped(door.Mapped(arch, workload, found), given)
+    return _print_mapped(door.Mapped(arch, workload, found, plan=given_schedule), given)
 
 
 def _check(given: argparse.Namespace) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workloads.einsum import Dim, Einsum, Projection
-from workloads.graph import AGAIN, Workload, counts
+from workloads.graph import AGAIN, Workload, counts, owner
 
+COPY = re.compile(r"convert_(.+)_as_(\d+)$")
 RANK = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -54,12 +56,34 @@ def converted(workload: Workload, conversions: Sequence[Conversion]) -> Workload
     found, repeats = list[Einsum](), list[int]()
     for e, n in zip(workload.einsums, counts(workload), strict=True):
         names = [reads.get((reader(e, x), _shape(p)), "") for x, p in enumerate(e.inputs)]
-        again = [AGAIN.search(p.tensor) if p.tensor not in makers else None for p in e.inputs]  # T_again of T: the copy is read twice, too
-        inputs = tuple(replace(p, tensor=name + (same.group() if same else "")) if name else p for p, name, same in zip(e.inputs, names, again, strict=True))
+        inputs = tuple(replace(p, tensor=name + _again(p, makers)) if name else p for p, name in zip(e.inputs, names, strict=True))
         own = [replace(e, inputs=inputs), *after.get(e.output.tensor, [])]
         found += own
         repeats += [n] * len(own)
     return replace(workload, einsums=tuple(found), repeats=tuple(repeats))
+
+
+def told_by(workload: Workload, nests: Mapping[str, Iterable[str]]) -> tuple[Conversion, ...]:
+    """The conversions that nests speak of, by einsum name the tensors that they store: convert_T_as_0 makes T_as_0, which others store in T's place. Their
+    costs are in the nests. Raises ValueError for numbers that are not 0, 1, ..."""
+    made = {e.output.tensor for e in workload.einsums}
+    own = {int(match[2]): match[1] for name in nests if (match := COPY.match(name)) and match[1] in made and name not in {e.name for e in workload.einsums}}
+    if sorted(own) != list(range(len(own))):
+        raise ValueError(f"conversions: {', '.join(copy_of(n, t)[0] for n, t in sorted(own.items()))}: number them 0, 1, ...")
+    names = {name: result for result, name in workload.carried}
+    found = []
+    for number, tensor in sorted(own.items()):
+        to = copy_of(number, tensor)[1]
+        readers = [reader(e, x) for e in workload.einsums for x, p in enumerate(e.inputs)
+                   if owner(names.get(p.tensor, p.tensor), made) == tensor and to + _again(p, made) in nests.get(e.name, ())]
+        found.append(Conversion(tensor, "", "", tuple(readers), 0.0, 0.0, 0.0))
+    return tuple(found)
+
+
+def _again(p: Projection, made: Collection[str]) -> str:
+    """_again of T_again, which is read beside T: of the copy, too."""
+    same = AGAIN.search(p.tensor) if p.tensor not in made else None
+    return same.group() if same else ""
 
 
 def _shape(p: Projection) -> tuple[int, ...]:

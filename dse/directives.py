@@ -408,8 +408,11 @@ def mappings(given: str, workload: Workload, arch: Arch) -> dict[str, nest.Mappi
     return found
 
 
-def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> Schedule:
-    """A schedule from its file: directives of einsums in turn, or as `schedule.load` reads it. Raises ValueError with one line per fault, naming the file."""
+def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tuple[Workload, Schedule]:
+    """A schedule from its file, and the workload with its conversions: directives of einsums in turn, or as `schedule.load` reads it.
+
+    Raises ValueError with one line per fault, naming the file.
+    """
     if not path.is_file() or not path.read_bytes()[:64].lstrip().startswith(HEAD.encode()):
         return schedule.load(path, workload, partly)
     try:
@@ -419,7 +422,7 @@ def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> Sc
         short = {name: nest for name, nest in given.items() if name in {group.names[0] for group in unique(workload)}}
         if alike := [name for name in given if name not in short]:
             raise ValueError(f"directives: {alike[0]} is like an einsum before, whose nest it shares; leave it out")
-        return schedule.in_turn(workload, short, partly)
+        return workload, schedule.in_turn(workload, short, partly)
     except UnicodeDecodeError:
         raise ValueError(f"{path}: is not UTF-8 text") from None
     except ValueError as fault:

@@ -81,13 +81,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """One workload on one machine, solved. found: its schedule, or why there is none."""
+    """One workload on one machine, solved. found: its schedule, or why there is none. plan: einsums in turn of which equal ones may have nests of their own."""
 
     arch: Arch
     workload: Workload
     found: Solution | Infeasible
     picks: Picks = Picks()
     conversions: tuple[Conversion, ...] = ()
+    plan: schedules.Schedule | None = None
 
     def plot(self, kind: str = "nest", einsum: str | None = None, tell: Tell = silent) -> Picture:
         """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule).
@@ -152,19 +153,21 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     if schedule:
         if given:
             raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
-        return Mapped(arch, loaded, _around(arch, loaded, picks, Path(schedule), tell), picks)
+        return _around(arch, loaded, picks, Path(schedule), tell)
     if picks.layout != "row_major" and given:
         raise ValueError(f"layout {layouts[0]}: solver.layout = {picks.layout} chooses them; leave one of both out")
     if picks.layout != "row_major" and picks.reuse == "none":
-        best = stack.kept_layouts(arch, loaded, picks, tell)
-        if isinstance(best, Infeasible):
-            return Mapped(arch, loaded, best, picks)
-        return Mapped(arch, converted(loaded, best.conversions), replace(best, schedule=None), picks, best.conversions)
-    found = stack.kept(arch, loaded, picks, tell)
+        one = stack.kept_layouts(arch, loaded, picks, tell)
+        found = one if isinstance(one, Infeasible) else [one]
+    else:
+        found = stack.kept(arch, loaded, picks, tell)
     if given and isinstance(found, list):
         found = stack.in_layouts(arch, loaded, picks, found[0], given)
-    copies = found[0].conversions if isinstance(found, list) else ()
-    return Mapped(arch, converted(loaded, copies), found[0] if isinstance(found, list) else found, picks, copies)
+    if isinstance(found, Infeasible):
+        return Mapped(arch, loaded, found, picks)
+    best = found[0]
+    own = replace(best, schedule=None) if best.schedule and best.schedule.plain() else best
+    return Mapped(arch, converted(loaded, best.conversions), own, picks, best.conversions, best.schedule)
 
 
 def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
@@ -176,10 +179,11 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
     return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
 
 
-def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: Tell = silent) -> Solution | Infeasible:
-    given = directives.load(path, workload, arch, partly=True)
+def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: Tell = silent) -> Mapped:
+    whole, given = directives.load(path, workload, arch, partly=True)
     try:
-        return stack.around(arch, workload, picks, given, tell)
+        found, plan = stack.around(arch, whole, picks, given, tell)
+        return Mapped(arch, whole, found, picks, plan=plan)
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 
@@ -396,7 +400,7 @@ class Run:
         faults = []
         for workload in studies.workloads_of(self.study):
             try:
-                return Mapped(arch, workload, _around(arch, workload, self.study.solver, path))
+                return _around(arch, workload, self.study.solver, path)
             except ValueError as fault:
                 faults.append(str(fault))
         raise ValueError(faults[0])
@@ -419,7 +423,8 @@ class Run:
                 {row["einsum"]: (row["gap_in_space"] or 0.0, row["certificate"] or "") for row in nests})
             if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
                 raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
-            yield Mapped(arch, workload, replace(found, certificate=said[0]) if whole else found, self.study.solver, copies)
+            plan = schedules.parse_schedule(whole[0]) if whole else None
+            yield Mapped(arch, workload, replace(found, certificate=said[0]) if whole else found, self.study.solver, copies, plan)
 
     def _point(self, text: str) -> tuple[int, int, str]:
         """(machine, schedule, why that one)."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dse.conversion import Conversion
 from dse.directives import text, written
 from dse.nest import Loop, to_data
-from dse.schedule import in_turn
+from dse.schedule import Schedule, apart, in_turn
 from dse.sim.bounds import needs
 from dse.sim.evaluate import EinsumCost, Solution, percent
 from dse.sim.graph import on_chip
@@ -132,16 +132,18 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     return found
 
 
-def schedule(solution: Solution) -> dict[str, Any]:
-    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no nest, which it refuses, the text."""
-    return {c.name: c.mapping.outside or to_data(c.mapping) for c in solution.einsums}
+def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:
+    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no nest, which it refuses, the text. plan: of einsums in
+    turn of which equal ones may have mappings of their own."""
+    nests = apart(workload, plan) if plan and plan.plain() else {c.name: c.mapping for c in solution.einsums}
+    return {name: nest.outside or to_data(nest) for name, nest in nests.items()}
 
 
-def nest(workload: Workload, solution: Solution) -> str:
+def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -> str:
     """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule` read. Raises ValueError where it is no nest."""
     if strange := [c for c in solution.einsums if c.mapping.outside]:
         raise ValueError(f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; --format text shows it")
-    return str(solution.schedule or in_turn(workload, {c.name: c.mapping for c in solution.einsums}))
+    return str(solution.schedule or plan or in_turn(workload, {c.name: c.mapping for c in solution.einsums}))
 
 
 def directives(workload: Workload, solution: Solution) -> str:

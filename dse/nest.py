@@ -22,6 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from dse.conversion import COPY
 from hw.arch import Arch, Level
 from workloads import document
 from workloads.einsum import Einsum
@@ -192,8 +193,9 @@ def from_data(data: Sequence[Any]) -> Mapping:
     return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
 
 
-def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
-    """Mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML of {einsum: nest or list}.
+def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[str, Mapping]:
+    """Mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML of {einsum: nest or list}. equal: names of einsums equal to
+    others, which may be there, too, as may conversions.
 
     Raises ValueError with one line per fault, each naming the file.
     """
@@ -209,8 +211,9 @@ def read(path: Path, names: Sequence[str]) -> dict[str, Mapping]:
         raise ValueError(f"{path}: holds no mapping, the file is empty; see dse map --format yaml")
     if isinstance(data, str | list):
         data = {names[0]: data} if len(names) == 1 else {"": data}
-    if not isinstance(data, dict) or not set(data) <= set(names):
-        unknown = ", ".join(str(name) for name in data if name not in names) if isinstance(data, dict) else type(data).__name__
+    strange = [str(name) for name in data if name not in names and name not in equal and not COPY.match(str(name))] if isinstance(data, dict) else []
+    if not isinstance(data, dict) or strange:
+        unknown = ", ".join(strange) or type(data).__name__
         raise ValueError(f'{path}: "{unknown}" is no einsum of the workload; give one nest each for {", ".join(names[:8])}{" ..." if len(names) > 8 else ""}')
     found, lines = {}, []
     for name, nest in data.items():

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from dse.conversion import COPY, converted, told_by
 from dse.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, by_place, parse, read
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner, unique
@@ -118,17 +119,25 @@ class Schedule:
 
 
 def in_turn(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
-    """The simplest schedule: einsums in turn. mappings by einsum name; equal einsums share that of the first.
+    """The simplest schedule: einsums in turn. mappings by einsum name; einsums without one share that of the first equal one.
 
     partly: einsums without a mapping are left out; else a ValueError has a line per such einsum.
     """
-    groups = unique(workload)
-    if none := [f"mapping: einsum {group.names[0]} has none; add it" for group in groups if group.names[0] not in mappings and not partly]:
+    first = {name: group.einsum for group in unique(workload) for name in group.names}
+    there = [e for e in workload.einsums if e.name in mappings or first[e.name].name in mappings]
+    if none := dict.fromkeys(f"mapping: einsum {first[e.name].name} has none; add it" for e in workload.einsums if e not in there and not partly):
         raise ValueError("\n".join(none))
-    first = {name: group.einsum for group in groups for name in group.names if group.names[0] in mappings}
-    by_name = {e.name: e for e in workload.einsums if e.name in first}
-    nests = [renamed(mappings[first[name].name], first[name], e) for name, e in by_name.items()]
-    return Schedule(tuple(Segment((Branch(name, nest),)) for name, nest in zip(by_name, nests, strict=True)))
+    nests = {e.name: mappings[e.name] if e.name in mappings else renamed(mappings[first[e.name].name], first[e.name], e) for e in there}
+    return Schedule(tuple(Segment((Branch(name, nest),)) for name, nest in nests.items()))
+
+
+def apart(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
+    """The inverse of `in_turn`, of einsums in turn: copies, their readers, and whose nest is not that of the first equal einsum are told by themselves."""
+    nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
+    first = {name: group.einsum for group in unique(workload) for name in group.names}
+    copies = {e.output.tensor for e in workload.einsums if COPY.match(e.name)}
+    return {e.name: nests[e.name] for e in workload.einsums if first[e.name] is e or copies & {owner(p.tensor, copies) for p in e.tensors()}
+            or nests[e.name] != renamed(nests[first[e.name].name], first[e.name], e)}
 
 
 def renamed(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
@@ -245,21 +254,32 @@ def _with_last(found: Schedule, segment: Segment) -> Schedule:
     return replace(found, segments=(*found.segments[:-1], segment))
 
 
-def load(path: Path, workload: Workload, partly: bool = False) -> Schedule:
-    """A schedule from its file: the text of one, or mappings of einsums in turn (`nest.read`). partly: einsums may have no place in it (`completed`).
+def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload, Schedule]:
+    """A schedule from its file, and the workload with the conversions that stand there: the text of one, or mappings of einsums in turn (`nest.read`). partly:
+    einsums may have no place in it (`completed`).
 
     Raises ValueError with one line per fault, naming the file.
     """
-    names: Sequence[str] = [group.names[0] for group in unique(workload)]
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 1 << 24 else ""
         if text.lstrip().startswith(STARTS):
-            return parse_schedule(text)
-        return in_turn(workload, read(path, names), partly)
+            found = parse_schedule(text)
+            branches = [(branch, segment.nodes) for segment in found.segments for branch in segment.branches]
+            return _with_copies(workload, [(branch.einsum, *shared, *branch.mapping.nodes) for branch, shared in branches]), found
+        nests = read(path, [group.names[0] for group in unique(workload)], [e.name for e in workload.einsums])
+        whole = _with_copies(workload, [(name, *nest.nodes) for name, nest in nests.items()])
+        return whole, in_turn(whole, nests, partly)
     except UnicodeDecodeError:
         raise ValueError(f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml") from None
     except ValueError as fault:
         raise ValueError("\n".join(line if line.startswith(str(path)) else f"{path}: {line}" for line in str(fault).splitlines())) from None
+
+
+def _with_copies(workload: Workload, nests: Sequence[tuple[str | Loop | Store, ...]]) -> Workload:
+    """nests: name of an einsum, then the nodes above it."""
+    stored = {str(name): [node.tensor for node in nodes if isinstance(node, Store)] for name, *nodes in nests}
+    copies = told_by(workload, stored)
+    return converted(workload, copies) if copies else workload
 
 
 def missing(workload: Workload, schedule: Schedule) -> list[str]:

@@ -360,7 +360,7 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> 
             known = json.loads(data)
             copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
             found = evaluate(arch, converted(workload, copies), given, picks.objective)
-            if isinstance(found, Solution) and copies:
+            if isinstance(found, Solution) and arch.described():
                 found = replace(found, schedule=given, conversions=copies)
             gap, sound = float(known["gap"]), f"{known['space']}{known['certificate']}".isprintable() and known["gap"] >= 0
             if isinstance(found, Solution) and sound and picks.reuse == "tiles" and known["saved"] < 1:
@@ -381,8 +381,8 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> 
     return solved
 
 
-def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedule, tell: Tell = silent) -> Solution | Infeasible:
-    """A given schedule priced; einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`schedule.completed`).
+def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedule, tell: Tell = silent) -> tuple[Solution | Infeasible, schedule.Schedule]:
+    """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`completed`).
 
     Raises ValueError with one line per fault of the schedule.
     """
@@ -391,12 +391,12 @@ def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedul
         rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
         found = kept(arch, rest, replace(picks, reuse="none"), tell)
         if isinstance(found, Infeasible):
-            return found
+            return found, given
         nests = {c.name: c.mapping for c in found[0].einsums}
         if strange := [name for name, nest in nests.items() if nest.outside]:
             raise ValueError(f"schedule: {strange[0]} has no place, and what {picks.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper")
         given = schedule.completed(workload, given, schedule.in_turn(rest, nests))
-    return evaluate(arch, workload, given, picks.objective)
+    return evaluate(arch, workload, given, picks.objective), given
 
 
 def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:

@@ -13,8 +13,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from yaml import safe_dump, safe_load
 
-from dse import cache, door, stack
+from dse import cache, door, explain, stack
 from dse.assign import layouts as graphs
 from dse.assign.convert import Conversions
 from dse.assign.layouts import PICKS, assigned, shared
@@ -25,8 +26,8 @@ from dse.join import join
 from dse.layout.address import row_major
 from dse.layout.text import show
 from dse.nest import Infeasible, Laid
-from dse.schedule import Branch, Schedule, Segment, renamed
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.schedule import Branch, Schedule, Segment, load, renamed
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure
 from dse.sim.graph import evaluate
 from dse.sim.transfer import dim_names
 from dse.study import study
@@ -199,6 +200,50 @@ def test_schedules_of_a_pick_are_priced_by_the_evaluator() -> None:
     nest = renamed(found.solution.einsums[0].mapping, net.einsums[0], net.einsums[0])
     again = evaluate(EDGE, net, Schedule((Segment((Branch("e", nest),)),)))
     assert not isinstance(again, Infeasible) and again.energy_pj == found.solution.energy_pj
+
+
+@pytest.mark.parametrize("pick", ["alt", "ind"])
+def test_what_is_written_is_read_back(pick: str, tmp_path: Path) -> None:
+    """As a schedule and as mappings, with conversions and equal einsums in layouts of their own, to the last bit."""
+    copies = apart = 0
+    for seed in range(16):
+        net, objective = network(Random(seed)), OBJECTIVES[seed % 3]
+        if seed % 2:  # the first product once more, for a reader of its own
+            m, n, k = (net.einsums[0].sizes()[rank] for rank in "mnk")
+            twin = (einsum("S0[m,n] += A[m,k] * W[k,n]", {"m": m, "n": n, "k": k}, "twin"),
+                    einsum("S1[m,q] += S0[m,n] * V[n,q]", {"m": m, "n": n, "q": 16}, "last"))
+            net = replace(net, einsums=(*net.einsums, *twin), repeats=(*net.repeats, 1, 1))
+        found = assigned(SMALL, net, objective, pick, solve(SMALL, net, objective))  # type: ignore[arg-type]
+        assert not isinstance(found, Infeasible)
+        copies += len(found.conversions)
+        apart += len(explain.mappings(found.workload, found.solution, found.schedule)) - len(unique(found.workload))
+        for text in (str(found.schedule), safe_dump(explain.mappings(found.workload, found.solution, found.schedule))):
+            (tmp_path / "file").write_text(text)
+            workload, given = load(tmp_path / "file", net)
+            assert workload == found.workload
+            again = evaluate(SMALL, workload, given, objective)
+            assert isinstance(again, Solution)
+            assert (again.energy_pj, again.latency_cycles) == (found.solution.energy_pj, found.solution.latency_cycles)
+    assert apart > 1 and (copies > 2 or pick == "alt")
+
+
+def test_a_tensor_lies_in_one_layout_between_einsums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What its maker writes its reader reads: another layout takes a copy."""
+    (tmp_path / "two.yaml").write_text('einsums: ["T[m,n] += A[m,k] * B[k,n]", "U[m,q] += T[m,n] * C[n,q]"]\nextents: {m: 16, n: 32, k: 8, q: 4}\n')
+    asked = str(tmp_path / "two.yaml"), "burst_edge"
+    assert main(["map", *asked, "--format", "yaml"]) == 0
+    plain = capsys.readouterr().out
+    (tmp_path / "both.yaml").write_text(plain)
+    assert main(["simulate", *asked, str(tmp_path / "both.yaml")]) == 0
+    nests = safe_load(plain)
+    rest = [one for one in nests["T"] if not ("layout" in one and one["tensor"] == "T")]
+    nests["T"] = [{"layout": "N M", "level": "DRAM", "tensor": "T"}, *rest]
+    (tmp_path / "one.yaml").write_text(safe_dump(nests))
+    for words in (["simulate", *asked, str(tmp_path / "one.yaml")], ["map", *asked, "--schedule", str(tmp_path / "one.yaml")]):
+        capsys.readouterr()
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f'{tmp_path / "one.yaml"}: layout DRAM T: T writes "N M", U reads row-major; give both the same, or a copy'
 
 
 def test_a_run_keeps_layouts_and_conversions(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transfor
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/machine
 dse/installed dse/layout/primitive dse/layout/address dse/layout/text dse/layout/count
-dse/nest dse/schedule dse/conversion
+dse/conversion dse/nest dse/schedule
 dse/directives dse/record dse/folder dse/cache dse/sim/latency dse/sim/parts dse/sim/terms dse/sim/counts dse/sim/transfer dse/sim/sharing
 dse/sim/network dse/sim/boundary dse/sim/times dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/placed dse/sim/faults dse/sim/ahead
 dse/sim/graph dse/sim/kernels dse/join dse/assign/templates

@@ -191,7 +191,7 @@ def test_a_pipeline_may_write_back_what_it_hands_on() -> None:
 def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
     """DRAM: the image and the result once. MACs: all of them. Static: of the steady cycles, batches back to back."""
     mlp, arch = catalog.load("mlp_m:batch=64"), machine.arch(machine.load("kapla_multi"))
-    found = evaluate(arch, mlp, load(Path(__file__).parents[1] / "studies" / "mlp_pipeline.txt", mlp))
+    found = evaluate(arch, *load(Path(__file__).parents[1] / "studies" / "mlp_pipeline.txt", mlp))
     assert isinstance(found, Solution) and [one.tensor for one in on_chip(found)] == ["fc1", "fc2", "fc3"]
     pj: dict[str, float] = {}
     for c in found.einsums:
@@ -433,7 +433,7 @@ def test_what_is_kept_for_nobody_is_said_in_one_line(keep: str, said: str) -> No
 def test_files_hold_either_form(tmp_path: Path) -> None:
     path = tmp_path / "fused.txt"
     path.write_text(FUSED)
-    assert load(path, FC) == parse_schedule(FUSED)
+    assert load(path, FC) == (FC, parse_schedule(FUSED))
     path.write_text(FUSED.replace("einsum b with m = p", "einsum b whith m = p"))
     with pytest.raises(ValueError, match=r'fused.txt: schedule, line 11: "einsum b whith m = p" cannot stand here'):
         load(path, FC)

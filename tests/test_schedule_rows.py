@@ -66,7 +66,7 @@ def run(home: Path) -> door.Run:
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
     net = dse.door.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found = dse.door.stack.around(arch, net, dse.door.Picks(), parse_schedule(FUSED))
+    found, _ = dse.door.stack.around(arch, net, dse.door.Picks(), parse_schedule(FUSED))
     assert isinstance(found, Solution)
     return [found]
 

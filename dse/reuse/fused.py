@@ -167,7 +167,7 @@ def _best(g: Graph, objective: Objective, tell: Tell = silent) -> tuple[list[Sol
         given = copied(schedule(g, found, choice), g.workload, workload, nests)
         solved = evaluate(g.arch, workload, given, objective)
         if isinstance(solved, Solution):
-            priced.append(replace(solved, schedule=given, conversions=copies) if copies else solved)
+            priced.append(replace(solved, schedule=given, conversions=copies) if g.layouts else solved)
         if not copies:
             break
     return (priced, join(found.floors).floor, g) if feasible else Infeasible("the schedule", 1, 0, g.workload.name, "schedules")

@@ -8,6 +8,8 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 from dse import nest
+from dse.layout.address import Layout, row_major
+from dse.layout.text import parse
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import sharing, transfer
@@ -41,7 +43,45 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
         level = next(level.name for level in arch.levels if level.access)
         lines = [f"schedule: {level} describes lines, rows or banks, and layouts of what pipelines, or keeps of a part of a tensor, move are not counted; "
                  "leave its description out"]
-    return lines
+    return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.described() else [])
+
+
+def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:
+    """Makers and readers that see one tensor in two layouts: only a copy changes it. What sees it in another shape needs it, or a copy of it, row-major."""
+    nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
+    carried = {name: result for result, name in workload.carried}
+    copies = {(e.inputs[0].tensor, level.name) for e in workload.einsums if e.kind == "copy" for level in arch.levels
+              if _layout(nests[e.name], e.output, level.name) is None}
+    for e in workload.einsums:
+        for p in e.inputs:
+            tensor = owner(carried.get(p.tensor, p.tensor), g.made)
+            if tensor not in g.made or p.format != "dense":
+                continue
+            maker = g.einsums[g.made[tensor]]
+            for level in (arch.levels[0].name, *(one.level for one in schedule.keeps if one.tensor == tensor)):
+                made, read = _layout(nests[maker.name], maker.output, level), _layout(nests[e.name], p, level)
+                view = _sizes(p) != _sizes(maker.output)
+                if read != made and not (view and read is None and (tensor, level) in copies) or (view and read):
+                    yield (f"layout {level} {tensor}: {maker.name} writes {_said(nests[maker.name], tensor, level)}, {e.name} reads "
+                           f"{_said(nests[e.name], p.tensor, level)}; {'row-major is what another shape needs' if view else 'give both the same'}, or a copy")
+
+
+def _layout(mapping: Mapping, p: Projection, level: str) -> Layout | None:
+    """What a nest says of a tensor at a level, in names that all have; None: row-major."""
+    text = next((one.text for one in mapping.layouts if (one.level, one.tensor) == (level, p.tensor)), None)
+    if text is None:
+        return None
+    names = transfer.dim_names(p)
+    found = parse(text, names, _sizes(p))
+    return None if found == row_major(names, _sizes(p)) else replace(found, names=tuple(f"D{k}_" for k in range(len(names))))
+
+
+def _said(mapping: Mapping, tensor: str, level: str) -> str:
+    return next((f'"{one.text}"' for one in mapping.layouts if (one.level, one.tensor) == (level, tensor)), "row-major")
+
+
+def _sizes(p: Projection) -> tuple[int, ...]:
+    return tuple(d.size for d in p.dims)
 
 
 def _word_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
