@@ -29,7 +29,8 @@ def lean(f: F) -> F:
 
 ENERGY, LATENCY, EDP = 0, 1, 2
 STEPS, RAMP = 1, 2  # parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them ports
-FIRST, ALL = 8, 1 << 62  # choices of lanes that are followed before others are looked for; all of them
+LOWEST, ALL = 5, 1 << 62  # choices of lanes that are followed before others are looked for; all of them
+MANY = 1 << 14  # that are looked for before the lowest of them are followed
 CELLS = 512  # numbers of lanes that may be left, told apart (`quotients`)
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 # Kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a node and by compute; words of the
@@ -1442,21 +1443,24 @@ def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Ch
 
 
 @njit(cache=True, nogil=True)
-def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
-                 best: Floats) -> tuple[Ints, Floats]:
-    """All choices of lanes [n, R] that fit and may beat the best, with the least figure [n, 3] that each may have: first how many lanes each rank has, then how
-    they share it out. The lowest ones (FIRST) are followed before others are looked for, which are held against what these lead to; of those each at once whose
-    figure is lower than all before.
+def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, best: Floats) -> float:
+    """Best first over lanes, then over the levels that hold the tensors, then nests from inside out. best [3] is lowered; the nest stands in w.best_*.
+
+    All choices of lanes that fit and may beat the best, by the least figure that each may have: first how many lanes each rank has, then how they share it out.
+    The LOWEST ones are followed before others are looked for, which are held against what these lead to; of those each at once whose figure is lower than all
+    before, the others when there are MANY of them, or no more. free, outer: for `crowded`.
+    Returns inf; if the budget ended, a figure that nothing which was left out is below.
     """
+    crowds = Crowds(np.full(256, -1), np.empty(256))
     ranks, many_q, total, c, left = w.option.shape[0], t.quantity.shape[0], 1, choices(t, e, p, m, memo, w), quotients(m.size)
     for d in range(m.size.shape[0]):
         total *= m.size[d]
     few = min(total, 32)
     caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
     all_left, later = Left(m.size.copy().reshape(1, -1), np.zeros_like(left.cell)), np.ones((ranks + 1, 1, many_q))
-    chosen, bound, n, record = np.empty((1024, ranks), np.int64), np.empty((1024, 3)), 0, np.full(3, np.inf)
-    done, many = np.empty((FIRST * FIRST, ranks), np.int64), 0
-    for most in (FIRST, ALL):
+    chosen, bound, n, record, full = np.empty((1024, ranks), np.int64), np.empty((1024, 3)), 0, np.full(3, np.inf), MANY
+    done, many = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
+    for most in (LOWEST, ALL):
         if best[0] < np.inf:
             hopeful_options(c, total, caps, t, e, m, w, best)
         groups, start = grouped(c, e)
@@ -1465,6 +1469,11 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules:
         for g in by_bound(low_of_groups):
             if not below(low_of_groups[g], best):
                 continue
+            if n >= full:
+                n = follow(low_of_groups[g, 0], chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+                full = max(MANY, 2 * n)
+            if w.tally[1] > w.tally[2] and n > 0 and bound[:n, 0].min() <= low_of_groups[g, 0]:
+                break
             own = of_groups[g]
             for i in range(ranks - 1, -1, -1):
                 for q in range(many_q):
@@ -1479,11 +1488,11 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules:
                 known = False
                 for j in range(many if most == ALL else 0):
                     known = known or (done[j] == found[v]).all()
-                if not known and below(low[v], best) and (most == FIRST or below(low[v], record)):
+                if not known and w.tally[1] <= w.tally[2] and below(low[v], best) and (most == LOWEST or below(low[v], record)):
                     w.option[:] = found[v]
                     followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
                     known = w.tally[1] <= w.tally[2]
-                    if known and most == FIRST:
+                    if known and most == LOWEST:
                         done[many], many = found[v], many + 1
                     elif known:
                         record[:] = low[v]
@@ -1493,7 +1502,25 @@ def lane_vectors(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules:
                     chosen[n], bound[n], n = found[v], low[v], n + 1
         if w.tally[1] <= w.tally[2] and not below(rest, best):  # nothing that was left out is lower
             break
-    return chosen[:n], bound[:n]
+    n = follow(np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+    return float(bound[:n, 0].min()) if n > 0 else np.inf
+
+
+@njit(cache=True, nogil=True)
+def follow(upto: float, chosen: Ints, bound: Floats, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work,
+           outer: Work, seen: Seen, crowds: Crowds, best: Floats) -> int:
+    """Follows those of the first n choices of lanes whose figure is no more than upto, lowest first; the others move to the front. Returns how many these are,
+    with all that are not followed to the end where the budget ends."""
+    order, at = by_bound(bound[:n]), 0
+    while at < n and bound[order[at], 0] <= upto and w.tally[1] <= w.tally[2]:
+        c = order[at]
+        if below(bound[c], best):
+            w.option[:] = chosen[c]
+            followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+        at += int(w.tally[1] <= w.tally[2])
+    rest = order[at:]
+    chosen[:n - at], bound[:n - at] = chosen[rest], bound[rest]
+    return n - at
 
 
 @lean
@@ -1581,27 +1608,6 @@ def placements(t: Terms, sums: Floats, rest: Floats, m: Machine, w: Work, best: 
 def by_bound(bound: Floats) -> Ints:
     later = np.argsort(bound[:, 1], kind="mergesort")
     return later[np.argsort(bound[later, 0], kind="mergesort")]
-
-
-@njit(cache=True, nogil=True)
-def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, best: Floats) -> float:
-    """Best first over lanes, then over the levels that hold the tensors, then nests from inside out. best [3] is lowered; the nest stands in w.best_*.
-
-    free, outer: for `crowded`. Returns inf; if the budget ended, a figure that nothing which was left out is below.
-    """
-    crowds = Crowds(np.full(256, -1), np.empty(256))
-    vectors, bound = lane_vectors(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
-    for c in by_bound(bound):
-        if not below(bound[c], best):
-            if bound[c, 0] > best[0] * (1 + CLOSE):
-                break
-            continue
-        for r in range(vectors.shape[1]):
-            w.option[r] = vectors[c, r]
-        followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
-        if w.tally[1] > w.tally[2]:
-            return float(bound[c, 0])
-    return np.inf
 
 
 @njit(cache=True, nogil=True)
