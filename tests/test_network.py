@@ -270,9 +270,11 @@ def random_stages(rng: Random) -> tuple[Arch, Workload, Schedule]:
                 return arch, workload, schedule
 
 
-def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tuple[str, str], int]:
-    """Hops of what stages read out of each other's lanes, word by word: (einsum, tensor) -> hops."""
+def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tuple[str, str], float]:
+    """Hops of what stages read out of each other's lanes, word by word: (einsum, tensor) -> hops. An operation that reads padding straight moves a word too
+    (docs/model.md, Networks), as far as the others on average."""
     f, order, found = arch.fanouts[0], [level.name for level in arch.levels], defaultdict(int)
+    read_words, read_padding = defaultdict(int), defaultdict(int)
     dims, einsums = [name for name, _ in f.dims], {e.name: e for e in workload.einsums}
     first = {b.einsum: tuple(next((one.first for one in b.region if one.dim == dim), 0) for dim in dims) for b in segment.branches}
     handed = {node.tensor for node in segment.nodes if isinstance(node, Store) and order.index(node.level) >= f.outside}
@@ -327,15 +329,21 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
             for t in handed & {p.tensor for p in e.inputs}:
                 child = next((i for i, n in enumerate(own) if isinstance(n, Store) and n.tensor == t), len(own))
 
-                def read(at: int, lanes: list, e=e, t=t, child=child, y0=y0, x0=x0) -> None:
+                def read(at: int, lanes: list, e=e, t=t, child=child, own=own, y0=y0, x0=x0) -> None:
                     if at != child:
                         return
-                    asked = defaultdict(set)
+                    asked, padding = defaultdict(set), set()
                     for (y, c), env in lanes:
+                        lane = None if f.multicast[0] else y, None if f.multicast[1] else c
                         for x in elements(e, t, env):
-                            asked[x, None if f.multicast[0] else y, None if f.multicast[1] else c].add((y0 + y, x0 + c))
+                            asked[x, *lane].add((y0 + y, x0 + c))
+                        if child == len(own) and not elements(e, t, env):
+                            dims_of = next(p for p in e.inputs if p.tensor == t).dims
+                            padding.add((tuple(d.offset + sum(k * env[r][0] for r, k in d.terms) for d in dims_of), *lane))
                     for (x, _, _), places in asked.items():
                         found[e.name, t] += WALKED[f.source](owner[t, x], places)
+                    read_words[e.name, t] += len(asked)
+                    read_padding[e.name, t] += len(padding)
 
                 visit(b, own, 0, [((0, 0), envs[b.einsum])], read)
 
@@ -350,7 +358,7 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
             granules(nodes[1:], {name: {**env, own[name]: (start, start + nodes[0].tile)} for name, env in envs.items()})
 
     granules(list(segment.nodes), {b.einsum: {rank: (0, n) for rank, n in einsums[b.einsum].extents} for b in segment.branches})
-    return dict(found)
+    return {at: hops * (1 + read_padding[at] / read_words[at]) if read_padding[at] else hops for at, hops in found.items()}
 
 
 def handing_unlike(seed: int) -> str:
