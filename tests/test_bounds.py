@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dse.dataflow.optimal import optimal
 from dse.nest import Loop, Mapping, Store
 from dse.sim import bounds
 from dse.sim.cost import price
 from dse.sim.counts import count
-from hw.arch import Arch, Compute, Level
+from dse.sim.evaluate import Problem, Violated
+from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_arch, random_case, random_einsum, rich_case
 from workloads.einsum import Einsum, einsum
 
@@ -46,6 +48,43 @@ def test_a_compressed_input_moves_all_that_is_stored() -> None:
     mapping = Mapping((*(Store("DRAM", t) for t in "YAX"), Loop("m", 1), Loop("k", 1)))
     found = {(part.tensor, part.action): part.energy_pj for part in price(mapping, count(mapping, e, arch), e, arch).parts}
     assert bounds.energy_pj(e, arch) <= sum(found.values()) and found["A", "read"] == 20
+
+
+def rare(rng: Random) -> tuple[Einsum, Arch]:
+    """Where accesses of compute are most of the cost: levels of any prices, lanes that share along some dimensions."""
+    text, sizes = rng.choice([
+        ("C[m,n] += A[m,k] * B[k,n]", {"m": 6, "n": 4, "k": 3}), ("O[k,p] += I[c,p+r] * W[k,c,r]", {"k": 4, "c": 2, "p": 6, "r": 3}),
+        ("O[c,p] += I[c,p+r] * W[c,r]", {"c": 4, "p": 8, "r": 3}), ("C[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": 3, "m": 4, "n": 2, "k": 4}),
+        ("Y[m] += A[m,k] * X[k]", {"m": 12, "k": 6}), ("Z[a,b] += A[a] * B[a,c]", {"a": 3, "b": 8, "c": 6})])
+
+    def memory(name: str, words: int | None) -> Level:
+        read, write = (rng.choice([0.0, 0.01, 0.1, 0.3, 1.0, 3.0]) for _ in range(2))
+        return Level(name, words and 8 * words, 8, read, write, bypass=name != "DRAM", skip_first_read=rng.random() < 0.8)
+
+    def array(name: str, outside: int, dims: str) -> Fanout:
+        flags = [tuple(rng.random() < 0.8 for _ in dims) for _ in range(2)]
+        return Fanout(name, outside, tuple((dim, rng.choice([2, 3, 4, 6])) for dim in dims), *flags)
+
+    arrays = (*([array("cluster", 1, "Z")] if rng.random() < 0.3 else []), array("array", 2, rng.choice(["X", "XY"])))
+    return einsum(text, sizes), Arch("rare", (memory("DRAM", None), memory("GLB", None), memory("REG", rng.randint(1, 8))), arrays, Compute(0.0, 0.0), 1.0, 8)
+
+
+def test_what_compute_asks_for_is_shared_by_no_more_lanes_than_there_are() -> None:
+    """Against optima; all operands together ask for more than each by itself does."""
+    more = 0
+    for seed in range(120):
+        e, arch = rare(Random(seed))
+        try:
+            found = optimal(Problem(arch, e, "energy"))
+        except Violated as fault:
+            pytest.fail(str(fault))
+        assert isinstance(found, list)
+        least, needs = bounds.energy_pj(e, arch), bounds.needs(e)
+        assert least <= found[0].energy_pj * (1 + 1e-9), seed
+        apart = bounds.floor(replace(needs, common=()), bounds.rates(arch))[0]
+        assert apart <= least * (1 + 1e-12)
+        more += apart < least * (1 - 1e-9)
+    assert more > 5
 
 
 @given(st.integers(0, 2**32))

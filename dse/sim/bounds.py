@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from itertools import product
+from math import inf, prod
 
 import numpy as np
 
 from dse.sim.parts import op_cycles, op_pj
-from dse.sim.terms import nonzero, straight
+from dse.sim.terms import nonzero, straight, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
+
+JOINT = 3  # operands whose places are bounded together
 
 
 @lru_cache(maxsize=1 << 14)
@@ -63,7 +66,7 @@ class Needs:
     """What an einsum asks of any machine.
 
     share: of its iterations that compute; computed: operations; operands: (elements that must move at least once, bits, is written); asked: words of each that
-    compute asks for.
+    compute asks for; alike: lanes that may want the same word of each; common: by set of operands, as a mask, how many of them a lane more may serve at most.
     """
 
     einsum: Einsum
@@ -72,64 +75,93 @@ class Needs:
     computed: float
     operands: tuple[tuple[float, int | None, bool], ...]
     asked: tuple[float, ...]
+    alike: tuple[int, ...]
+    common: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What bounds read of a machine. access: (bits, is written) -> per level (lanes below that one access may serve, its energy)."""
+    """What bounds read of a machine. access: (bits, is written) -> per level (lanes below, those of them that one access may serve, its energy)."""
 
     arch: Arch
     lanes: int
     leak_mw: float
-    access: dict[tuple[int, bool], tuple[tuple[int, float], ...]]
+    access: dict[tuple[int, bool], tuple[tuple[int, int, float], ...]]
 
 
 @lru_cache(maxsize=1 << 14)
 def needs(e: Einsum) -> Needs:
-    return Needs(e, e.points(), nonzero(e), e.points() * nonzero(e), tuple((words(p, e), p.bits, p is e.output) for p in e.tensors()),
-                 tuple(e.points() * straight(p, e) for p in e.tensors()))
+    tensors, sizes = e.tensors(), e.sizes()
+    apart = [unshared(p, e) for p in tensors]
+    common = tuple(max((sum(mask >> x & 1 and rank not in own for x, own in enumerate(apart)) for rank, n in e.extents if n > 1), default=0)
+                   for mask in range(1 << len(tensors))) if len(tensors) <= JOINT else ()
+    return Needs(e, e.points(), nonzero(e), e.points() * nonzero(e), tuple((words(p, e), p.bits, p is e.output) for p in tensors),
+                 tuple(e.points() * straight(p, e) for p in tensors), tuple(prod(n for rank, n in sizes.items() if rank not in own) for own in apart), common)
 
 
 def rates(arch: Arch) -> Rates:
     return Rates(arch, arch.instances(len(arch.levels)), arch.leak_mw(), {})
 
 
-def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, float], ...]:
+def _access(r: Rates, bits: int, write: bool) -> tuple[tuple[int, int, float], ...]:
     """Of one operand, per level; made once per machine and kind of operand."""
     found = r.access.get((bits, write))
     if found is None:
-        found = r.access[bits, write] = tuple((_widest(r.arch, v, write), bits / level.width_bits * (level.write_pj if write else level.read_pj))
+        found = r.access[bits, write] = tuple((*_below(r.arch, v, write), bits / level.width_bits * (level.write_pj if write else level.read_pj))
                                               for v, level in enumerate(r.arch.levels))
     return found
 
 
-def _widest(arch: Arch, v: int, reduce: bool) -> int:
-    shared = [size for f in arch.fanouts if f.outside > v for (_, size), flag in zip(f.dims, f.reduce if reduce else f.multicast, strict=True) if flag]
-    return prod(shared)
+def _below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
+    """Lanes below a level, and those along dimensions that share an access."""
+    dims = [(size, flag) for f in arch.fanouts if f.outside > v for (_, size), flag in zip(f.dims, f.reduce if write else f.multicast, strict=True)]
+    return prod(size for size, _ in dims), prod(size for size, flag in dims if flag)
 
 
 def floor(n: Needs, r: Rates) -> tuple[float, float]:
     """Energy and cycles that no mapping beats.
 
-    Energy: operations, every element once at the outermost level, every operand access at its cheapest place, leakage.
+    Energy: operations, every element once at the outermost level, what compute asks for at the cheapest places, leakage.
     """
     cycles = _cycles(n, r)
     arch, outer = r.arch, r.arch.levels[0]
     total = n.computed * op_pj(n.einsum, arch) + r.leak_mw * cycles / arch.clock_ghz
-    for (elems, own, write), asked in zip(n.operands, n.asked, strict=True):
+    places = []
+    for (elems, own, write), asked, alike in zip(n.operands, n.asked, n.alike, strict=True):
         bits = own or arch.word_bits
-        moved = elems if not outer.bypass else 0
-        total += moved * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
-        total += _operand_pj(asked, _access(r, bits, write), moved)
-    return total, cycles
+        moved = 0.0 if outer.bypass else elems * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
+        total += moved
+        places.append([(lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0) for v, (lanes, shared, pj) in enumerate(_access(r, bits, write))])
+    return total + (_together_pj(places, n.common) if n.common else sum(min(map(_alone_pj, own)) for own in places)), cycles
 
 
-def _operand_pj(asked: float, access: tuple[tuple[int, float], ...], outer_words: float) -> float:
-    """Cheapest energy of the accesses that compute makes to one tensor, without what the outermost level is charged already."""
-    (widest, pj), *inner = access
-    best = max(asked / widest - outer_words, 0.0) * pj
-    for widest, pj in inner:
-        best = min(best, asked / widest * pj)
+Place = tuple[int, int, float, float]  # lanes below; those that may share an access; energy if none did; what of it the outermost level is charged already
+
+
+def _alone_pj(place: Place) -> float:
+    _, shared, pj, charged = place
+    return max(pj / shared - charged, 0.0)
+
+
+def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> float:
+    """Least energy of the accesses that compute makes, over the level where each operand lies innermost.
+
+    Lanes that share an access to an operand differ in ranks that it does not have, and `common` says how many operands lack the same rank. So of k operands
+    whose accesses serve s1 .. sk of at most L lanes, s1 s2 .. sk <= L^min(common, k), and sum(pj / s) >= k (product(pj) / L^min(common, k))^(1/k).
+    """
+    best = inf
+    for chosen in product(*places):
+        each, near, charged, pj, most, many, mask = 0.0, 0.0, 0.0, 1.0, 1, 0, 0
+        for x, place in enumerate(chosen):
+            alone = _alone_pj(place)
+            each += alone
+            if place[1] == 1:
+                near += alone
+            else:
+                most, pj, charged, many, mask = max(most, place[0]), pj * place[2], charged + place[3], many + 1, mask | 1 << x
+        if many:
+            each = max(each, near + many * (pj / float(most) ** min(common[mask], many)) ** (1 / many) - charged)
+        best = min(best, each)
     return best
 
 

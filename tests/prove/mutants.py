@@ -53,6 +53,7 @@ AROUND, PLACED, REFUSED, GRAPH = "dse/sim/boundary.py", "dse/sim/placed.py", "ds
 STAY, WORDS, LOOPS, POINTS = "dse/reuse/optimum.py", *(f"tests/{name}" for name in (
     "test_optimum.py::test_no_schedule_of_single_words_is_cheaper", "test_optimum.py::test_periods_cost_what_the_whole_loop_costs",
     "test_cases.py::test_gogeta_cases_pass"))
+BOUNDS, ASKED = "dse/sim/bounds.py", "tests/test_bounds.py::test_what_compute_asks_for_is_shared_by_no_more_lanes_than_there_are"
 JOIN, CHOICES, BEAMS = "dse/join.py", *(f"tests/test_join.py::{name}" for name in (
     "test_the_engine_finds_what_an_enumeration_finds", "test_a_beams_floor_is_never_above_the_optimum"))
 SPARSE = "tests/test_fused.py::test_bounds_leave_schedules_of_compressed_matrices_in"
@@ -73,6 +74,10 @@ MUTANTS = (
     Mutant("the bound of a stage pays for pinned weights", "dse/reuse/floors.py", "or p.tensor in pinned or", "or", TABLE),
     Mutant("nobody passes registers by", "dse/reuse/floors.py", "min(sum(use) + filled, past)", "(sum(use) + filled)",
            "tests/test_floors.py::test_no_mapping_costs_less"),
+    Mutant("operands: one of them at most lacks a rank", BOUNDS, "tuple(max((sum(", "tuple(max((any(", ASKED),
+    Mutant("operands: only lanes that share are lanes", BOUNDS, "max(most, place[0])", "max(most, place[1])", ASKED),
+    Mutant("operands: lanes of sums share what is read", BOUNDS, "f.reduce if write else f.multicast", "f.reduce", ASKED),
+    Mutant("operands: what main memory is charged is paid twice", BOUNDS, "** (1 / many) - charged", "** (1 / many)", ASKED),
     Mutant("the last of unequal lanes has a whole share", HOPS, "min(low + (i + 1) * c.tile, high)", "low + (i + 1) * c.tile", UNEVEN),
     Mutant("lanes with less work fetch as often", HOPS, "if c.whole % c.tile and c.rank not in one.unshared and (left :=", "if False and (left :=", UNEVEN),
     Mutant("lanes of unequal shares are asked alike", PLACED, "used * Fraction(left[loop.rank], loop.tile)", "used * -(-left[loop.rank] // loop.tile)",
