@@ -131,7 +131,8 @@ def floor(n: Needs, r: Rates) -> tuple[float, float]:
         bits = own or arch.word_bits
         moved = 0.0 if outer.bypass else elems * bits / outer.width_bits * (outer.write_pj if write else outer.read_pj)
         total += moved
-        places.append([(lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0) for v, (lanes, shared, pj) in enumerate(_access(r, bits, write))])
+        places.append(_may_be([(lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
+                               for v, (lanes, shared, pj) in enumerate(_access(r, bits, write))]))
     return total + (_together_pj(places, n.common) if n.common else sum(min(map(_alone_pj, own)) for own in places)), cycles
 
 
@@ -141,6 +142,12 @@ Place = tuple[int, int, float, float]  # lanes below; those that may share an ac
 def _alone_pj(place: Place) -> float:
     _, shared, pj, charged = place
     return max(pj / shared - charged, 0.0)
+
+
+def _may_be(places: Sequence[Place]) -> list[Place]:
+    """Without those that cost no less, whoever shares them, than one that nobody shares."""
+    near = min((place for place in places if place[1] == 1), key=_alone_pj, default=None)
+    return [place for place in places if place is near or (place[1] > 1 and (near is None or _alone_pj(place) < _alone_pj(near)))]
 
 
 def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> float:
