@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from cluster import ruled
+from cluster.ruled import BEATEN, Ruler
 from dse import explain, record
 from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
@@ -43,8 +45,8 @@ from hw.space import Space, Unbuildable, decode, index_of, values
 from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
-BEATEN = "bounds: another machine has a schedule that is better than any of this one (beaten_by)"  # reason of a machine that was not solved
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
+MANY = 4  # machines of a lease from which on bounds are made of all at once
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
@@ -82,6 +84,7 @@ class Job:
     schemas: Mapping[str, pa.Schema]
     key: str
     deadline_s: float | None
+    ruler: Ruler = field(compare=False, repr=False)
     families: dict[str, dict[int, tuple[Family | Infeasible, int]]] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -117,31 +120,52 @@ def job_of(study: Study) -> Job:
     schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
     shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
-    return Job(study, workloads, uniques, tuple(workload.macs() for workload in workloads), schemas, json.dumps(content), study.limits.seconds)
+    key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
+    return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, Ruler(study, uniques, key))
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
     started = time.perf_counter()
     rows: Rows = {}
     schedules: list[Laid] = []
-    solved = {i: solve_machine(job, lease.asks[i], lease.fronts.get(lease.asks[i].generation, ())) for i in _order(job, lease)}
+    beaten = _ruled_out(job, lease)
+    out = set().union(*(table["machine"].to_pylist() for table in beaten))
+    asks = [ask for ask in lease.asks if ask.machine not in out]
+    solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ())) for i in _order(job, lease.number, asks)}
     for _, (found, laid) in sorted(solved.items()):
         schedules += laid
         for table, new in found.items():
             rows.setdefault(table, []).extend(new)
-    return Done(lease, tables_of(job, rows) | _einsum_tables(job, schedules), time.perf_counter() - started)
+    tables = tables_of(job, rows) | _einsum_tables(job, schedules)
+    if beaten:
+        tables["machines"] = pa.concat_tables([*beaten, *(tables[name] for name in ("machines",) if name in tables)])
+    return Done(lease, tables, time.perf_counter() - started)
 
 
-def _order(job: Job, lease: Lease) -> list[int]:
+def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
+    """Rows of machines that bounds rule out, all of a generation at once; what goes wrong with one of them shows when it is looked at alone."""
+    found = []
+    for generation, front in lease.fronts.items():
+        asks = [ask for ask in lease.asks if ask.generation == generation]
+        if front and len(asks) >= MANY and job.ruler.applies():
+            out, columns = job.ruler.rows(np.array([ask.machine for ask in asks], np.int64), front)
+            own = [ask for ask, beaten in zip(asks, out.tolist(), strict=True) if beaten]
+            of_asks = {"generation": pa.array([generation] * len(own)), "source": pa.array([ask.source for ask in own])}
+            versions = {name: pa.array([version] * len(own)) for name, version in _VERSIONS.items()}
+            found.append(ruled.table_of(job.schemas["machines"], {**columns, **of_asks, **versions}, len(own)))
+    return found
+
+
+def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     """Places of machines, sorted by what they share; every lease begins with another one: what a process finds first, others find in $DSE_CACHE by then."""
-    found = dict.fromkeys(range(len(lease.asks)), "")
+    found = dict.fromkeys(range(len(asks)), "")
     if job.study.solver.share:
         known = [job.families.get(workload.name, {}) for workload in job.workloads]
-        for i, ask in enumerate(lease.asks):
+        for i, ask in enumerate(asks):
             if any(ask.machine not in one for one in known) and isinstance(arch := decode(job.study.space, ask.machine), Arch):
                 found[i] = str(structure(arch))
     kinds = sorted(set(found.values()))
-    return sorted(found, key=lambda i: (kinds.index(found[i]) - lease.number) % len(kinds))
+    return sorted(found, key=lambda i: (kinds.index(found[i]) - number) % len(kinds))
 
 
 def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = ()) -> tuple[Rows, list[Laid]]:

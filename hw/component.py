@@ -255,7 +255,7 @@ def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]
     if faults or isinstance(node, Array):
         return faults
     try:
-        _ = _level(spec, node, outermost) if isinstance(node, Memory) else _compute(spec, node)
+        _ = level_of(spec, node, outermost) if isinstance(node, Memory) else compute_of(spec, node)
     except ComponentError as fault:
         return [str(fault) if str(fault).startswith(("node_nm", "cell")) else f"{node.name}.{fault}"]
     return []
@@ -331,7 +331,8 @@ def _node_nm(spec: Machine) -> float:
     return spec.node_nm
 
 
-def _level(spec: Machine, node: Memory, outermost: bool) -> Level:
+def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
+    """Raises ComponentError for what the tables do not have."""
     clock_ghz = spec.clock_mhz / 1e3
     per_gbps = 8 / node.width_bits / clock_ghz
     stated = node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
@@ -411,7 +412,8 @@ def _given(number: float | None, table: float) -> float:
     return table if number is None else number
 
 
-def _compute(spec: Machine, node: Lane) -> Compute:
+def compute_of(spec: Machine, node: Lane) -> Compute:
+    """Raises ComponentError for what the tables do not have."""
     lane = Mac(spec.word_bits or 0, 0.0, 0.0, 0.0, 0.0) if node.kind == "custom" else mac(node.kind, _node_nm(spec), spec.cell)
     alu = _given(node.alu_pj, lane.alu_pj)
     found = Compute(mac_pj=_given(node.mac_pj, lane.mac_pj), alu_pj=alu, ops_per_cycle=node.ops_per_cycle, leak_mw=_given(node.leak_mw, lane.leak_mw),
@@ -423,14 +425,24 @@ def _compute(spec: Machine, node: Lane) -> Compute:
                    vector_leak_mw=node.vector_lanes * unit.leak_mw, vector_area_mm2=node.vector_lanes * unit.area_mm2)
 
 
+def fanout_of(node: Array, outside: int) -> Fanout:
+    dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
+    multicast, reduce = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
+    return Fanout(node.name.upper(), outside, dims, multicast, reduce, node.ramp or "", node.hop_pj, node.lane_pj, node.rim, node.source)
+
+
+def word_bits_of(spec: Machine, lane: Lane) -> int:
+    return spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
+
+
 def faults(spec: Machine) -> list[str]:
     """All that keeps spec from being built, one line each."""
-    outline = [_outline(node) for node in spec.nodes]
-    lines = order_faults(outline) + nesting_faults(spec.nodes) + [line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0)]
+    lines = order_faults([outline(node) for node in spec.nodes]) + nesting_faults(spec.nodes)
+    lines += [line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0)]
     return list(dict.fromkeys(lines))
 
 
-def _outline(node: Node) -> tuple[str, str, Sequence[str]]:
+def outline(node: Node) -> tuple[str, str, Sequence[str]]:
     role = "memory" if isinstance(node, Memory) else "array" if isinstance(node, Array) else "compute"
     return role, node.name, tuple(node.dims) if isinstance(node, Array) else ()
 
@@ -446,11 +458,8 @@ def build(spec: Machine) -> Arch:
     fanouts: list[Fanout] = []
     for node in spec.nodes:
         if isinstance(node, Memory):
-            levels.append(_level(spec, node, not levels))
+            levels.append(level_of(spec, node, not levels))
         elif isinstance(node, Array):
-            dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
-            multicast, reduce = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
-            fanouts.append(Fanout(node.name.upper(), len(levels), dims, multicast, reduce, node.ramp or "", node.hop_pj, node.lane_pj, node.rim, node.source))
+            fanouts.append(fanout_of(node, len(levels)))
     lane = next(node for node in spec.nodes if isinstance(node, Lane))
-    word_bits = spec.word_bits or mac(lane.kind, _node_nm(spec), spec.cell).bits
-    return Arch(spec.name, tuple(levels), tuple(fanouts), _compute(spec, lane), spec.clock_mhz / 1e3, word_bits, spec.tiling, spec.overlap)
+    return Arch(spec.name, tuple(levels), tuple(fanouts), compute_of(spec, lane), spec.clock_mhz / 1e3, word_bits_of(spec, lane), spec.tiling, spec.overlap)

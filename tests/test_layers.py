@@ -19,11 +19,11 @@ ORDER = """workloads/document workloads/einsum workloads/graph workloads/operato
 workloads/facts workloads/onnx workloads/text workloads/retrace workloads/torch
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
-hw/arch hw/component hw/tiling hw/space hw/machine
+hw/arch hw/component hw/tiling hw/space hw/columns hw/machine
 dse/installed dse/layout/primitive dse/layout/address dse/layout/text dse/layout/count
 dse/conversion dse/nest dse/schedule
 dse/directives dse/record dse/folder dse/cache dse/sim/latency dse/sim/parts dse/sim/terms dse/sim/counts dse/sim/transfer dse/sim/sharing
-dse/sim/network dse/sim/boundary dse/sim/times dse/sim/cost dse/sim/bounds dse/sim/evaluate dse/sim/placed dse/sim/faults dse/sim/ahead
+dse/sim/network dse/sim/boundary dse/sim/times dse/sim/cost dse/sim/bounds dse/sim/bound_kernels dse/sim/evaluate dse/sim/placed dse/sim/faults dse/sim/ahead
 dse/sim/graph dse/sim/kernels dse/join dse/assign/templates
 dse/dataflow/space dse/dataflow/steps dse/dataflow/lanes dse/dataflow/cost_descending dse/dataflow/improve
 dse/dataflow/search_kernels dse/dataflow/search
@@ -38,7 +38,7 @@ dse/reuse/segments dse/reuse/published dse/reuse/pipeline
 dse/stack dse/explain
 dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments
-cluster/store cluster/worker cluster/pool cluster/driver dse/figures
+cluster/store cluster/ruled cluster/worker cluster/pool cluster/driver dse/figures
 analysis/db analysis/plots analysis/report dse/pictures dse/page dse/door dse/cli dse/__main__"""
 ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
 JOIN = ("dse/pictures", "dse/page", "dse/door", "dse/cli", "dse/__main__")  # what joins the packages

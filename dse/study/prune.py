@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+
+import numpy as np
 
 from dse.study.pareto import METRICS, Cost, Objective, Trial, metrics, slug, total, value
+from hw.columns import Floats, Ints
 from hw.space import Constraint, Space, Unbuildable, Value, decode, statics, values, violation
 
 WORDS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " gt "))
@@ -24,7 +27,8 @@ class Constraints:
 def column(constraint: Constraint) -> str:
     """Column of points: how far the constraint is missed.
 
-    >>> from hw.space import constraint
+    >>> from hw.columns import Floats, Ints
+from hw.space import constraint
     >>> column(constraint("latency_ns[net] <= 5e6"))
     'violation_latency_ns_net_le_5e6'
     """
@@ -74,6 +78,7 @@ def modelled_violations(space: Space, machine: int, constraints: Constraints, co
 
 
 BOUNDED = ("energy_pj", "latency_ns", "latency_cycles", "edp_pj_ns", "area_mm2")  # metrics that grow with energy and cycles, or are known
+FOLDED = ("max", "min", "geomean")  # ways over workloads that take single numbers
 ROUNDING = 1e-9  # by so much bounds and costs of equal machines may differ
 
 
@@ -96,6 +101,29 @@ def dominating(front: Sequence[Trial], lower: Sequence[float]) -> Trial | None:
         if all(v <= low for v, low in zip(values, lower, strict=True)) and any(v < low for v, low in zip(values, lower, strict=True)):
             return trial
     return None
+
+
+def least_of_many(objectives: Sequence[Objective], floors: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Floats) -> Floats:
+    """`least` of n machines, [n, objectives]; floors: of each workload, columns [n]."""
+    def lowest(o: Objective) -> Floats:
+        if o.over in FOLDED:  # functions of single numbers
+            of_each = zip(*([Cost(*one) for one in zip(*astuple(cost), strict=True)] for cost in floors.values()), strict=True)
+            return np.array([least([o], dict(zip(floors, costs, strict=True)), weights, area)[0] for costs, area in zip(of_each, area_mm2, strict=True)])
+        return np.asarray(least([o], floors, weights, area_mm2)[0])  # type: ignore[arg-type]
+
+    return np.stack([lowest(o) for o in objectives], axis=1)
+
+
+def first_dominating(front: Sequence[Trial], lower: Floats) -> Ints:
+    """`dominating` of n machines: its place in the front, or -1; lower [n, objectives]."""
+    found, open_ = np.full(len(lower), -1, np.int64), np.arange(len(lower))
+    for place, trial in enumerate(front):
+        own, values = lower[open_], np.array(trial.values)
+        beaten = (values <= own).all(axis=1) & (values < own).any(axis=1)
+        if beaten.any():
+            found[open_[beaten]] = place
+            open_ = open_[~beaten]
+    return found
 
 
 def metric_of(name: str) -> tuple[str, str]:

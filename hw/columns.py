@@ -1,0 +1,164 @@
+"""Many machines of a space as columns, a row each: what bounds read of them, equal to the `Arch` of each. A node is built once per choice of its own fields and
+of the machine's, however many machines have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.arch import Array, Lane, Machine, Memory
+from hw.component import compute_of, fanout_of, level_of, nesting_faults, node_faults, order_faults, outline, word_bits_of
+from hw.space import HEAD, Axis, Space, Value, apply
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+STRUCTURE = ("kind", "burst", "bank_map")  # fields of memories that decide how nodes may stand inside each other
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Of n machines with V levels and D dimensions of arrays; outside: [D] levels outside of each. NaN: alu_per_cycle of lanes that do it themselves.
+
+    read_pj, write_pj, bandwidth, width_bits, separate: [n, V]. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it,
+    writes reduced. Others [n], as in `Compute` and `Arch`.
+    """
+
+    outside: Ints
+    read_pj: Floats
+    write_pj: Floats
+    bandwidth: Floats
+    width_bits: Ints
+    separate: NDArray[np.bool_]
+    sizes: Ints
+    shares: NDArray[np.bool_]
+    mac_pj: Floats
+    alu_pj: Floats
+    ops_per_cycle: Floats
+    alu_per_cycle: Floats
+    clock_ghz: Floats
+    word_bits: Ints
+    leak_mw: Floats
+    area_mm2: Floats
+
+    @property
+    def lanes(self) -> Ints:
+        return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
+
+
+Row = tuple[float, ...]  # numbers of one node; empty: it cannot be built
+
+
+@dataclass(slots=True)
+class Made:
+    """One node in all choices of its fields met so far. axes: places in the space of those that it depends on; make: its numbers from their values."""
+
+    axes: tuple[int, ...]
+    make: Callable[[Mapping[str, Value]], Row]
+    width: int
+    known: dict[int, int] = field(default_factory=dict)  # choice, as a number -> row
+    rows: list[Row] = field(default_factory=list)
+
+    def of(self, space: Space, digits: Ints) -> tuple[NDArray[np.bool_], Floats]:
+        """Which machines have it, and its numbers [n, width]; NaN where it cannot be built."""
+        code = np.zeros(len(digits), np.int64)
+        for at in self.axes:
+            code = code * len(space.axes[at].values) + digits[:, at]
+        wanted, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        for one, example in zip(wanted.tolist(), first.tolist(), strict=True):
+            if one not in self.known:
+                self.known[one] = len(self.rows)
+                found = self.make({space.axes[at].key: space.axes[at].values[digits[example, at]] for at in self.axes})
+                self.rows.append(found or (nan,) * self.width)
+        built = np.array([self.rows[self.known[one]] for one in wanted.tolist()]).reshape(len(wanted), self.width)[inverse]
+        return ~np.isnan(built).all(axis=1), built
+
+
+class Table:
+    """Columns of any machines of one space.
+
+    >>> from hw import machine, space
+    >>> few = space.parse(machine.load("edge_array"), {"array.x": [8, 16], "gbuf.capacity": ["1 B", "64 KiB"]})
+    >>> built, columns = Table(few).columns(np.arange(4))
+    >>> built.tolist(), columns.lanes.tolist(), bool(columns.area_mm2[1] == space.decode(few, 3).area_mm2())
+    ([False, True, False, True], [128, 256], True)
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        template, fields, self.nodes = space.template, [axis.key for axis in space.axes], []
+        self.sound = not order_faults([outline(node) for node in template.nodes])
+        for i, node in enumerate(template.nodes):
+            make, width = _maker(template, i)
+            self.nodes.append(Made(_depends(space.axes, [*HEAD, *(key for key in fields if key.rpartition(".")[0] == node.name)]), make, width))
+        nested = Made(_depends(space.axes, [key for key in fields if key.rpartition(".")[2] in STRUCTURE]), lambda chosen: _nested(apply(template, chosen)), 1)
+        clocked = Made(_depends(space.axes, HEAD), lambda chosen: (apply(template, chosen).clock_mhz / 1e3,), 1)
+        self.whole = (nested, clocked)
+
+    def digits(self, machines: Ints) -> Ints:
+        """[n, axes] place of every machine on every axis."""
+        found, rest = np.empty((len(machines), len(self.space.axes)), np.int64), np.asarray(machines, np.int64)
+        for at in range(len(self.space.axes) - 1, -1, -1):
+            rest, found[:, at] = np.divmod(rest, len(self.space.axes[at].values))
+        return found
+
+    def columns(self, machines: Ints) -> tuple[NDArray[np.bool_], Columns]:
+        """Which of the machines can be built, and the columns of these."""
+        digits = self.digits(machines)
+        parts = [made.of(self.space, digits) for made in (*self.whole, *self.nodes)]
+        built = np.logical_and.reduce([there for there, _ in parts]) & self.sound
+        (_, (clock,)), *nodes = [(None, found[built].T) for _, found in parts][1:]
+        template = self.space.template.nodes
+        levels = [own for node, (_, own) in zip(template, nodes, strict=True) if isinstance(node, Memory)]
+        arrays = [own for node, (_, own) in zip(template, nodes, strict=True) if isinstance(node, Array)]
+        outside = [sum(isinstance(one, Memory) for one in template[:i]) for i, node in enumerate(template) if isinstance(node, Array) for _ in node.dims]
+        sizes, multicast, reduce = (np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3))
+        read_pj, write_pj, bandwidth, width_bits, separate, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
+        mac_pj, alu_pj, ops, alu, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][1]
+        copies = [np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1) for v in range(len(levels) + 1)]
+
+        def total(of_levels: Floats, of_lane: Floats, of_vector: Floats) -> Floats:
+            """As `Arch` adds up, level by level."""
+            found = 0 + of_levels[:, 0] * copies[0]
+            for v in range(1, len(levels)):
+                found = found + of_levels[:, v] * copies[v]
+            return np.asarray(found + of_lane * copies[-1] + of_vector)
+
+        return built, Columns(np.array(outside, np.int64), read_pj, write_pj, bandwidth, width_bits.astype(np.int64), separate.astype(bool),
+                              sizes.astype(np.int64), np.stack([multicast, reduce], axis=2).astype(bool), mac_pj, alu_pj, ops, np.where(alu == 0, nan, alu),
+                              clock, word.astype(np.int64), total(leak, lane_leak, vector_leak), total(area, lane_area, vector_area))
+
+
+def _depends(axes: Sequence[Axis], fields: Collection[str]) -> tuple[int, ...]:
+    return tuple(i for i, axis in enumerate(axes) if axis.key in fields)
+
+
+def _nested(spec: Machine) -> Row:
+    return () if nesting_faults(spec.nodes) else (1.0,)
+
+
+def _maker(template: Machine, i: int) -> tuple[Callable[[Mapping[str, Value]], Row], int]:
+    """What makes the numbers of node i from the values that it depends on, and how many there are."""
+    node = template.nodes[i]
+    width = 7 if isinstance(node, Memory) else 3 * len(node.dims) if isinstance(node, Array) else 9
+
+    def make(chosen: Mapping[str, Value]) -> Row:
+        spec = apply(template, chosen)
+        own = spec.nodes[i]
+        if node_faults(spec, own, i == 0):
+            return ()
+        if isinstance(own, Memory):
+            at = level_of(spec, own, i == 0)
+            return at.read_pj, at.write_pj, at.bandwidth, at.width_bits, at.ports == "separate", at.leak_mw, at.area_mm2
+        if isinstance(own, Array):
+            over = fanout_of(own, 0)
+            return tuple(float(x) for (_, size), *flags in zip(over.dims, over.multicast, over.reduce, strict=True) for x in (size, *flags))
+        assert isinstance(own, Lane)
+        c = compute_of(spec, own)
+        vector = c.alu_per_cycle or 0.0, c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
+        return c.mac_pj, c.alu_pj, c.ops_per_cycle, *vector, word_bits_of(spec, own)
+
+    return make, width
