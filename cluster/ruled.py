@@ -1,5 +1,5 @@
-"""Machines that bounds rule out, many at once: from their numbers to columns of the table machines. The twin of what worker.py does with one machine before it
-is solved, with equal rows."""
+"""Machines that a known front rules out: one while it is solved (Hope), or many at once before (Ruler), from their numbers to columns of the table machines,
+with equal rows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dse.sim import bound_kernels
+from dse.sim import bound_kernels, bounds, graph
+from dse.sim.evaluate import EinsumCost
+from dse.stack import PIPED
 from dse.study import pareto, prune
 from dse.study.pareto import Cost, Trial, slug
 from dse.study.study import Study
+from hw.arch import Arch
 from hw.columns import Columns, Ints, Table
 from workloads.graph import Unique
 
 BEATEN = "bounds: another machine has a schedule that is better than any of this one (beaten_by)"  # reason of a machine that was not solved
+
+
+class Beaten(Exception):
+    """By a schedule of another machine."""
+
+    def __init__(self, machine: int, reason: str) -> None:
+        self.machine, self.reason = machine, reason
 
 
 @dataclass(slots=True)
@@ -70,12 +80,51 @@ class Ruler:
         return found
 
     def _floors(self, columns: Columns) -> dict[str, Cost]:
-        """As worker._floors, a column each."""
+        """As Hope.least, a column each."""
         found = {}
         for ref, groups in zip(self.study.workloads, self.uniques, strict=True):
             pj, cycles = bound_kernels.in_turn(((group.einsum, group.count) for group in groups), columns)
             found[ref.name] = Cost(pj, cycles, cycles / columns.clock_ghz, cycles / columns.clock_ghz)  # type: ignore[arg-type]
         return found
+
+
+@dataclass(slots=True)
+class Hope:
+    """What a machine may cost at least while it is solved, and a front of other machines' schedules. einsums: of workloads in turn, per workload energy and
+    cycles of the different einsums: bounds of those that are not solved, costs of the others."""
+
+    ruler: Ruler
+    arch: Arch
+    front: Sequence[Trial]
+    einsums: list[list[tuple[float, float]]] = field(init=False)
+    solved: int = 0
+
+    def __post_init__(self) -> None:
+        alone = self.ruler.study.solver.reuse == "none"
+        self.einsums = [bounds.each((group.einsum for group in groups), self.arch) for groups in self.ruler.uniques] if alone else []
+
+    def least(self) -> dict[str, pareto.Cost]:
+        """Of every workload, but for its steady time: of einsums in turn, with reuse of all schedules."""
+        study, found = self.ruler.study, {}
+        picks = study.solver
+        for place, (ref, workload, groups) in enumerate(zip(study.workloads, study.loaded, self.ruler.uniques, strict=True)):
+            pj, cycles = (bounds.added([group.count for group in groups], self.einsums[place]) if self.einsums else
+                          graph.least(self.arch, workload, picks.reuse in PIPED and picks.weights == "pinned"))
+            found[ref.name] = pareto.Cost(pj, cycles, cycles / self.arch.clock_ghz, cycles / self.arch.clock_ghz)
+        return found
+
+    def dashed(self, reason: str) -> None:
+        """Raises Beaten where a schedule of the front is better than any that the machine may still have."""
+        study = self.ruler.study
+        if self.front and (better := prune.dominating(self.front, prune.least(study.objectives, self.least(), study.weights(), self.arch.area_mm2()))):
+            raise Beaten(better.machine, reason)
+
+    def heard(self, workload: int, place: int, cost: EinsumCost) -> None:
+        """Of a solved einsum; after the last one the machine has an answer."""
+        self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
+        self.solved += 1
+        if self.solved < (of := sum(map(len, self.einsums))):
+            self.dashed(f"bounds: after {self.solved} of {of} einsums another machine has a schedule that is better than this one can get (beaten_by)")
 
 
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from operator import attrgetter
 from typing import Any
@@ -25,18 +25,16 @@ import numpy as np
 import pyarrow as pa
 
 from cluster import ruled
-from cluster.ruled import BEATEN, Ruler
+from cluster.ruled import BEATEN, Beaten, Hope, Ruler
 from dse import explain, record
 from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
 from dse.reuse.family import Family, priced_on, structure
-from dse.sim import bounds
 from dse.sim.evaluate import EinsumCost, Solution, Violated
-from dse.sim.graph import least
 from dse.sim.network import WAYS
-from dse.stack import PIPED, shared_by, solve
-from dse.study import pareto, prune
+from dse.stack import shared_by, solve
+from dse.study import pareto
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from dse.study.study import Study
@@ -276,18 +274,22 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
     arch = decode(study.space, ask.machine)
     if isinstance(arch, Unbuildable):
         return {"machines": [{**head, "status": "infeasible", "reason": arch.reason}]}, []
-    floors = _floors(job, arch)
+    hope = Hope(job.ruler, arch, front)
+    floors = hope.least()
     whole = pareto.total(list(floors.values()), [ref.weight for ref in study.workloads])
     head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz, "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
-    if front and (better := prune.dominating(front, prune.least(study.objectives, floors, study.weights(), head["area_mm2"]))):
-        return {"machines": [{**head, "status": "pruned", "beaten_by": better.machine, "reason": BEATEN}]}, []
     prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
-    for ref, workload in zip(study.workloads, job.workloads, strict=True):
-        found = _shared(job, ask.machine, arch, workload) if study.solver.share else solve(arch, workload, study.solver)
-        if isinstance(found, Infeasible):
-            return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
-        fronts.append(found)
+    try:
+        hope.dashed(BEATEN)
+        for place, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
+            told = partial(hope.heard, place) if front and hope.einsums else None
+            found = _shared(job, ask.machine, arch, workload) if study.solver.share else solve(arch, workload, study.solver, told)
+            if isinstance(found, Infeasible):
+                return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
+            fronts.append(found)
+    except Beaten as fault:
+        return {"machines": [{**head, "status": "pruned", "beaten_by": fault.machine, "reason": fault.reason}]}, []
     rows, laid = _laid_out(job, ask.machine, arch, fronts)
     return {"machines": [{**head, "status": "ok"}], "prices": prices, **rows}, laid
 
@@ -357,17 +359,6 @@ def _limit(found: Infeasible) -> Row:
     """In bytes where the limit is a capacity; a fan-out's lanes stand in the reason."""
     sizes = {"need_bytes": found.need_bytes, "have_bytes": found.have_bytes} if found.unit == "bytes" else {}
     return {"limit_level": found.level, "einsum": found.einsum, "reason": str(found), **sizes}
-
-
-def _floors(job: Job, arch: Arch) -> dict[str, pareto.Cost]:
-    """What no schedule of a workload is below, but for its steady time: of einsums in turn, with reuse of all schedules."""
-    found = {}
-    for ref, workload, groups in zip(job.study.workloads, job.workloads, job.uniques, strict=True):
-        picks = job.study.solver
-        alone, pinned = picks.reuse == "none", picks.reuse in PIPED and picks.weights == "pinned"
-        pj, cycles = bounds.in_turn(((group.einsum, group.count) for group in groups), arch) if alone else least(arch, workload, pinned)
-        found[ref.name] = pareto.Cost(pj, cycles, cycles / arch.clock_ghz, cycles / arch.clock_ghz)
-    return found
 
 
 def _schedules(study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> list[tuple[Row, tuple[Solution, ...]]]:

@@ -31,7 +31,7 @@ from dse.reuse.fused import fused, told
 from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.reuse.pipeline import pipelined
 from dse.reuse.published import SAID, published
-from dse.sim import transfer
+from dse.sim import bounds, transfer
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, einsum_cost, figure, in_turn, silent, space_of
 from dse.sim.graph import UNTIMED, evaluate
 from dse.tiling.mapper import smaug
@@ -40,6 +40,7 @@ from workloads.einsum import Einsum, WorkloadError, canonical_key
 from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
+Heard = Callable[[int, EinsumCost], None]  # place among the different einsums of a workload, and its cost
 
 
 def exactly(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
@@ -108,13 +109,13 @@ def effort(e: Einsum) -> float:
     return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
 
 
-def solve(arch: Arch, workload: Workload, picks: Picks) -> list[Solution] | Infeasible:
+def solve(arch: Arch, workload: Workload, picks: Picks, heard: Heard | None = None) -> list[Solution] | Infeasible:
     """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` and `picks.layout` make of them.
-    Where no lines, rows or banks are described all layouts cost the same."""
+    Where no lines, rows or banks are described all layouts cost the same. heard: of einsums in sequence, told the cost of each, as in `scheduled`."""
     if picks.layout != "row_major" and picks.reuse == "none" and arch.described():
         found = in_best_layouts(arch, workload, picks)
         return found if isinstance(found, Infeasible) else [_with_copies(found)]
-    return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks)
+    return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks, heard=heard)
 
 
 def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
@@ -177,17 +178,36 @@ def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Famil
     return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), picks.share)
 
 
-def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
+def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent, heard: Heard | None = None) -> list[Solution] | Infeasible:
     """As `solve`, einsums in turn. On machines that describe lines, rows or banks what two einsums share is row-major, the rest lies as is best; other mappers
-    than optimal find their mappings where layouts cost nothing."""
+    than optimal find their mappings where layouts cost nothing.
+
+    heard: told place and cost of every einsum as it is solved, those that say most of the whole for their effort first; it may raise.
+    """
     groups, mapper, apart = unique(workload), _mapper(picks), shared(workload) if arch.described() else {}
-    costs: list[EinsumCost | Infeasible] = []
-    for group in _begun(groups, tell):
-        found = _mapped(Problem(arch, group.einsum, picks.objective), picks, mapper, apart.get(group.key, frozenset()), Random(f"{picks.seed}/{group.key}"))
-        if isinstance(found, Infeasible):
-            return found
-        costs.append(found)
-    return _in_turn(arch, groups, picks, costs)
+    costs: dict[int, EinsumCost | Infeasible] = {}
+
+    def found(place: int) -> EinsumCost | Infeasible:
+        if place not in costs:
+            e, key = groups[place].einsum, groups[place].key
+            costs[place] = _mapped(Problem(arch, e, picks.objective), picks, mapper, apart.get(key, frozenset()), Random(f"{picks.seed}/{key}"))
+        return costs[place]
+
+    if heard:
+        for place in _telling(groups, arch):
+            if isinstance(one := found(place), Infeasible):
+                break  # the first of them in turn is the answer
+            heard(place, one)
+    for place, _ in enumerate(_begun(groups, tell)):
+        if isinstance(one := found(place), Infeasible):
+            return one
+    return _in_turn(arch, groups, picks, [costs[place] for place in range(len(groups))])
+
+
+def _telling(groups: Sequence[Unique], arch: Arch) -> list[int]:
+    """Places of einsums, those with most energy at least for the effort of their search first."""
+    least = bounds.each((group.einsum for group in groups), arch)
+    return sorted(range(len(groups)), key=lambda i: -groups[i].count * least[i][0] / effort(groups[i].einsum))
 
 
 def _begun(groups: Sequence[Unique], tell: Tell) -> Iterator[Unique]:

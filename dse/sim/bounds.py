@@ -202,5 +202,9 @@ def each(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
 def in_turn(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:
     """Energy and cycles of einsums one after the other, each so often."""
     listed = list(runs)
-    floors = each((e for e, _ in listed), arch)
-    return tuple(sum(times * least[i] for (_, times), least in zip(listed, floors, strict=True)) for i in range(2))  # type: ignore[return-value]
+    return added([times for _, times in listed], each((e for e, _ in listed), arch))
+
+
+def added(times: Sequence[float], costs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Energy and cycles of what runs so often each."""
+    return sum(n * pj for n, (pj, _) in zip(times, costs, strict=True)), sum(n * cycles for n, (_, cycles) in zip(times, costs, strict=True))

@@ -31,6 +31,7 @@ COPIED = ("dse", "hw", "workloads", "cluster", "analysis", "tests", "pyproject.t
 WALKED = 600  # nests and schedules that are walked element by element
 SECONDS = 1500  # for one proof of one mutant
 CHECKED = "import sys, pathlib; from tests.prove import mutants; sys.exit(mutants.checked(sys.argv[1], pathlib.Path(sys.argv[2])))"  # in the copy
+COLUMNS, TWIN, ONE_BY_ONE = "hw/columns.py", "dse/sim/bound_kernels.py", "tests/test_columns.py::test_columns_and_bounds_are_those_of_the_machines"
 GROUPS = ("array", "array", "array", "one level", "two levels", "windows", "two fan-outs", "holds", "sparse", "symmetric")
 
 
@@ -78,6 +79,15 @@ MUTANTS = (
     Mutant("operands: only lanes that share are lanes", BOUNDS, "max(most, place[0])", "max(most, place[1])", ASKED),
     Mutant("operands: lanes of sums share what is read", BOUNDS, "f.reduce if write else f.multicast", "f.reduce", ASKED),
     Mutant("operands: what main memory is charged is paid twice", BOUNDS, "** (1 / many) - charged", "** (1 / many)", ASKED),
+    Mutant("columns: a level in an array stands once", COLUMNS, "if at <= v]", "if at < v]", ONE_BY_ONE),
+    Mutant("columns: a node is the same at every clock", COLUMNS, "[*HEAD, *(key for key in fields", "[*(key for key in fields", ONE_BY_ONE),
+    Mutant("columns: rows and banks may stand inside of arrays", COLUMNS, 'STRUCTURE = ("kind", "burst", "bank_map")', 'STRUCTURE = ("kind",)', ONE_BY_ONE),
+    Mutant("columns: sums are shared as reads are", TWIN, "if m.shares[i, d, way]:", "if m.shares[i, d, 0]:", ONE_BY_ONE),
+    Mutant("columns: all words are the machine's", TWIN, "= a.elems[e, x] * (a.bits[e, x] or m.word_bits[i])", "= a.elems[e, x] * m.word_bits[i]",
+           ONE_BY_ONE),
+    Mutant("columns: a place that nobody shares is looked at alone", TWIN, "if v == near or (alike", "if v == near or near < 0 and (alike", ONE_BY_ONE),
+    Mutant("columns: what is equal dominates", "dse/study/prune.py", " & (values < own).any(axis=1)", "",
+           "tests/test_columns.py::test_the_first_that_dominates_is_found_for_many"),
     Mutant("the last of unequal lanes has a whole share", HOPS, "min(low + (i + 1) * c.tile, high)", "low + (i + 1) * c.tile", UNEVEN),
     Mutant("lanes with less work fetch as often", HOPS, "if c.whole % c.tile and c.rank not in one.unshared and (left :=", "if False and (left :=", UNEVEN),
     Mutant("lanes of unequal shares are asked alike", PLACED, "used * Fraction(left[loop.rank], loop.tile)", "used * -(-left[loop.rank] // loop.tile)",
