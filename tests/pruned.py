@@ -16,13 +16,17 @@ from tests.test_driver import table
 
 STUDY = """
 name: pruned
-workloads: [{{workload: "gemm:m=64,n=32,k=48", name: one, weight: {weight}}}, {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
+workloads: [{{file: three.yaml, name: one, weight: {weight}}}, {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
 machine: {machine}
 space: {{{space}}}
 constraints: [{constraints}]
 objectives: [{objectives}]
 search: {{method: {method}, seed: {seed}, generation: {generation}, prune: {prune}}}
 solver: {{mapper: cost_descending}}
+"""
+THREE = """
+extents: {m: 64, k: 48, n: 32, q: 48, z: 32, u: 20}
+einsums: ["T[m,n] += X[m,k] * W[k,n]", "V[m,q] += T[m,n] * A[n,q]", "Y[m,z] += V[m,q] * B[q,z]", "Z[m,u] += Y[m,z] * C[z,u]"]
 """
 SPACES = {"a2": "glb.capacity: [1 B, 512 B, 2 KiB, 8 KiB, 32 KiB], array.x: [1, 2, 4, 8, 16], array.y: [2, 4, 8], clock_mhz: [200, 500]",
           "edge_array": "array.x: [4, 8, 16], array.y: [4, 7], gbuf.capacity: [4 KiB, 32 KiB, 64 KiB], regf.capacity: [4 B, 64 B, 256 B], "
@@ -35,6 +39,7 @@ def drawn(folder: Path, seed: int, prune: bool) -> Study:
     machine = rng.choice(list(SPACES))
     objectives = ", ".join(rng.sample(OBJECTIVES, rng.choice([1, 2, 2, 3])))
     path = folder / f"{seed}_{prune}.yaml"
+    (folder / "three.yaml").write_text(THREE)
     path.write_text(STUDY.format(weight=rng.choice([1, 3]), machine=machine, space=SPACES[machine], seed=seed, prune=str(prune).lower(), objectives=objectives,
                                  constraints=rng.choice(["", '"latency_ns <= 60000"', '"array.x >= array.y"']),
                                  method=rng.choice(["exhaustive", "random", "qmc"]), generation=rng.choice([3, 8, 20])))

@@ -1,0 +1,167 @@
+"""Machines as columns are the machines one by one, and so are their bounds and the rows of those that are ruled out, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import nan
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster import worker
+from cluster.ruled import Hope
+from cluster.worker import Ask, Job, Lease, job_of, machine_key, solve_lease, solve_machine, tables_of
+from dse.sim import bound_kernels, bounds
+from dse.stack import solve
+from dse.study import prune
+from dse.study import study as studies
+from dse.study.pareto import Cost, Objective, Trial
+from hw import machine
+from hw.arch import Arch, Array, Lane, Memory
+from hw.columns import Table
+from hw.space import Space, SpaceError, decode, keys, parse
+from tests.nests import random_einsum
+from tests.pruned import THREE
+from workloads import catalog
+from workloads.einsum import Einsum
+
+MACHINES = sorted(path.stem for path in (Path(machine.__file__).parent / "machines").glob("*.yaml"))
+VALUES: dict[str, list[Any]] = {
+    "clock_mhz": [100, 333.3, 1000, 3000], "node_nm": [22, 32, 45, 500], "cell": ["lop", "hp"], "word_bits": [4, 8, 12, 16], "overlap": ["buffered", "free"],
+    "width_bits": [8, 16, 64, 4096], "capacity": ["1 B", "64 B", "300 B", "4 KiB", "48 KiB", "1 MiB"], "banks": [1, 2, 3, 4], "channels": [1, 2],
+    "bandwidth": ["1 GB/s", "12.8 GB/s"], "actions_per_cycle": [0.5, 1, "inf"], "read_pj": [0, 0.3, 7], "write_pj": [0.1, 5], "leak_mw": [0, 0.7],
+    "area_mm2": [0, 0.01], "cycle_ns": [0.4, 3], "ports": ["shared", "separate"], "double_buffer": [True, False], "slow": ["divide", "infeasible"],
+    "burst": ["64 B", "1 B"], "bank_map": ["word", "xor"], "multicast": [True, False], "reduce": [True, False], "ramp": ["os", "ws"], "hop_pj": [0, 0.1],
+    "ops_per_cycle": [0.5, 1, 2], "mac_pj": [0.2, 1.5], "alu_pj": [0.1], "vector_lanes": [0, 4, 16], "vector_kind": ["int8", "fp32"]}
+KINDS: dict[type, list[str]] = {Memory: ["sram", "ddr3", "lpddr5", "hbm2", "custom"], Lane: ["int4", "int8", "fp16", "custom"], Array: []}
+
+
+def space(rng: Random) -> Space:
+    """Some fields of some machine, with values that may contradict each other."""
+    template = machine.load(rng.choice(MACHINES))
+    nodes = {node.name: node for node in template.nodes}
+    while True:
+        raw = {}
+        for key in rng.sample(sorted(keys(template)), min(rng.randint(2, 9), len(keys(template)))):
+            owner, _, name = key.rpartition(".")
+            known = KINDS[type(nodes[owner])] if name == "kind" else VALUES.get(name, [1, 2, 3, 7, 16] if isinstance(nodes.get(owner), Array) else [])
+            if known:
+                raw[key] = rng.sample(known, rng.randint(1, len(known)))
+        try:
+            return parse(template, raw)
+        except SpaceError:
+            continue
+
+
+def operations(rng: Random) -> list[tuple[Einsum, float]]:
+    """Einsums of all kinds, some with more operands than are bounded together, words of their own, zeros."""
+    text = rng.choice(["gemm:m=48,n=20,k=36", "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", "conv:k=6,c=6,p=9,q=9,r=3,s=3,groups=6"])
+    found = [catalog.load(text).einsums[0], random_einsum(rng), random_einsum(rng)]
+    first = replace(found[0], inputs=(replace(found[0].inputs[0], bits=rng.choice([None, 4, 12])), *found[0].inputs[1:]))
+    more = Einsum(**{name: getattr(found[0], name) for name in Einsum.__slots__} | {"inputs": (*found[0].inputs, replace(found[0].inputs[0], tensor="more"))})
+    others = [replace(found[0], kind=kind) for kind in ("max", "mul")]
+    return [(e, rng.choice([1, 3])) for e in (first, *found[1:], more, *others)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
+    rng = Random(seed)
+    s = space(rng)
+    machines = np.array([rng.randrange(s.size) for _ in range(12)])
+    table = Table(s)
+    table.columns(machines[:5])
+    built, columns = table.columns(machines)
+    found = [decode(s, one) for one in machines.tolist()]
+    arches = [one for one in found if isinstance(one, Arch)]
+    assert built.tolist() == [isinstance(one, Arch) for one in found]
+    for name in ("read_pj", "write_pj", "bandwidth", "width_bits"):
+        assert getattr(columns, name).tolist() == [[getattr(level, name) for level in arch.levels] for arch in arches]
+    assert columns.sizes.tolist() == [[size for f in arch.fanouts for _, size in f.dims] for arch in arches]
+    assert columns.lanes.tolist() == [arch.instances(len(arch.levels)) for arch in arches]
+    for name in ("mac_pj", "alu_pj", "ops_per_cycle"):
+        assert getattr(columns, name).tolist() == [getattr(arch.compute, name) for arch in arches]
+    assert str(columns.alu_per_cycle.tolist()) == str([arch.compute.alu_per_cycle or nan for arch in arches])
+    assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches] and columns.leak_mw.tolist() == [arch.leak_mw() for arch in arches]
+    runs = operations(rng)
+    pj, cycles = bound_kernels.in_turn(runs, columns)
+    assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [bounds.in_turn(runs, arch) for arch in arches]
+
+
+STUDY = """
+name: ruled
+workloads: [{file: three.yaml, name: one, weight: 3}, {workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}]
+machine: edge_array
+space: {array.x: [4, 8, 16], gbuf.capacity: [100 B, 4 KiB, 32 KiB, 48 KiB], regf.capacity: [4 B, 64 B, 256 B], dram.kind: [ddr3, lpddr4], clock_mhz: [200, 900]}
+objectives: [energy_pj, area_mm2, {energy_pj: two}, {latency_ns: max}, {edp_pj_ns: geomean}]
+search: {method: random, generation: 20, prune: true}
+solver: {mapper: cost_descending}
+"""
+
+
+def job_in(folder: Path) -> Job:
+    (folder / "three.yaml").write_text(THREE)
+    (folder / "study.yaml").write_text(STUDY)
+    return job_of(studies.load(folder / "study.yaml"))
+
+
+def test_rows_of_machines_that_are_ruled_out_are_those_of_each_alone(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    arches = [arch for one in range(job.study.space.size) if isinstance(arch := decode(job.study.space, one), Arch)]
+    lower = np.array([prune.least(job.study.objectives, Hope(job.ruler, arch, ()).least(), job.study.weights(), arch.area_mm2()) for arch in arches])
+    fronts = {g: tuple(Trial(900 + i, 0, "ok", tuple(np.quantile(lower, share, axis=0).tolist()), (0.0,)) for i, share in enumerate(shares))
+              for g, shares in ((2, (0.4, 0.2)), (3, (0.3,)))}
+    asks = tuple(Ask(one, 2 + one % 2, f"source {one % 3}") for one in range(job.study.space.size))
+    together = solve_lease(job, Lease(1, asks, fronts)).tables["machines"].sort_by("machine")
+    alone = [solve_machine(job, ask, fronts[ask.generation])[0]["machines"][0] for ask in asks]
+    assert together.equals(tables_of(job, {"machines": alone})["machines"])
+    assert 20 < sum(row["status"] == "pruned" for row in alone) < len(alone) - 20 and any(row["status"] == "infeasible" for row in alone)
+    assert together["key"].to_pylist() == [machine_key(job, ask.machine) for ask in asks]
+
+
+def test_costs_take_the_place_of_bounds_as_einsums_are_solved(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    arch = decode(job.study.space, 143)
+    assert isinstance(arch, Arch)
+    hope, before = Hope(job.ruler, arch, ()), 0
+    for number, workload in enumerate(job.workloads):
+        found = solve(arch, workload, job.study.solver, partial(hope.heard, number))
+        now = hope.least()[job.study.workloads[number].name]
+        assert isinstance(found, list) and now.energy_pj == pytest.approx(found[0].energy_pj) and now.latency_cycles == pytest.approx(found[0].latency_cycles)
+        assert before < hope.solved == sum(len(groups) for groups in job.uniques[:number + 1])
+        before = hope.solved
+
+
+def test_one_machine_is_looked_at_alone(tmp_path: Path) -> None:
+    """Columns cost more than they save, and find nothing else."""
+    job = job_in(tmp_path)
+    front = (Trial(900, 0, "ok", (1.0, 1e-9, 1.0, 1.0, 1.0), (0.0,)),)
+    leases = [Lease(1, tuple(Ask(77 + i, 2, "random") for i in range(n)), {2: front}) for n in (1, worker.MANY)]
+    one, several = (solve_lease(job, lease).tables["machines"] for lease in leases)
+    assert one.equals(several.slice(0, 1)) and one["beaten_by"].to_pylist() == [900]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6))
+def test_the_first_that_dominates_is_found_for_many(front: list[tuple[int, int]], lower: list[tuple[int, int]]) -> None:
+    trials = [Trial(i, 0, "ok", (float(a), float(b)), ()) for i, (a, b) in enumerate(front)]
+    found = prune.first_dominating(trials, np.array(lower, float))
+    alone = [prune.dominating(trials, one) for one in lower]
+    assert found.tolist() == [-1 if one is None else one.machine for one in alone]
+
+
+def test_least_of_many_is_least_of_each() -> None:
+    rng = np.random.default_rng(1)
+    columns = {name: Cost(*rng.uniform(1, 9, (4, 30))) for name in ("a", "b")}
+    over = ("", "sum", "max", "min", "geomean", "b")
+    objectives = [Objective(metric, way) for metric in ("energy_pj", "latency_ns", "edp_pj_ns", "area_mm2") for way in over]
+    weights, area = {"a": 2.0, "b": 0.7}, rng.uniform(1, 9, 30)
+    found = prune.least_of_many(objectives, columns, weights, area)
+    for i in range(30):
+        costs = {name: Cost(c.energy_pj[i], c.latency_cycles[i], c.latency_ns[i], c.steady_ns[i]) for name, c in columns.items()}  # type: ignore[index]
+        assert tuple(found[i]) == prune.least(objectives, costs, weights, area[i])
