@@ -31,19 +31,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster import store as stores
+from cluster.known import COLUMNS, Known, undone
 from cluster.store import RunFault, Store
-from cluster.worker import UNDONE, VIOLATED, Ask, Done, Job, Lease, Row, event, failed, job_of, machine_key, pruned, solve_lease, tables_of
+from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, solve_lease, tables_of
 from dse import folder
 from dse.installed import shadowing
-from dse.study import pareto, plan
+from dse.study import plan
 from dse.study import study as studies
 from dse.study.plan import Asks
 from dse.study.prune import static_violations
-from dse.study.sampler import permutation
+from dse.study.sampler import block, enumerated, permutation
 from dse.study.study import Study
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
-MOST_PER_LEASE = 1024
+MOST_PER_LEASE = 4096
+SAMPLED = 1024  # keys of a part that a resume compares
 COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
 REPORT_S = 1.0
@@ -97,21 +99,19 @@ class Outcome:
 
 @dataclass(slots=True)
 class Run:
-    """State of the loop. done: machine -> status; todo: asked, not dispatched; missing: machines to be solved, per generation."""
+    """State of the loop. asks: of generations in order, of complete ones that can be asked again without their machines; asked, broken: how many machines were
+    asked for, and how many broke a constraint before; todo: asked, not dispatched; missing: machines to be solved, per generation."""
 
     job: Job
     store: Store
+    known: Known
     slots: int = 1
     asks: list[Asks] = field(default_factory=list)
-    done: dict[int, str] = field(default_factory=dict)
+    asked: int = 0
+    broken: int = 0
     todo: deque[Ask] = field(default_factory=deque)
     missing: list[int] = field(default_factory=list)
     complete: int = 0
-    trials: dict[int, list[pareto.Trial]] = field(default_factory=dict)
-    settled: list[pareto.Trial] = field(default_factory=list)
-    fronts: dict[int, tuple[pareto.Trial, ...]] = field(default_factory=dict)
-    feasible: list[tuple[float, ...]] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)  # why machines have no schedule
     batches: list[dict[str, pa.Table]] = field(default_factory=list)
     rows: int = 0
     events: list[Row] = field(default_factory=list)
@@ -122,7 +122,6 @@ class Run:
     leases: int = 0
     pace_s: float = 0.0
     solved: int = 0
-    errors: int = 0
     before_s: float = 0.0
     begun: float = 0.0
     moved: float = 0.0  # the first result: before it, actors start
@@ -155,7 +154,8 @@ def run(study: Study, out: Path, workers: int | None = None, address: str | None
             why = " ".join(str(fault).split())[:200]
             raise stores.StoreFault(f"{out}: its rows are not those of this study's tables ({why}); give another --out") from fault
         report("running", "starting")
-        run.events.append(event("resume" if run.done or run.asks else "start", f"stop {json.dumps(asdict(study.stop))}, {len(run.done)} machines done"))
+        begun = f"stop {json.dumps(asdict(study.stop))}, {run.known.counts.total()} machines done"
+        run.events.append(event("resume" if run.known.counts or run.asks else "start", begun))
         _ask(run)
         workers = study.workers if workers is None else workers
         if run.todo or not run.end:
@@ -236,7 +236,8 @@ def _opened(study: Study, store: Store, lines: list[str]) -> Run:
     stores.refuse_other(store, folder.digest(identity))
     job = job_of(study)
     _write_head(study, identity, out)
-    run = Run(job, stores.identified(store, folder.digest(identity)), begun=time.monotonic(), clock=time.time() - time.monotonic(), committed=time.monotonic())
+    store, now = stores.identified(store, folder.digest(identity)), time.monotonic()
+    run = Run(job, store, Known(study), begun=now, clock=time.time() - now, committed=now)
     _note(run, "quarantine", *lines)
     last = folder.status(out) or {}
     seconds, then = (value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time"))
@@ -276,47 +277,57 @@ def _versions() -> dict[str, str]:
 
 def _read_back(run: Run) -> None:
     """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back."""
-    machines = stores.read(run.store, "machines")
-    if machines is not None:
-        _same_keys(run, machines)
-        undone = machines.filter(pc.and_(pc.equal(machines["status"], "error"), pc.match_substring_regex(machines["reason"], f"^({'|'.join(UNDONE)})")))
-        run.store = stores.retract(run.store, undone["machine"].to_pylist())
-        machines = machines.filter(pc.invert(pc.is_in(machines["machine"], undone["machine"].combine_chunks())))
-        _learn(run, machines, stores.read(run.store, "points"))
+    left = [m for part in stores.groups_of(run.store, {"machines": COLUMNS}) for m in part["machines"].filter(undone(part["machines"]))["machine"].to_pylist()]
+    run.store = stores.retract(run.store, left)
+    rows: Counter[int] = Counter()
+    broken: Counter[int] = Counter()
+    for part in stores.groups_of(run.store, {"machines": COLUMNS}):
+        _same_keys(run, part["machines"])
+        of_constraints = pc.and_(pc.equal(part["machines"]["status"], "pruned"), pc.is_null(part["machines"]["beaten_by"]))
+        for found, column in ((rows, part["machines"]["generation"]), (broken, part["machines"]["generation"].filter(of_constraints))):
+            found.update({pair["values"]: pair["counts"] for pair in pc.value_counts(column).to_pylist()})
+    study, asked = run.job.study, []
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
+        first, last = block(study.search, study.space.size, number)
+        if enumerated(study.search) and rows[number] == last - first and _asks_path(run, number).exists():  # complete, and known by its number
+            run.known.close(number)
+            asked.append(Asks(number, (), (), (), 0, ()))
+            continue
         value = folder.unseal(_asks_path(run, number), "asks")
-        asks = plan.from_data(value, run.job.study.space.size) if value else None
+        asks = plan.from_data(value, study.space.size) if value else None
         if asks is None or asks.generation != number:
             break
-        _take(run, asks)
+        asked.append(asks)
+    for part in stores.groups_of(run.store, {"machines": COLUMNS, "points": None}):
+        _learn(run, part["machines"], part.get("points"))
+    for asks in asked:
+        _take(run, asks, rows[asks.generation] - broken[asks.generation], broken[asks.generation])
 
 
 def _same_keys(run: Run, machines: pa.Table) -> None:
-    """The rows are of this study's machines: each bears the key that they have now. Raises StoreFault."""
-    columns = (machines[name].to_pylist() for name in ("machine", "key"))
-    for machine, key in zip(*columns, strict=True):
-        if not (isinstance(machine, int) and 0 <= machine < run.job.study.space.size and machine_key(run.job, machine) == key):
+    """The rows are of this study's machines: each bears the key that they have now; of many SAMPLED are looked at. Raises StoreFault."""
+    chosen = np.unique(np.linspace(0, machines.num_rows - 1, min(SAMPLED, machines.num_rows)).astype(np.int64))
+    own = machines.select(["machine", "key"]).take(pa.array(chosen))
+    numbers, keys = np.array(own["machine"].to_pylist(), np.int64), own["key"].to_pylist()
+    inside = bool(len(numbers)) and numbers.min() >= 0 and numbers.max() < run.job.study.space.size
+    expected = run.job.ruler.keys(run.job.ruler.table.digits(numbers)) if inside else [None] * len(keys)
+    for machine, key, right in zip(numbers.tolist(), keys, expected, strict=True):
+        if key != right:
             raise stores.StoreFault(f"{run.store.path}: machine {machine} has the key {key}, which is none of this study; its rows were made by another one, "
                                     "give another --out")
 
 
 def _learn(run: Run, machines: pa.Table, points: pa.Table | None) -> None:
-    """Statuses and trials of solved machines."""
-    statuses = machines["status"].to_pylist()
-    run.done.update(zip(machines["machine"].to_pylist(), statuses, strict=True))
-    run.errors += statuses.count("error")
-    run.reasons.update(reason for reason in machines["reason"].to_pylist() if reason)
-    if broken := [reason for reason in machines["reason"].to_pylist() if reason and reason.startswith(VIOLATED)]:
-        run.halt = broken[0]
-    for trial in studies.trials(run.job.study, machines.to_pylist(), points.to_pylist() if points is not None else []):
-        run.trials.setdefault(trial.generation, []).append(trial)
-        if trial.feasible and trial.values is not None:
-            run.feasible.append(trial.values)
+    run.known.learn(machines, points)
+    run.halt = run.known.violated or run.halt
 
 
 def _completed(run: Run) -> int:
     """How many generations are complete, from the first one on."""
     while run.complete < len(run.missing) and not run.missing[run.complete]:
+        run.known.close(run.complete)
+        if enumerated(run.job.study.search):
+            run.asks[run.complete] = replace(run.asks[run.complete], asks=(), pruned=())
         run.complete += 1
     return run.complete
 
@@ -332,10 +343,9 @@ def _ask(run: Run) -> None:
         number = len(run.asks)
         if _completed(run) < number - 1:
             return
-        for known in sorted(g for g in run.trials if g <= number - 2):
-            run.settled.extend(sorted(run.trials.pop(known), key=lambda t: (t.machine, t.values or ())))
-        run.end = plan.stop_reason(study.stop, run.asks, run.settled, study.objectives, run.seconds() / 3600) or ""
-        asks = None if run.end else studies.generation(study, number, run.asks, run.settled)
+        run.known.settle(number - 2)
+        run.end = plan.stop_reason(study.stop, run.asked, run.known.settled, study.objectives, run.seconds() / 3600) or ""
+        asks = None if run.end else studies.generation(study, number, run.asks, run.known.settled)
         if asks is None:
             run.end = run.end or "every machine of the space has been asked"
             return
@@ -344,16 +354,18 @@ def _ask(run: Run) -> None:
         _take(run, asks)
 
 
-def _take(run: Run, asks: Asks) -> None:
-    """Queue what a generation wants and nobody has solved; pruned machines become rows at once."""
-    points = run.job.study.stop.points
-    left = None if points is None else max(0, points - sum(len(earlier.asks) for earlier in run.asks))
-    wanted = [Ask(machine, asks.generation, source) for machine, source in asks.asks[:left] if machine not in run.done]
+def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
+    """Queue what a generation wants and nobody has solved; pruned machines become rows at once. asked, broken: of a generation that is complete."""
+    points, number = run.job.study.stop.points, asks.generation
+    left = None if points is None else max(0, points - run.asked)
+    complete = number in run.known.closed
+    run.asked, run.broken = run.asked + (asked if complete else len(asks.asks)), run.broken + (broken if complete else len(asks.pruned))
+    wanted = [Ask(machine, number, source) for machine, source in asks.asks[:left] if not run.known.has(number, machine)]
     run.asks.append(asks)
     run.missing.append(len(wanted))
     run.todo.extend(wanted)
-    rows = [pruned(run.job, Ask(machine, asks.generation, source), reason)["machines"][0]
-            for machine, source, reason in asks.pruned if machine not in run.done]
+    rows = [pruned(run.job, Ask(machine, number, source), reason)["machines"][0]
+            for machine, source, reason in asks.pruned if not run.known.has(number, machine)]
     if rows:
         tables = tables_of(run.job, {"machines": rows})
         _learn(run, tables["machines"], None)
@@ -387,18 +399,8 @@ def _lease(run: Run, ready: int) -> Lease:
     size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
     run.leases += 1
     asks = tuple(run.todo.popleft() for _ in range(size))
-    fronts = {number: _front_before(run, number) for number in {ask.generation for ask in asks}} if run.job.study.search.prune else {}
+    fronts = {number: run.known.front_before(number) for number in {ask.generation for ask in asks}} if run.job.study.search.prune else {}
     return Lease(run.leases, asks, fronts)
-
-
-def _front_before(run: Run, number: int) -> tuple[pareto.Trial, ...]:
-    """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is pruned by the same schedules."""
-    if number not in run.fronts:
-        trials = [t for t in (*run.settled, *(t for own in run.trials.values() for t in own)) if t.generation <= number - 2 and t.feasible]
-        ordered = sorted(trials, key=lambda t: (t.generation, t.machine, t.values or ()))
-        kept = pareto.front(pareto.minimised(ordered, run.job.study.objectives)) if ordered else []
-        run.fronts = {number: tuple(t for t, best in zip(ordered, kept, strict=True) if best), **{k: v for k, v in run.fronts.items() if k >= number - 1}}
-    return run.fronts[number]
 
 
 @contextmanager
@@ -449,7 +451,7 @@ def _tell(run: Run, done: Done) -> None:
     run.moved = run.moved or time.monotonic() - done.seconds
     if not done.lost:
         run.pace_s = seconds if not run.pace_s else 0.8 * run.pace_s + 0.2 * seconds
-    again = [ask.machine for ask in done.lease.asks if ask.machine in run.done]
+    again = [ask.machine for ask in done.lease.asks if run.known.has(ask.generation, ask.machine)]
     tables = dict(done.tables)
     if done.lost:
         rows = [failed(run.job, ask, f"lost: {done.lost}; a resume tries again") for ask in done.lease.asks]
@@ -476,7 +478,7 @@ def _add(run: Run, tables: dict[str, pa.Table]) -> None:
 
 def _limit(run: Run) -> None:
     """Stop after so many errors, or such a share of the machines planned (one is always allowed)."""
-    errors = run.errors
+    errors = run.known.counts["error"]
     limits = run.job.study.limits
     if errors >= limits.errors or errors > max(1.0, limits.share * _planned(run)):
         run.halt = run.halt or f"{errors} machines ended in an error; see the table events, or raise limits in the study"
@@ -493,19 +495,11 @@ def _commit(run: Run) -> None:
 def _ended(run: Run, report: Callable[..., Status]) -> Outcome:
     if not run.halt and any(run.missing):  # never seen; but a gap must not pass for a finished run
         run.halt = f"{sum(run.missing)} of the machines asked have no row; `dse resume` solves them"
-    reason = run.halt or run.end + ("" if run.feasible else f"; the front is empty: {_why_empty(run)}")
+    reason = run.halt or run.end + ("" if len(run.known.feasible) else f"; the front is empty: {run.known.why_empty()}")
     state = "finished" if not run.halt else "interrupted" if run.halt.startswith("interrupted") else "failed"
     run.events.append(event("stop", reason))
     _commit(run)
     return Outcome(report(state, reason), run.solved)
-
-
-def _why_empty(run: Run) -> str:
-    """Commonest reason of the machines without a schedule; where some have one, the constraints that none meets."""
-    if "ok" in run.done.values():
-        return f"no schedule meets {' and '.join(c.text for c in run.job.study.constraints.modelled)}"
-    counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(run.done.values()).items()))
-    return counts + "".join(f", most often {reason}" for reason, _ in run.reasons.most_common(1))
 
 
 def _note(run: Run, kind: str, *lines: str) -> None:
@@ -524,12 +518,12 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     if drift < -60:
         run.clock += drift
         _note(run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it")
-    count = Counter(run.done.values())
+    count, done = run.known.counts, run.known.counts.total()
     here = time.monotonic() - (run.moved or run.begun)
-    left = max(0, _planned(run) - len(run.done) + (sum(len(asks.pruned) for asks in run.asks) if run.job.study.stop.points else 0))
+    left = max(0, _planned(run) - done + (run.broken if run.job.study.stop.points else 0))
     rate = run.solved / here if here > 0 else 0.0
-    size, volume = _front(run)
-    status = Status(state, reason or run.halt, len(run.done), count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),
+    size, volume = run.known.front()
+    status = Status(state, reason or run.halt, done, count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),
                     len(run.asks), run.slots, rate, left / rate if rate and state == "running" else None, run.seconds(), size, volume,
                     time.time(), f"{os.getpid()} on {socket.gethostname()}", run.store.generation, tuple(run.notes))
     with stores.plain(run.store.path):
@@ -538,19 +532,6 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     if progress is not None:
         progress(status)
     return status
-
-
-def _front(run: Run) -> tuple[int, float]:
-    """Size of the front of all feasible points, and its hypervolume. Of the others only those that span the box are kept."""
-    objectives = run.job.study.objectives
-    if not run.feasible:
-        return 0, 0.0
-    values = np.array(run.feasible, dtype=float) * np.array([-1.0 if o.direction == "max" else 1.0 for o in objectives])
-    kept = pareto.front(values)
-    best = values[kept]
-    kept[values.argmax(axis=0)] = True
-    run.feasible = [point for point, keep in zip(run.feasible, kept, strict=True) if keep]
-    return len(best), pareto.hypervolume(pareto.scaler(values)(best), np.full(len(objectives), 1.1))
 
 
 @contextmanager

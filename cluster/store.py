@@ -377,6 +377,14 @@ def read(store: Store, table: str, columns: Sequence[str] | None = None) -> pa.T
     return pa.concat_tables(parts, promote_options="default") if parts else None
 
 
+def groups_of(store: Store, tables: Mapping[str, Sequence[str] | None]) -> Iterator[Tables]:
+    """Tables of every group that has the first of them, these columns or all: what was committed together, one group in memory at a time."""
+    for group in store.groups:
+        there = {part.table for part in group.parts}
+        if next(iter(tables)) in there:
+            yield {table: _read_part(store.path / part_path(table, group.name), columns) for table, columns in tables.items() if table in there}
+
+
 def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     with pq.ParquetFile(path, page_checksum_verification=True) as part:
         return part.read(columns=list(columns) if columns else None)

@@ -1,4 +1,4 @@
-"""Asks survive their file; a stop cuts what is dispatched and never what is asked."""
+"""Asks survive their file; stops name their key."""
 
 import json
 from dataclasses import asdict
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.study.pareto import Objective, Trial
-from dse.study.plan import Asks, Stop, from_data, stop_reason, todo, wanted
+from dse.study.plan import Asks, Stop, from_data, stop_reason
 
 MACHINES = st.integers(0, 2**62)
 ASKS = st.builds(
@@ -22,10 +22,6 @@ ASKS = st.builds(
 AIMS = (Objective("energy_pj"), Objective("latency_ns"))
 
 
-def asks(generation: int, machines: range) -> Asks:
-    return Asks(generation, tuple((m, "random") for m in machines), ((99, "random", "breaks area_mm2 <= 1"),), (), 0, ())
-
-
 @given(ASKS)
 def test_json_round_trip(value: Asks) -> None:
     raw = json.loads(json.dumps(asdict(value)))
@@ -35,22 +31,12 @@ def test_json_round_trip(value: Asks) -> None:
     assert from_data({**raw, "asks": [["x", "random"]]}, 1 << 63) is None and from_data({}, 1) is None
 
 
-def test_points_cut_the_dispatch_and_a_raised_stop_goes_on() -> None:
-    generations = [asks(0, range(4)), asks(1, range(4, 8)), asks(2, range(8, 12))]
-    assert wanted(generations, Stop(points=6)) == [[0, 1, 2, 3], [4, 5], []]
-    assert wanted(generations, Stop()) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert todo(generations, Stop(points=6), {0, 4}) == [1, 2, 3, 5]
-    assert todo(generations, Stop(points=9), set(range(6))) == [6, 7, 8]
-    assert todo(generations, Stop(), set(range(12))) == []
-
-
 def test_stop_by_points_and_hours_name_their_key() -> None:
-    generations = [asks(0, range(4))]
-    assert stop_reason(Stop(), generations, [], AIMS, 1e9) is None
-    assert stop_reason(Stop(points=5), generations, [], AIMS, 0) is None
-    assert stop_reason(Stop(points=4), generations, [], AIMS, 0) == "stop.points = 4 reached"
-    assert stop_reason(Stop(hours=2), generations, [], AIMS, 1.9) is None
-    assert stop_reason(Stop(hours=2), generations, [], AIMS, 2) == "stop.hours = 2 reached"
+    assert stop_reason(Stop(), 4, [], AIMS, 1e9) is None
+    assert stop_reason(Stop(points=5), 4, [], AIMS, 0) is None
+    assert stop_reason(Stop(points=4), 4, [], AIMS, 0) == "stop.points = 4 reached"
+    assert stop_reason(Stop(hours=2), 4, [], AIMS, 1.9) is None
+    assert stop_reason(Stop(hours=2), 4, [], AIMS, 2) == "stop.hours = 2 reached"
 
 
 def test_stop_by_gain_waits_for_four_generations_without_progress() -> None:
@@ -59,9 +45,9 @@ def test_stop_by_gain_waits_for_four_generations_without_progress() -> None:
         return [*rows, Trial(9999, better_in, "ok", (0.5, 0.5), (0.0,))]
 
     stop = Stop(hypervolume_gain=1e-3)
-    assert stop_reason(stop, [], trials(4, 0), AIMS, 0) is None
-    assert stop_reason(stop, [], trials(8, 7), AIMS, 0) is None
-    assert stop_reason(stop, [], trials(8, 4), AIMS, 0) is None
-    assert "stop.hypervolume_gain" in (stop_reason(stop, [], trials(8, 3), AIMS, 0) or "")
+    assert stop_reason(stop, 0, trials(4, 0), AIMS, 0) is None
+    assert stop_reason(stop, 0, trials(8, 7), AIMS, 0) is None
+    assert stop_reason(stop, 0, trials(8, 4), AIMS, 0) is None
+    assert "stop.hypervolume_gain" in (stop_reason(stop, 0, trials(8, 3), AIMS, 0) or "")
     infeasible = [Trial(g, g, "infeasible", None, (1.0,)) for g in range(100)]
-    assert stop_reason(stop, [], infeasible, AIMS, 0) is None
+    assert stop_reason(stop, 0, infeasible, AIMS, 0) is None

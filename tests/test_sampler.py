@@ -151,7 +151,7 @@ def test_steered_searches_beat_random() -> None:
 
     def volume(method: str, seed: int) -> float:
         search = Search(method=method, seed=seed, generation=0 if method != "random" else 16)
-        proposals = run(search, grid, 160 // search.batch())
+        proposals = run(search, grid, 160 // search.batch(0))
         trials = [t for g, p in enumerate(proposals) for t in solved(grid, p, g)]
         return hypervolume(minimised(trials, aims), np.array([3.0, 0.0]))
 

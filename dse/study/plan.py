@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -58,28 +58,8 @@ def from_data(raw: Mapping[str, Any], size: int) -> Asks | None:
     return asks if all(0 <= machine < size for machine in machines) else None
 
 
-def wanted(generations: Sequence[Asks], stop: Stop) -> list[list[int]]:
-    """Machines to solve, per generation: all asks, cut after stop.points.
-
-    A stop cuts what is dispatched and never what is asked, so a raised stop goes on as if it had been there from the start.
-    """
-    left = stop.points
-    out = []
-    for asks in generations:
-        machines = [machine for machine, _ in asks.asks]
-        out.append(machines if left is None else machines[:left])
-        left = None if left is None else max(0, left - len(machines))
-    return out
-
-
-def todo(generations: Sequence[Asks], stop: Stop, done: Container[int]) -> list[int]:
-    """Wanted and not yet committed, in the order of dispatch."""
-    return [machine for machines in wanted(generations, stop) for machine in machines if machine not in done]
-
-
-def stop_reason(stop: Stop, generations: Sequence[Asks], trials: Sequence[Trial], objectives: Sequence[Objective], hours: float) -> str | None:
-    """Why not to ask a further generation, or None. trials: of complete generations only; hours: run so far, all sessions."""
-    asked = sum(len(asks.asks) for asks in generations)
+def stop_reason(stop: Stop, asked: int, trials: Sequence[Trial], objectives: Sequence[Objective], hours: float) -> str | None:
+    """Why not to ask a further generation, or None. asked: machines so far; trials: of complete generations only; hours: run so far, all sessions."""
     if stop.points is not None and asked >= stop.points:
         return f"stop.points = {stop.points} reached"
     if stop.hours is not None and hours >= stop.hours:

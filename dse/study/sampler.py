@@ -31,6 +31,9 @@ SWAP = 0.5  # share of the genes that a crossover takes from the second parent
 ATTEMPTS = 4  # asks of the sampler per machine wanted, before the permutation fills
 DRAWS = 64  # machines drawn per machine wanted, pruned ones included
 STEPS = 8  # moves from a repeated proposal to a neighbour that nobody asked for
+FEWEST, MOST = 32, 4096  # machines of a generation where bounds prune: the first ones are small, for they prune all that follow
+GROWTH = 1 + (MOST // FEWEST).bit_length()  # generations after which all are equal
+GROWN = f"{FEWEST} doubling to {MOST}"
 STEERED = ("nsga2", "nsga3", "tpe")
 
 Ints = NDArray[np.int64]
@@ -44,12 +47,15 @@ class Search:
 
     method: Literal["exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe"] = "exhaustive"
     seed: Annotated[int, Field(ge=0)] = 0
-    generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, 16 of nsga2 and nsga3, 4 of tpe
+    generation: Annotated[int, Field(ge=0)] = 0  # 0: 256 where nothing is learnt, with prune GROWN; 16 of nsga2 and nsga3, 4 of tpe
     population: Annotated[int, Field(ge=2)] = 24
     startup: Annotated[int, Field(ge=2)] = 16
     prune: bool = False
 
-    def batch(self) -> int:
+    def batch(self, number: int) -> int:
+        """Machines of a generation."""
+        if self.prune and not self.generation:
+            return min(FEWEST << min(max(number - 1, 0), GROWTH), MOST)
         return self.generation or (4 if self.method == "tpe" else 16 if self.method in STEERED else 256)
 
     def warmup(self) -> int:
@@ -114,11 +120,11 @@ def propose(
     asked: every machine of generations < generation, pruned ones too. admit: violations of the constraints that need no
     solving, in the order of Trial.violations; met if none is > 0.
     """
-    if search.method in ("exhaustive", "random"):
+    if enumerated(search):
         return _block(search, grid, generation, admit)
     if len(asked) >= grid.size:
         return None
-    draft = Draft(min(search.batch(), grid.size - len(asked)), admit, set(asked), [], [])
+    draft = Draft(min(search.batch(generation), grid.size - len(asked)), admit, set(asked), [], [])
     shown: list[Trial] = []
     if search.method in STEERED:
         shown = window(trials, directions, WINDOW)
@@ -144,7 +150,7 @@ def arguments(search: Search) -> dict[str, str | int | float | bool | None]:
             own = {**_nsga(search), "window": WINDOW}
         case _:
             own = {"prune": True} if search.prune else {}
-    return {"method": search.method, "seed": search.seed, "generation": search.batch(), **own}
+    return {"method": search.method, "seed": search.seed, "generation": GROWN if search.prune and not search.generation else search.batch(0), **own}
 
 
 def coordinates(grid: Grid, machine: int) -> list[int]:
@@ -193,10 +199,24 @@ def window(trials: Sequence[Trial], directions: Sequence[str], limit: int) -> li
     return [ordered[i] for i in sorted([*best, *islice(recent, limit - len(best))])]
 
 
+def enumerated(search: Search) -> bool:
+    """Whether a generation is known by its number alone."""
+    return search.method in ("exhaustive", "random")
+
+
+def block(search: Search, size: int, number: int) -> tuple[int, int]:
+    """First and last of the machines of a generation, where all are enumerated, by their place in the order.
+
+    >>> [block(Search(prune=True), 1000, g) for g in range(4)], block(Search(generation=7), 10, 1)
+    ([(0, 32), (32, 64), (64, 128), (128, 256)], (7, 10))
+    """
+    first = sum(map(search.batch, range(min(number, GROWTH)))) + max(number - GROWTH, 0) * search.batch(number)
+    return min(first, size), min(first + search.batch(number), size)
+
+
 def _block(search: Search, grid: Grid, generation: int, admit: Admit) -> Proposal | None:
     """The generation-th stretch of the space, in its own order or permuted."""
-    first = generation * search.batch()
-    positions = np.arange(first, min(first + search.batch(), grid.size), dtype=np.int64)
+    positions = np.arange(*block(search, grid.size, generation), dtype=np.int64)
     if not len(positions):
         return None
     machines = permutation(grid.size, search.seed, positions) if search.method == "random" else positions

@@ -1,0 +1,126 @@
+"""What a run knows of its machines: how many ended how and why, and the trials that samplers, stops and bounds ask for. Flat over a long run: of complete
+generations only counts stay, and of their trials what is asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cluster.worker import UNDONE, VIOLATED
+from dse.study import pareto
+from dse.study import study as studies
+from dse.study.pareto import Trial, Values
+from dse.study.sampler import STEERED
+from dse.study.study import Study
+
+COLUMNS = ("machine", "key", "generation", "status", "reason", "beaten_by", "need_bytes", "have_bytes")  # of machines, as far as they are read back
+MOST_REASONS = 1000  # different ones that are counted
+LOOSE = 10_000  # points from which on those that no front needs are dropped
+
+
+@dataclass(slots=True)
+class Known:
+    """counts: machines by status. reasons: why machines have no schedule; violated: the first one that breaks a bound. open: machines with rows, of generations
+    that are not `closed`, which have them all. settled: trials of complete generations. feasible [n, objectives]: of points, without those that no front needs.
+    """
+
+    study: Study
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    violated: str = ""
+    open: dict[int, set[int]] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+    trials: dict[int, list[Trial]] = field(default_factory=dict)
+    settled: list[Trial] = field(default_factory=list)
+    fronts: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
+    feasible: Values = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.feasible = np.empty((0, len(self.study.objectives)))
+
+    def all_trials(self) -> bool:
+        """Whether every trial counts, not only those of the front."""
+        return self.study.search.method in STEERED or self.study.stop.hypervolume_gain is not None
+
+    def has(self, generation: int, machine: int) -> bool:
+        return generation in self.closed or machine in self.open.get(generation, ())
+
+    def close(self, generation: int) -> None:
+        """All of its machines have rows."""
+        self.closed.add(generation)
+        self.open.pop(generation, None)
+
+    def learn(self, machines: pa.Table, points: pa.Table | None) -> None:
+        """Rows of machines, each once, and of their schedules."""
+        for status, n in _counted(machines["status"]):
+            self.counts[status] += n
+        for reason, n in _counted(machines["reason"].filter(pc.is_valid(machines["reason"]))):
+            if reason in self.reasons or len(self.reasons) < MOST_REASONS:
+                self.reasons[reason] += n
+            if reason.startswith(VIOLATED):
+                self.violated = self.violated or reason
+        for generation in pc.unique(machines["generation"]).to_pylist():
+            if generation not in self.closed:
+                own = machines["machine"].filter(pc.equal(machines["generation"], generation))
+                self.open.setdefault(generation, set()).update(own.to_pylist())
+        if points is not None and points.num_rows:
+            met = points.filter(points["feasible"])
+            self.feasible = np.concatenate([self.feasible, np.column_stack([met[o.column].to_numpy() for o in self.study.objectives])])
+        if len(self.feasible) > LOOSE:
+            self.front()
+        if self.all_trials() or self.study.search.prune:
+            wanted = machines if self.all_trials() else machines.filter(pc.equal(machines["status"], "ok"))
+            for trial in studies.trials(self.study, wanted.to_pylist(), points.to_pylist() if points is not None else []):
+                self.trials.setdefault(trial.generation, []).append(trial)
+
+    def settle(self, last: int) -> None:
+        """Trials of generations up to `last` are complete."""
+        for generation in sorted(g for g in self.trials if g <= last):
+            self.settled.extend(sorted(self.trials.pop(generation), key=lambda t: (t.machine, t.values or ())))
+        if not self.all_trials():
+            self.settled = list(self._best(self.settled))
+
+    def front_before(self, number: int) -> tuple[Trial, ...]:
+        """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is pruned by the same schedules."""
+        if number not in self.fronts:
+            trials = [t for t in (*self.settled, *(t for own in self.trials.values() for t in own)) if t.generation <= number - 2]
+            best = self._best(sorted(trials, key=lambda t: (t.generation, t.machine, t.values or ())))
+            self.fronts = {number: best, **{k: v for k, v in self.fronts.items() if k >= number - 1}}
+        return self.fronts[number]
+
+    def _best(self, trials: Iterable[Trial]) -> tuple[Trial, ...]:
+        feasible = [t for t in trials if t.feasible]
+        kept = pareto.front(pareto.minimised(feasible, self.study.objectives)) if feasible else []
+        return tuple(t for t, best in zip(feasible, kept, strict=True) if best)
+
+    def front(self) -> tuple[int, float]:
+        """Size of the front of all feasible points, and its hypervolume. Of the others only those that span the box are kept."""
+        if not len(self.feasible):
+            return 0, 0.0
+        values = self.feasible * np.array([-1.0 if o.direction == "max" else 1.0 for o in self.study.objectives])
+        kept = pareto.front(values)
+        best = values[kept]
+        kept[values.argmax(axis=0)] = True
+        self.feasible = self.feasible[kept]
+        return len(best), pareto.hypervolume(pareto.scaler(values)(best), np.full(values.shape[1], 1.1))
+
+    def why_empty(self) -> str:
+        """Commonest reason of the machines without a schedule; where some have one, the constraints that none meets."""
+        if self.counts["ok"]:
+            return f"no schedule meets {' and '.join(c.text for c in self.study.constraints.modelled)}"
+        counts = ", ".join(f"{n} {status}" for status, n in sorted(self.counts.items()))
+        return counts + "".join(f", most often {reason}" for reason, _ in self.reasons.most_common(1))
+
+
+def undone(machines: pa.Table) -> pa.Array:
+    """Which rows a deadline, memory or a lost actor left undone."""
+    return pc.fill_null(pc.and_(pc.equal(machines["status"], "error"), pc.match_substring_regex(machines["reason"], f"^({'|'.join(UNDONE)})")), False)
+
+
+def _counted(column: pa.ChunkedArray) -> list[tuple[str, int]]:
+    return [(pair["values"], pair["counts"]) for pair in pc.value_counts(column).to_pylist()]
