@@ -350,7 +350,7 @@ def _ask(run: Run) -> None:
             run.end = run.end or "every machine of the space has been asked"
             return
         with stores.plain(run.store.path):
-            folder.write_bytes(_asks_path(run, number), folder.sealed("asks", asdict(asks)))
+            folder.write_bytes(_asks_path(run, number), folder.sealed("asks", {name: getattr(asks, name) for name in Asks.__slots__}))
         _take(run, asks)
 
 

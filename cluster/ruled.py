@@ -55,20 +55,31 @@ class Ruler:
     def rows(self, machines: Ints, front: Sequence[Trial]) -> tuple[NDArray[np.bool_], dict[str, pa.Array]]:
         """Which machines are ruled out by the front, and their columns of `machines`, but for generation and source."""
         built, columns = self.table.columns(machines)
-        floors = self._floors(columns)
-        lower = prune.least_of_many(self.study.objectives, floors, self.study.weights(), columns.area_mm2)
-        first = prune.first_dominating(front, lower)
+        floors = self.floors(columns)
+        first = prune.first_dominating(front, prune.least_of_many(self.study.objectives, floors, self.study.weights(), columns.area_mm2))
         out = np.zeros(len(machines), np.bool_)
         out[built] = first >= 0
-        beaten, kept = machines[out], first >= 0
+        return out, self.columns_of(machines[built], columns, floors, front, first)
+
+    def floors(self, columns: Columns) -> dict[str, Cost]:
+        """As Hope.least, a column each."""
+        found = {}
+        for ref, groups in zip(self.study.workloads, self.uniques, strict=True):
+            pj, cycles = bound_kernels.in_turn(((group.einsum, group.count) for group in groups), columns)
+            found[ref.name] = Cost(pj, cycles, cycles / columns.clock_ghz, cycles / columns.clock_ghz)  # type: ignore[arg-type]
+        return found
+
+    def columns_of(self, machines: Ints, columns: Columns, floors: Mapping[str, Cost], front: Sequence[Trial], first: Ints) -> dict[str, pa.Array]:
+        """Of machines that a schedule of the front beats, the `first` that does (-1: none)."""
+        kept = first >= 0
+        beaten, digits = machines[kept], self.table.digits(machines[kept])
         whole = pareto.total(list(floors.values()), [ref.weight for ref in self.study.workloads])
-        digits = self.table.digits(beaten)
         numbers = {"machine": beaten, "area_mm2": columns.area_mm2[kept], "clock_ghz": columns.clock_ghz[kept],
                    "bound_energy_pj": np.asarray(whole.energy_pj)[kept], "bound_latency_ns": np.asarray(whole.latency_ns)[kept],
                    "beaten_by": np.array([trial.machine for trial in front], np.int64)[first[kept]]}
-        texts = {"key": pa.array(self.keys(digits)), "status": _all("pruned", len(beaten)), "reason": _all(BEATEN, len(beaten))}
+        texts = {name: pa.repeat(pa.scalar(text), len(beaten)) for name, text in (("status", "pruned"), ("reason", BEATEN))}
         given = {slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at])) for at, axis in enumerate(self.study.space.axes)}
-        return out, {name: pa.array(column) for name, column in numbers.items()} | texts | given
+        return {name: pa.array(column) for name, column in numbers.items()} | texts | given | {"key": pa.array(self.keys(digits))}
 
     def keys(self, digits: Ints) -> list[str]:
         """worker.machine_key of each machine, from its place on every axis."""
@@ -77,14 +88,6 @@ class Ruler:
             whole = begun.copy()
             whole.update(("{" + ", ".join([text[digit] for (_, text), digit in zip(self.texts, own, strict=True)]) + "}").encode())
             found.append(whole.hexdigest()[:16])
-        return found
-
-    def _floors(self, columns: Columns) -> dict[str, Cost]:
-        """As Hope.least, a column each."""
-        found = {}
-        for ref, groups in zip(self.study.workloads, self.uniques, strict=True):
-            pj, cycles = bound_kernels.in_turn(((group.einsum, group.count) for group in groups), columns)
-            found[ref.name] = Cost(pj, cycles, cycles / columns.clock_ghz, cycles / columns.clock_ghz)  # type: ignore[arg-type]
         return found
 
 
@@ -130,7 +133,3 @@ class Hope:
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
     """Columns that are not given are NULL."""
     return pa.Table.from_arrays([columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in schema], schema=schema)
-
-
-def _all(text: str, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text), rows)

@@ -1,0 +1,209 @@
+"""Large sweeps: what a machine costs that bounds rule out, and a run of a million machines with its resume and its fronts.
+
+    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--workers 2]
+
+Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a short run; CPU seconds per machine of each step
+from its number to a committed part, beside the same machines one by one. A million: a matrix product, so that few searches stand beside them; wall time, memory
+of all processes (proportional shares), disk, resume, fronts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import db
+from cluster import driver, ruled
+from cluster import store as stores
+from cluster.known import COLUMNS, Known
+from cluster.worker import Ask, Job, job_of, solve_machine
+from dse.study import prune
+from dse.study import study as studies
+from dse.study.pareto import Trial
+from dse.study.sampler import permutation
+from dse.study.study import Study
+
+STUDY = """
+name: {name}
+workloads: ["{workload}"]
+machine: edge_array
+space:
+  array.x: {{from: 4, to: 64, step: 1}}
+  array.y: {{from: 4, to: 64, step: 1}}
+  gbuf.capacity: {{from: 32 KiB, to: 2 MiB, step: 1 KiB}}
+  regf.capacity: {{from: 32 B, to: 1024 B, step: 2 B}}
+  clock_mhz: [250, 500, 750, 1000]
+  dram.kind: [ddr3, ddr4, lpddr4, lpddr5, gddr6, hbm2]
+objectives: [energy_pj, latency_ns, area_mm2]
+search: {{method: random, seed: 7, prune: true}}
+stop: {{points: {points}}}
+"""
+PRODUCT = "gemm:m=64,n=96,k=128"
+ALONE = 200  # machines that are looked at one by one
+LEASE = 4096
+
+
+def study(folder: Path, workload: str, points: int) -> Study:
+    name = workload.partition(":")[0]
+    path = folder / f"{name}-{points}.yaml"
+    path.write_text(STUDY.format(name=name, workload=workload, points=points))
+    return studies.load(path)
+
+
+def front_of(job: Job, run: Path) -> tuple[Trial, ...]:
+    """Of a run's points."""
+    known, (store, _) = Known(job.study), stores.open_run(run)
+    for part in stores.groups_of(store, {"machines": COLUMNS, "points": None}):
+        known.learn(part["machines"], part.get("points"))
+    stores.close(store)
+    return known.front_before(1 << 30)
+
+
+def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
+    driver.run(study(folder, workload, solved), folder / workload, workers=0)
+    job = job_of(study(folder, workload, solved))
+    front, ruler = front_of(job, folder / workload), job.ruler
+    seconds: dict[str, float] = {}
+
+    def timed(step: str, call: Callable[[], Any]) -> Any:
+        begun = time.process_time()
+        found = call()
+        seconds[step] = seconds.get(step, 0.0) + time.process_time() - begun
+        return found
+
+    store, _ = stores.open_run(folder / f"{workload}-parts")
+    tables, out, example = [], 0, np.empty(0, np.int64)
+    for again in (False, True):  # the first time prices levels that are kept, and compiles
+        seconds.clear()
+        for first in range(0, machines if again else LEASE, LEASE):
+            places = np.arange(first, min(first + LEASE, machines), dtype=np.int64) + solved
+            numbers = timed("numbers", lambda places=places: permutation(job.study.space.size, 7, places))
+            built, columns = timed("columns", lambda numbers=numbers: ruler.table.columns(numbers))
+            floors = timed("bounds", lambda columns=columns: ruler.floors(columns))
+            lower = timed("front", lambda f=floors, c=columns: prune.least_of_many(job.study.objectives, f, job.study.weights(), c.area_mm2))
+            beaten = timed("front", lambda lower=lower: prune.first_dominating(front, lower))
+            found = timed("rows", lambda n=numbers, b=built, c=columns, f=floors, x=beaten: ruler.columns_of(n[b], c, f, front, x))
+            rows = int((beaten >= 0).sum())
+            of_asks = {"generation": pa.array([0] * rows), "source": pa.array(["random"] * rows)}
+            if again:
+                tables.append({"machines": timed("rows", lambda f=found, a=of_asks, n=rows: ruled.table_of(job.schemas["machines"], {**f, **a}, n))})
+            out, example = out + rows * again, found["machine"].to_numpy()
+        timed("commit", lambda: stores.commit(store, tables))
+    stores.close(store)
+    size = sum(path.stat().st_size for path in (folder / f"{workload}-parts" / "parts").rglob("*.parquet"))
+    begun = time.process_time()
+    for machine in example[:ALONE].tolist():
+        solve_machine(job, Ask(machine, 0, "random"), front)
+    alone = (time.process_time() - begun) / min(ALONE, len(example))
+    whole, einsums = sum(seconds.values()) / machines, sum(map(len, job.uniques))
+    shares = ", ".join(f"{step} {value / machines * 1e6:.1f}" for step, value in seconds.items())
+    print(f"{workload}: {machines} machines, front of {len(front)}, {out / machines:.1%} ruled out; {whole * 1e6:.1f} us each ({shares}), {1 / whole:,.0f} "
+          f"machines and {einsums / whole:,.0f} (machine, einsum) bounds a second and core; {size / max(out, 1):.0f} bytes a row", flush=True)
+    print(f"{workload}: one by one {alone * 1e6:.0f} us, {alone / whole:.0f} times as long", flush=True)
+
+
+def memory_mb(root: int) -> float:
+    """Of a process and all below it: proportional shares."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, IndexError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    family, size = {root}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {pid for pid, parent in parents.items() if parent in family}
+    total = 0
+    for pid in family:
+        with suppress(OSError, StopIteration):
+            total += int(next(line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")).split()[1])
+    return total / 1024
+
+
+def watched(arguments: list[str]) -> tuple[float, list[float]]:
+    """Wall seconds of a command, and the memory of its processes twice a second."""
+    begun, samples = time.monotonic(), list[float]()
+    process = subprocess.Popen([sys.executable, "-m", "dse", *arguments], stdout=subprocess.DEVNULL)
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.5):
+            samples.append(memory_mb(process.pid))
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    code = process.wait()
+    ended.set()
+    watch.join()
+    if code:
+        sys.exit(f"dse {' '.join(arguments)} ended with {code}")
+    return time.monotonic() - begun, samples or [0.0]
+
+
+def million(folder: Path, machines: int, workers: int) -> None:
+    study(folder, PRODUCT, machines)
+    path, run = folder / f"gemm-{machines}.yaml", folder / "million"
+    wall, samples = watched(["run", str(path), "--out", str(run), "--workers", str(workers)])
+    half = max(samples[len(samples) // 4:len(samples) // 2] or samples)
+    size = sum(entry.stat().st_size for entry in run.rglob("*") if entry.is_file())
+    print(f"{machines} machines, {workers} workers: {wall:.0f} s; memory {max(samples):.0f} MB, {half:.0f} MB by the half; "
+          f"{size / machines:.0f} bytes of disk each", flush=True)
+    wall, samples = watched(["resume", str(run), "--workers", "0"])
+    print(f"resume with nothing to do: {wall:.1f} s, {max(samples):.0f} MB", flush=True)
+    _queries(folder, run, machines)
+
+
+def _queries(folder: Path, run: Path, points: int) -> None:
+    """Fronts and einsums of a run with as many points, drawn: the machines of the other run, all solved."""
+    job, rng = job_of(studies.load(run / "study.yaml")), np.random.default_rng(1)
+    store, _ = stores.open_run(folder / "drawn")
+    for name in ("study.yaml", "env.json"):
+        (folder / "drawn" / name).write_bytes((run / name).read_bytes())
+    values = {o.column: rng.lognormal(sigma=0.3, size=points) for o in job.study.objectives}
+    numbers = np.arange(points)
+    for table in ("machines", "points"):
+        given = {"machine": numbers, "schedule": np.zeros(points, np.int32), "feasible": np.ones(points, np.bool_), "generation": numbers // LEASE, **values}
+        rows = ruled.table_of(job.schemas[table], {name: pa.array(column) for name, column in given.items()}, points)
+        store = stores.commit(store, [{table: rows}])
+    stores.close(store)
+    con = db.connect(folder / "drawn", job.schemas)
+    for text in ("front", "front again"):
+        begun = time.monotonic()
+        found = db.front(con, [o.column for o in job.study.objectives])
+        print(f"{text} of {points} points, {len(job.study.objectives)} objectives: {found.num_rows} rows, {time.monotonic() - begun:.2f} s", flush=True)
+    con = db.connect(run, job.schemas)
+    for name, query in (("statuses of all machines", "SELECT status, count(*) FROM machines GROUP BY 1"),
+                        ("einsums of the best machine", "SELECT * FROM einsums WHERE machine = (SELECT machine FROM designs ORDER BY energy_pj LIMIT 1)"),
+                        ("energy by level and tensor of the best 1,000", "SELECT level, tensor, sum(energy_pj) FROM traffic WHERE machine IN "
+                         "(SELECT machine FROM designs ORDER BY energy_pj LIMIT 1000) GROUP BY ALL")):
+        begun = time.monotonic()
+        print(f"{name}: {db.query(con, query).num_rows} rows, {time.monotonic() - begun:.2f} s", flush=True)
+
+
+def main() -> None:
+    given = argparse.ArgumentParser()
+    given.add_argument("--machines", type=int, default=100_000)
+    given.add_argument("--solved", type=int, default=120)
+    given.add_argument("--million", type=int, default=1_000_000)
+    given.add_argument("--workers", type=int, default=2)
+    chosen = given.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for workload in ("light_resnet50", "squeezenet") if chosen.machines else ():
+            ruled_out(Path(folder), workload, chosen.machines, chosen.solved)
+        if chosen.million:
+            million(Path(folder), chosen.million, chosen.workers)
+
+
+if __name__ == "__main__":
+    main()
