@@ -345,7 +345,7 @@ def _ask(run: Run) -> None:
             return
         run.known.settle(number - 2)
         run.end = plan.stop_reason(study.stop, run.asked, run.known.settled, study.objectives, run.seconds() / 3600) or ""
-        asks = None if run.end else studies.generation(study, number, run.asks, run.known.settled)
+        asks = None if run.end else studies.generation(study, number, run.asks, run.known.settled, run.job.ruler.table)
         if asks is None:
             run.end = run.end or "every machine of the space has been asked"
             return

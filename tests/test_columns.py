@@ -25,7 +25,7 @@ from dse.study.pareto import Cost, Objective, Trial
 from hw import machine
 from hw.arch import Arch, Array, Lane, Memory
 from hw.columns import Table
-from hw.space import Space, SpaceError, decode, keys, parse
+from hw.space import Space, SpaceError, constraint, decode, keys, parse, static_names
 from tests.nests import random_einsum
 from tests.pruned import THREE
 from workloads import catalog
@@ -92,6 +92,20 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     runs = operations(rng)
     pj, cycles = bound_kernels.in_turn(runs, columns)
     assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [bounds.in_turn(runs, arch) for arch in arches]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_constraints_of_many_are_those_of_each(seed: int) -> None:
+    rng = Random(seed)
+    s = space(rng)
+    numbers = sorted(static_names(s.template) & {axis.key for axis in s.axes if all(isinstance(v, int | float) for v in axis.values)})
+    texts = ["area_mm2 <= 0.8", "leak_mw * 2 <= 30 + area_mm2", *(f"{name} <= {rng.choice([0.4, 4, 1000])}" for name in numbers)]
+    names = [*numbers, "area_mm2", *(["clock_mhz"] if rng.random() < 0.3 else [])]  # of a field that is no axis, maybe
+    chosen = rng.sample([*texts, f"{rng.choice(names)} >= {rng.choice(names)}"], 2)
+    rules = prune.Constraints(tuple(constraint(text) for text in chosen[:rng.randint(0, 2)]))
+    machines = [rng.randrange(s.size) for _ in range(12)]
+    assert prune.static_violations_of_many(Table(s), np.array(machines), rules) == [prune.static_violations(s, one, rules) for one in machines]
 
 
 STUDY = """

@@ -10,8 +10,8 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from dse.study.pareto import METRICS, Cost, Objective, Trial, metrics, slug, total, value
-from hw.columns import Floats, Ints
-from hw.space import Constraint, Space, Unbuildable, Value, decode, statics, values, violation
+from hw.columns import Floats, Ints, Table
+from hw.space import TOTALS, Constraint, Space, Unbuildable, Value, decode, statics, values, violation
 
 WORDS = (("<=", " le "), (">=", " ge "), ("==", " eq "), ("<", " lt "), (">", " gt "))
 
@@ -53,6 +53,25 @@ def static_violations(space: Space, machine: int, constraints: Constraints) -> t
     if fields is None:
         return (0.0,) * len(constraints.static)
     return tuple(violation(c, fields) for c in constraints.static)
+
+
+def static_violations_of_many(table: Table, machines: Ints, constraints: Constraints) -> list[tuple[float, ...]]:
+    """`static_violations` of n machines; of axes and totals as columns, other names are looked up in each machine."""
+    space = table.space
+    axes, names = {axis.key: at for at, axis in enumerate(space.axes)}, {name for c in constraints.static for name in c.names}
+    if not names <= {*axes, *TOTALS} or not names:
+        return [static_violations(space, machine, constraints) for machine in machines.tolist()]
+    digits, met = table.digits(machines), (0.0,) * len(constraints.static)
+    given: dict[str, Sequence[Value]] = {name: [space.axes[at].values[digit] for digit in digits[:, at].tolist()] for name, at in axes.items() if name in names}
+    built = np.ones(len(machines), np.bool_)
+    if names & {*TOTALS}:
+        built, columns = table.columns(machines)
+        for name in names & {*TOTALS}:
+            total = np.zeros(len(machines))
+            total[built] = getattr(columns, name)
+            given[name] = total.tolist()
+    rows = (dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True))
+    return [tuple(violation(c, row) for c in constraints.static) if there else met for there, row in zip(built.tolist(), rows, strict=True)]
 
 
 def meets(space: Space, machine: int, constraints: Constraints) -> bool | None:

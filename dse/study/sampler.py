@@ -214,12 +214,17 @@ def block(search: Search, size: int, number: int) -> tuple[int, int]:
     return min(first, size), min(first + search.batch(number), size)
 
 
+def stretch(search: Search, size: int, number: int) -> Ints:
+    """Machines of such a generation, the space in its own order or permuted."""
+    positions = np.arange(*block(search, size, number), dtype=np.int64)
+    return permutation(size, search.seed, positions) if search.method == "random" and len(positions) else positions
+
+
 def _block(search: Search, grid: Grid, generation: int, admit: Admit) -> Proposal | None:
     """The generation-th stretch of the space, in its own order or permuted."""
-    positions = np.arange(*block(search, grid.size, generation), dtype=np.int64)
-    if not len(positions):
+    machines = stretch(search, grid.size, generation)
+    if not len(machines):
         return None
-    machines = permutation(grid.size, search.seed, positions) if search.method == "random" else positions
     draft = Draft(len(machines), admit, set(), [], [])
     for machine in machines.tolist():
         draft.take(machine, search.method)

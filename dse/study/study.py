@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from dse import record
@@ -16,10 +17,11 @@ from dse.stack import Picks
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
 from dse.study.plan import Asks, Limits, Stop
-from dse.study.prune import Constraints, bounded, column, modelled_violations, reason, static_violations
+from dse.study.prune import Constraints, bounded, column, modelled_violations, reason, static_violations, static_violations_of_many
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw.arch import Arch
+from hw.columns import Table
 from hw.space import Axis, Space, Value, decode, values
 from workloads import catalog
 from workloads.graph import Workload
@@ -154,16 +156,19 @@ def grid(study: Study) -> Grid:
     return Grid(tuple(len(axis.values) for axis in study.space.axes), tuple(_ordered(axis) for axis in study.space.axes))
 
 
-def generation(study: Study, number: int, asked: Sequence[Asks], trials: Sequence[Trial]) -> Asks | None:
+def generation(study: Study, number: int, asked: Sequence[Asks], trials: Sequence[Trial], table: Table | None = None) -> Asks | None:
     """The asks of one generation, or None when no machine is left.
 
-    asked: generations 0..number-1; trials: of complete generations <= number - 2. A pure function: a resumed run may check it.
+    asked: generations 0..number-1; trials: of complete generations <= number - 2; table: of the study's space, kept from one call to the next. A pure function:
+    a resumed run may check it.
     """
     earlier = [m for asks in asked for m in (*(a[0] for a in asks.asks), *(p[0] for p in asks.pruned))]
     later = (0.0,) * len(study.constraints.modelled)
+    many = sampler.stretch(study.search, study.space.size, number) if sampler.enumerated(study.search) else np.empty(0, np.int64)
+    known = dict(zip(many.tolist(), static_violations_of_many(table or Table(study.space), many, study.constraints), strict=True))
 
     def admit(machine: int) -> tuple[float, ...]:
-        return static_violations(study.space, machine, study.constraints) + later
+        return (known[machine] if machine in known else static_violations(study.space, machine, study.constraints)) + later
 
     directions = [o.direction for o in study.objectives]
     found = sampler.propose(study.search, grid(study), number, directions, trials, earlier, admit)
