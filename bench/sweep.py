@@ -26,7 +26,7 @@ import pyarrow as pa
 from analysis import db
 from cluster import driver, ruled
 from cluster import store as stores
-from cluster.known import COLUMNS, Known
+from cluster.known import Known
 from cluster.worker import Ask, Job, job_of, solve_machine
 from dse.study import prune
 from dse.study import study as studies
@@ -64,7 +64,7 @@ def study(folder: Path, workload: str, points: int) -> Study:
 def front_of(job: Job, run: Path) -> tuple[Trial, ...]:
     """Of a run's points."""
     known, (store, _) = Known(job.study), stores.open_run(run)
-    for part in stores.groups_of(store, {"machines": COLUMNS, "points": None}):
+    for part in stores.batches(store, known.columns()):
         known.learn(part["machines"], part.get("points"))
     stores.close(store)
     return known.front_before(1 << 30)

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster import store as stores
-from cluster.known import COLUMNS, Known, undone
+from cluster.known import Known, undone
 from cluster.store import RunFault, Store
 from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, solve_lease, tables_of
 from dse import folder
@@ -45,7 +45,7 @@ from dse.study.study import Study
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
 MOST_PER_LEASE = 4096
-SAMPLED = 1024  # keys of a part that a resume compares
+SAMPLED = 256  # keys of a row group that a resume compares
 COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
 REPORT_S = 1.0
@@ -277,11 +277,12 @@ def _versions() -> dict[str, str]:
 
 def _read_back(run: Run) -> None:
     """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back."""
-    left = [m for part in stores.groups_of(run.store, {"machines": COLUMNS}) for m in part["machines"].filter(undone(part["machines"]))["machine"].to_pylist()]
+    left = [machine for part in stores.batches(run.store, {"machines": ["machine", "status", "reason"]})
+            for machine in part["machines"].filter(undone(part["machines"]))["machine"].to_pylist()]
     run.store = stores.retract(run.store, left)
     rows: Counter[int] = Counter()
     broken: Counter[int] = Counter()
-    for part in stores.groups_of(run.store, {"machines": COLUMNS}):
+    for part in stores.batches(run.store, {"machines": ["machine", "key", "generation", "status", "beaten_by"]}):
         _same_keys(run, part["machines"])
         of_constraints = pc.and_(pc.equal(part["machines"]["status"], "pruned"), pc.is_null(part["machines"]["beaten_by"]))
         for found, column in ((rows, part["machines"]["generation"]), (broken, part["machines"]["generation"].filter(of_constraints))):
@@ -298,7 +299,7 @@ def _read_back(run: Run) -> None:
         if asks is None or asks.generation != number:
             break
         asked.append(asks)
-    for part in stores.groups_of(run.store, {"machines": COLUMNS, "points": None}):
+    for part in stores.batches(run.store, run.known.columns()):
         _learn(run, part["machines"], part.get("points"))
     for asks in asked:
         _take(run, asks, rows[asks.generation] - broken[asks.generation], broken[asks.generation])

@@ -4,7 +4,7 @@ generations only counts stay, and of their trials what is asked for."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster.worker import UNDONE, VIOLATED
-from dse.study import pareto
+from dse.study import pareto, prune
 from dse.study import study as studies
 from dse.study.pareto import Trial, Values
 from dse.study.sampler import STEERED
 from dse.study.study import Study
 
-COLUMNS = ("machine", "key", "generation", "status", "reason", "beaten_by", "need_bytes", "have_bytes")  # of machines, as far as they are read back
+LEARNT = ("machine", "generation", "status", "reason", "need_bytes", "have_bytes")  # columns of machines
 MOST_REASONS = 1000  # different ones that are counted
 LOOSE = 10_000  # points from which on those that no front needs are dropped
 
@@ -49,6 +49,11 @@ class Known:
 
     def has(self, generation: int, machine: int) -> bool:
         return generation in self.closed or machine in self.open.get(generation, ())
+
+    def columns(self) -> dict[str, Sequence[str]]:
+        """What `learn` reads of committed rows."""
+        missed = [prune.column(c) for c in self.study.constraints.modelled]
+        return {"machines": LEARNT, "points": ["machine", "schedule", "feasible", *(o.column for o in self.study.objectives), *missed]}
 
     def close(self, generation: int) -> None:
         """All of its machines have rows."""

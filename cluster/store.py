@@ -377,12 +377,19 @@ def read(store: Store, table: str, columns: Sequence[str] | None = None) -> pa.T
     return pa.concat_tables(parts, promote_options="default") if parts else None
 
 
-def groups_of(store: Store, tables: Mapping[str, Sequence[str] | None]) -> Iterator[Tables]:
-    """Tables of every group that has the first of them, these columns or all: what was committed together, one group in memory at a time."""
+def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
+    """These columns of all committed rows of the first table, a row group at a time, and of the others what was committed with its machines."""
+    first, *others = tables
     for group in store.groups:
-        there = {part.table for part in group.parts}
-        if next(iter(tables)) in there:
-            yield {table: _read_part(store.path / part_path(table, group.name), columns) for table, columns in tables.items() if table in there}
+        there = {part.table: store.path / part_path(part.table, group.name) for part in group.parts if part.table in tables}
+        if first in there:
+            beside = {table: _read_part(there[table], tables[table]) for table in others if table in there}
+            with pq.ParquetFile(there[first], page_checksum_verification=True) as part:
+                for number in range(part.num_row_groups):
+                    rows = part.read_row_group(number, columns=list(tables[first]))
+                    own = beside if part.num_row_groups == 1 else {
+                        table: found.filter(pc.is_in(found["machine"], rows["machine"].combine_chunks())) for table, found in beside.items()}
+                    yield {first: rows, **own}
 
 
 def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
