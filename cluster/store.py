@@ -371,12 +371,6 @@ def _holds(store: Store) -> bool:
     return False
 
 
-def read(store: Store, table: str, columns: Sequence[str] | None = None) -> pa.Table | None:
-    """All committed rows of a table, page checksums verified; None if no part has any."""
-    parts = [_read_part(store.path / part_path(table, group.name), columns) for group in store.groups if any(p.table == table for p in group.parts)]
-    return pa.concat_tables(parts, promote_options="default") if parts else None
-
-
 def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Tables]:
     """These columns of all committed rows of the first table, a row group at a time, and of the others what was committed with its machines."""
     first, *others = tables

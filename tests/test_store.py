@@ -18,6 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster import store as s
+from dse.folder import part_path
+
+
+def read(store: s.Store, table: str, columns: list[str] | None = None) -> pa.Table | None:
+    """All committed rows; None if no part has any."""
+    parts = [s._read_part(store.path / part_path(table, group.name), columns) for group in store.groups if any(p.table == table for p in group.parts)]
+    return pa.concat_tables(parts, promote_options="default") if parts else None
 
 
 def tables(machines: list[int]) -> dict[str, pa.Table]:
@@ -30,7 +37,7 @@ def tables(machines: list[int]) -> dict[str, pa.Table]:
 
 
 def machines(store: s.Store, table: str = "machines") -> list[int]:
-    rows = s.read(store, table, ["machine"])
+    rows = read(store, table, ["machine"])
     return [] if rows is None else sorted(rows["machine"].to_pylist())
 
 
@@ -103,7 +110,7 @@ def test_page_checksums_are_written_and_verified(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
     with pytest.raises(OSError, match="(?i)crc"):
-        s.read(store, "points")
+        read(store, "points")
     assert pq.ParquetFile(part).metadata.num_rows == 4000
 
 
@@ -141,6 +148,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from cluster import store as s
+from dse.folder import part_path
 from tests.test_store import tables
 store, _ = s.open_run(Path(sys.argv[1]))
 store = s.commit(store, [tables(list(range(4)))])
@@ -163,6 +171,7 @@ READER = """
 import os, sys
 from pathlib import Path
 from cluster import store as s
+from dse.folder import part_path
 if os.getuid() == 0: os.setuid(65534)
 try: s.open_run(Path(sys.argv[1]))
 except s.StoreFault as fault: print(fault)
@@ -201,7 +210,7 @@ def test_merging_keeps_every_row_once_and_bounds_the_parts(tmp_path: Path) -> No
 def test_shared_keys_are_kept_once_per_group(tmp_path: Path) -> None:
     store, _ = s.open_run(tmp_path)
     store = s.commit(store, [tables([0, 1]), tables([2, 3]), tables([4, 5])])
-    assert sorted(s.read(store, "mappings")["mapping_key"].to_pylist()) == ["k0", "k1", "k2"]  # type: ignore[index]
+    assert sorted(read(store, "mappings")["mapping_key"].to_pylist()) == ["k0", "k1", "k2"]  # type: ignore[index]
 
 
 def test_a_reader_of_the_old_manifest_still_finds_its_parts_after_a_merge(tmp_path: Path) -> None:
@@ -224,13 +233,14 @@ def test_a_column_that_older_parts_lack_is_null_after_a_merge(tmp_path: Path) ->
     wider = tables([50])
     wider["points"] = wider["points"].append_column("gap_to_bound", pa.array([0.5]))
     store = s.commit(store, [wider])
-    assert s.read(s.compact(store, fan_in=2), "points").num_rows == 5  # type: ignore[union-attr]
+    assert read(s.compact(store, fan_in=2), "points").num_rows == 5  # type: ignore[union-attr]
 
 
 COMMITTER = """
 import sys
 from pathlib import Path
 from cluster import store as s
+from dse.folder import part_path
 from tests.test_store import machines, tables
 store, lines = s.open_run(Path(sys.argv[1]))
 m = max(machines(store), default=-1) + 1
