@@ -149,7 +149,7 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
             out, columns = job.ruler.rows(np.array([ask.machine for ask in asks], np.int64), front)
             own = [ask for ask, beaten in zip(asks, out.tolist(), strict=True) if beaten]
             of_asks = {"generation": pa.array([generation] * len(own)), "source": pa.array([ask.source for ask in own])}
-            versions = {name: pa.array([version] * len(own)) for name, version in _VERSIONS.items()}
+            versions = {name: pa.array([version] * len(own)) for name, version in VERSIONS.items()}
             found.append(ruled.table_of(job.schemas["machines"], {**columns, **of_asks, **versions}, len(own)))
     return found
 
@@ -321,7 +321,7 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
         worst = max(choice, key=lambda solution: solution.gap_to_bound)
-        rows["points"].append({**at, **point, **_proof(worst), **_VERSIONS})
+        rows["points"].append({**at, **point, **_proof(worst), **VERSIONS})
         for ref, macs, groups, workload, solution in zip(job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True):
             own = {"workload": ref.name, "weight": ref.weight, "macs": macs, **_proof(solution)}
             rows["workload_costs"].append({**at, **pareto.metrics(_cost(solution, arch)), **own})
@@ -340,7 +340,7 @@ def _proof(solution: Solution) -> Row:
 
 def _head(job: Job, ask: Ask) -> Row:
     parameters = studies.parameters(job.study, ask.machine)
-    return {"machine": ask.machine, "key": _key(job, parameters), "generation": ask.generation, "source": ask.source, **_VERSIONS, **parameters}
+    return {"machine": ask.machine, "key": _key(job, parameters), "generation": ask.generation, "source": ask.source, **VERSIONS, **parameters}
 
 
 def machine_key(job: Job, machine: int) -> str:
@@ -352,7 +352,7 @@ def _key(job: Job, parameters: Mapping[str, Any]) -> str:
     return hashlib.sha256(f"{job.key}{json.dumps(parameters, sort_keys=True)}".encode()).hexdigest()[:16]
 
 
-_VERSIONS = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
+VERSIONS = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
 
 
 def _limit(found: Infeasible) -> Row:

@@ -7,7 +7,6 @@ from functools import partial
 from math import nan
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,41 +21,13 @@ from dse.stack import solve
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Cost, Objective, Trial
-from hw import machine
-from hw.arch import Arch, Array, Lane, Memory
+from hw.arch import Arch
 from hw.columns import Table
-from hw.space import Space, SpaceError, constraint, decode, keys, parse, static_names
+from hw.space import constraint, decode, static_names
 from tests.nests import random_einsum
-from tests.pruned import THREE
+from tests.pruned import THREE, space
 from workloads import catalog
 from workloads.einsum import Einsum
-
-MACHINES = sorted(path.stem for path in (Path(machine.__file__).parent / "machines").glob("*.yaml"))
-VALUES: dict[str, list[Any]] = {
-    "clock_mhz": [100, 333.3, 1000, 3000], "node_nm": [22, 32, 45, 500], "cell": ["lop", "hp"], "word_bits": [4, 8, 12, 16], "overlap": ["buffered", "free"],
-    "width_bits": [8, 16, 64, 4096], "capacity": ["1 B", "64 B", "300 B", "4 KiB", "48 KiB", "1 MiB"], "banks": [1, 2, 3, 4], "channels": [1, 2],
-    "bandwidth": ["1 GB/s", "12.8 GB/s"], "actions_per_cycle": [0.5, 1, "inf"], "read_pj": [0, 0.3, 7], "write_pj": [0.1, 5], "leak_mw": [0, 0.7],
-    "area_mm2": [0, 0.01], "cycle_ns": [0.4, 3], "ports": ["shared", "separate"], "double_buffer": [True, False], "slow": ["divide", "infeasible"],
-    "burst": ["64 B", "1 B"], "bank_map": ["word", "xor"], "multicast": [True, False], "reduce": [True, False], "ramp": ["os", "ws"], "hop_pj": [0, 0.1],
-    "ops_per_cycle": [0.5, 1, 2], "mac_pj": [0.2, 1.5], "alu_pj": [0.1], "vector_lanes": [0, 4, 16], "vector_kind": ["int8", "fp32"]}
-KINDS: dict[type, list[str]] = {Memory: ["sram", "ddr3", "lpddr5", "hbm2", "custom"], Lane: ["int4", "int8", "fp16", "custom"], Array: []}
-
-
-def space(rng: Random) -> Space:
-    """Some fields of some machine, with values that may contradict each other."""
-    template = machine.load(rng.choice(MACHINES))
-    nodes = {node.name: node for node in template.nodes}
-    while True:
-        raw = {}
-        for key in rng.sample(sorted(keys(template)), min(rng.randint(2, 9), len(keys(template)))):
-            owner, _, name = key.rpartition(".")
-            known = KINDS[type(nodes[owner])] if name == "kind" else VALUES.get(name, [1, 2, 3, 7, 16] if isinstance(nodes.get(owner), Array) else [])
-            if known:
-                raw[key] = rng.sample(known, rng.randint(1, len(known)))
-        try:
-            return parse(template, raw)
-        except SpaceError:
-            continue
 
 
 def operations(rng: Random) -> list[tuple[Einsum, float]]:
