@@ -132,7 +132,10 @@ def written(mapping: nest.Mapping, e: Einsum) -> Layer:
         rows = tuple(Held(t, size(known[t], left), over, prod(lanes.get((level, t, dim), 1) for dim in over)) for t, over in held)
         found += [Buffer(level, rows, _steps(e, loops))] if nodes else []
     layer = Layer(e.name, tuple(reversed(found)))
-    back = mapping_of(layer, e)
+    try:
+        back = mapping_of(layer, e)
+    except ValueError as fault:
+        raise ValueError(f"directives of {e.name}: they cannot say this mapping, take --format yaml; read back, {fault}") from None
     if back != replace(mapping, shares=by_place(mapping.shares)):
         a, b = next((pair for pair in zip(back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]), (back.nodes[-1], mapping.nodes[-1]))
         raise ValueError(f"directives of {e.name}: {_said(b)} stands where {_said(a)} would: nodes must be raised above loops that do not move them, stacks "

@@ -12,6 +12,7 @@ import pytest
 
 from cluster import driver
 from cluster import store as stores
+from cluster.ruled import Ruler
 from dse import check, cli, folder
 from dse.folder import Damaged
 from dse.study import study as studies
@@ -80,7 +81,7 @@ def test_a_lost_env_does_not_let_another_study_take_the_rows(run: Path, tmp_path
 
 
 def test_rows_whose_key_is_another_ones_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "machine_key", lambda job, machine: "0" * 16)
+    monkeypatch.setattr(Ruler, "keys", lambda ruler, digits: ["0" * 16] * len(digits))
     with pytest.raises(stores.StoreFault, match="machine .* has the key .*, which is none of this study"):
         driver.resume(run, workers=0)
 

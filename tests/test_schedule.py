@@ -250,7 +250,7 @@ def test_spoilt_schedules_are_refused_in_lines(seed: int) -> None:
     text = rng.choice([PIPE, FUSED, "keep BUF T1 1/2\n" + FUSED]).splitlines()
     for _ in range(rng.randint(1, 2)):
         at = rng.randrange(len(text))
-        words = re.findall(r"\w+|\W+", text[at])
+        words = re.findall(r"\w+|\W+", text[at]) or [""]
         i = rng.randrange(len(words))
         words[i] = rng.choice(["m", "n", "k", "p", "0", "1", "3", "99", "T1", "W0", "T2", "BUF", "DRAM", "X", "Y", "a", "b", "store", "for", "hold", ""])
         text[at] = "".join(words)
