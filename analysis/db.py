@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +24,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from analysis import computed
+from analysis.computed import Computed, nodes
 from dse import folder as folders
 from dse.folder import Damaged
 
@@ -33,7 +35,6 @@ TRIES = 5  # compaction may replace a part between reading the manifest and read
 TIMEOUT_S = 60.0
 MOST_BYTES = 1 << 30  # of an answer, which is held in memory
 GIVE_UP_S = 2.0  # a function that takes no interrupt is left behind
-SEQUENCES = ("schedules", "segments")  # of einsums in turn they follow from einsums (sql/*.sql)
 ONCE = ("mappings", "counts")  # keyed by content: equal rows may stand in several parts
 KINDS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL)\b")
@@ -49,12 +50,13 @@ class QueryError(ValueError):
     """One line: what is wrong with a folder or a statement."""
 
 
-def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, *, skip_damaged: bool = False, threads: int = 2,
-            memory: str = "4GB") -> duckdb.DuckDBPyConnection:
+def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, asked: Computed | None = None, *, skip_damaged: bool = False,
+            threads: int = 2, memory: str = "4GB") -> duckdb.DuckDBPyConnection:
     """Connection with a view per table, the macros of sql/macros.sql, and nothing but the folder's parts to read.
 
     schemas: columns of each table, so that a table without a part is an empty view, and a column that older parts lack is
-    NULL. skip_damaged: groups with a damaged part are left out; else they raise Damaged. Raises QueryError if the folder holds no run.
+    NULL. asked: without it what is not stored is not there. skip_damaged: groups with a damaged part are left out; else they raise Damaged. Raises
+    QueryError if the folder holds no run.
     """
     root = Path(folder).resolve()
     if not (root / "manifest.json").exists() and not (root / "study.yaml").exists():
@@ -70,6 +72,8 @@ def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, 
         con.register("columns_of_a_table", schema.empty_table())
         con.execute(f"CREATE TABLE internal.{_quoted(table)} AS FROM columns_of_a_table")
         con.unregister("columns_of_a_table")
+    if asked:
+        computed.register(con, asked)
     for setting in ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements"):
         con.execute(f"SET {setting} = false")
     con.execute(f"SET allowed_directories = [{_literal(str(root / 'parts'))}]")
@@ -110,6 +114,7 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
     """
     try:
         text.encode()  # what the command line could not decode stands for no character
+        computed.widened(con)
         refresh(con)
         _gate(con, text)
         for attempt in range(TRIES):
@@ -219,23 +224,27 @@ def _fronts(groups: pa.ListArray) -> pa.ListArray:
 
 
 def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Sequence[str]]) -> None:
-    known = [name for (name,) in con.execute("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name <> 'run'").fetchall()]
-    for table in dict.fromkeys([*known, *parts]):
+    known = {name for (name,) in con.execute("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal'").fetchall()} - {"run"}
+    asks = "uniques" in known
+    known -= {"uniques", "asked"}
+    there = dict.fromkeys([*sorted(known), *parts])
+    for table in there:
         sources = [f"FROM internal.{_quoted(table)}"] if table in known else []
         if parts.get(table):
             listed = ", ".join(_literal(str(root / part)) for part in parts[table])
             sources.append(f"FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
         once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
-        if table in SEQUENCES and "einsums" in known:
-            sources.append(_sql(table).replace("(FROM stored)", f"({' UNION ALL BY NAME '.join(sources)})"))
-        if sources:
-            con.execute(f"CREATE OR REPLACE VIEW {_quoted(table)} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
-    if {"points", "machines"} <= {*known, *(t for t, listed in parts.items() if listed)}:
+        name = f"internal.stored_{table}" if table in (*computed.VIEWS, computed.PACKED) else _quoted(table)
+        con.execute(f"CREATE OR REPLACE VIEW {name} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
+    if {"points", "machines"} <= there.keys():
         points = _columns(con, "points")
         own = [f"m.{_quoted(name)}" for name in _columns(con, "machines") if name not in points]
         con.execute(f"CREATE OR REPLACE VIEW designs AS SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine)")
-    if {"machines", "einsums", "counts", "prices", "schedules", "segments"} <= {*known, *(t for t, listed in parts.items() if listed)}:
-        con.execute(_sql("traffic"))
+    if asks and computed.PACKED in there:
+        computed.views(con)
+    for table in computed.VIEWS if not asks else ():
+        if table in there:
+            con.execute(f"CREATE OR REPLACE VIEW {table} AS FROM internal.stored_{table}")
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
@@ -273,14 +282,15 @@ def _interrupt(con: duckdb.DuckDBPyConnection, asked: threading.Thread) -> None:
 
 
 def _whole(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
-    reader = con.sql(text).to_arrow_reader(100_000)
-    batches, size = [], 0
-    for batch in reader:
-        batches.append(batch)
-        size += batch.nbytes
-        if size > MOST_BYTES:
-            raise QueryError(f"the answer is larger than {MOST_BYTES >> 30} GiB; aggregate, or add a LIMIT")
-    return pa.Table.from_batches(batches, reader.schema)
+    with computed.narrowed(con, text) as narrow:
+        reader = con.sql(narrow).to_arrow_reader(100_000)
+        batches, size = [], 0
+        for batch in reader:
+            batches.append(batch)
+            size += batch.nbytes
+            if size > MOST_BYTES:
+                raise QueryError(f"the answer is larger than {MOST_BYTES >> 30} GiB; aggregate, or add a LIMIT")
+        return pa.Table.from_batches(batches, reader.schema)
 
 
 def _gate(con: duckdb.DuckDBPyConnection, text: str) -> None:
@@ -306,24 +316,17 @@ def _harmless(con: duckdb.DuckDBPyConnection, text: str) -> None:
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
     if tree["error"]:
         raise QueryError(f"{tree['error_message']}; a PIVOT must list its values: PIVOT ... ON x IN (...)")
-    nodes = list(_nodes(tree))
+    found = list(nodes(tree))
     own = "SELECT view_name FROM duckdb_views() WHERE NOT internal UNION ALL SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'"
     views = {name for (name,) in con.execute(own).fetchall()}
-    views |= {key for node in nodes for entry in node.get("map", []) if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))}
+    views |= {key for node in found for entry in node.get("map", []) if isinstance(entry, dict) and NAME.fullmatch(key := str(entry.get("key", "")))}
     known = {name.lower() for name in views}
-    for node in nodes:
+    for node in found:
         match node.get("type"):
             case "BASE_TABLE" | "SHOW_REF":
                 _known(node["table_name"], node["schema_name"], known)
             case "TABLE_FUNCTION":
                 _called(con, node["function"], known)
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(tree, dict):
-        yield tree
-    for inner in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        yield from _nodes(inner)
 
 
 def _known(table: str, schema: str, known: set[str]) -> None:

@@ -1,10 +1,10 @@
 """Large sweeps: what a machine costs that bounds rule out, and a run of a million machines with its resume and its fronts.
 
-    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--workers 2]
+    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--workers 2]
 
 Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a short run; CPU seconds per machine of each step
 from its number to a committed part, beside the same machines one by one. A million: a matrix product, so that few searches stand beside them; wall time, memory
-of all processes (proportional shares), disk, resume, fronts.
+of all processes (proportional shares), disk, resume. Drawn: as many machines of ResNet-50 with choices of solved ones; disk, fronts, and what views compute.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,10 @@ from analysis import db
 from cluster import driver, ruled
 from cluster import store as stores
 from cluster.known import Known
-from cluster.worker import Ask, Job, job_of, solve_machine
+from cluster.worker import Ask, Job, Lease, job_of, solve_lease, solve_machine
+from dse import door
+from dse import folder as folders
+from dse.record import MODEL_VERSION, SOLVER_VERSION
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -52,6 +56,7 @@ stop: {{points: {points}}}
 PRODUCT = "gemm:m=64,n=96,k=128"
 ALONE = 200  # machines that are looked at one by one
 LEASE = 4096
+SIZES = ("array.x", "array.y", "gbuf.capacity", "regf.capacity")  # a mapping that fits fits larger ones
 
 
 def study(folder: Path, workload: str, points: int) -> Study:
@@ -161,34 +166,77 @@ def million(folder: Path, machines: int, workers: int) -> None:
           f"{size / machines:.0f} bytes of disk each", flush=True)
     wall, samples = watched(["resume", str(run), "--workers", "0"])
     print(f"resume with nothing to do: {wall:.1f} s, {max(samples):.0f} MB", flush=True)
-    _queries(folder, run, machines)
 
 
-def _queries(folder: Path, run: Path, points: int) -> None:
-    """Fronts and einsums of a run with as many points, drawn: the machines of the other run, all solved."""
-    job, rng = job_of(studies.load(run / "study.yaml")), np.random.default_rng(1)
-    store, _ = stores.open_run(folder / "drawn")
-    for name in ("study.yaml", "env.json"):
-        (folder / "drawn" / name).write_bytes((run / name).read_bytes())
-    values = {o.column: rng.lognormal(sigma=0.3, size=points) for o in job.study.objectives}
-    numbers = np.arange(points)
-    for table in ("machines", "points"):
-        given = {"machine": numbers, "schedule": np.zeros(points, np.int32), "feasible": np.ones(points, np.bool_), "generation": numbers // LEASE, **values}
-        rows = ruled.table_of(job.schemas[table], {name: pa.array(column) for name, column in given.items()}, points)
-        store = stores.commit(store, [{table: rows}])
+def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, Study]:
+    """A run of so many machines that makes choices as the solver does: each has those of one of `solved` machines whose arrays and memories are no larger,
+    so that they fit. Energies and latencies are drawn; all other columns are its own."""
+    one, run, rng = study(folder, workload, points), folder / "drawn", np.random.default_rng(1)
+    job = job_of(one)
+    store, _ = stores.open_run(run)
+    for name, data in studies.files(one).items():
+        (run / name).write_bytes(data)
+    store = stores.identified(store, folders.digest(studies.identity(one)))
+    numbers = permutation(one.space.size, 11, np.arange(solved, dtype=np.int64)).tolist()
+    tables = solve_lease(job, Lease(0, tuple(Ask(number, 0, "random") for number in numbers))).tables
+    donors, sizes = tables["chosen"]["machine"].to_numpy(), [at for at, axis in enumerate(one.space.axes) if axis.key in SIZES]
+    smallest, rows = job.ruler.table.digits(donors)[:, sizes], 0
+    whole = [{name: tables[name] for name in ("mappings", "counts")}]
+    for first in range(solved, one.space.size, LEASE):
+        machines = permutation(one.space.size, 11, np.arange(first, first + LEASE, dtype=np.int64))
+        built, columns = job.ruler.table.columns(machines)
+        fits, own = (job.ruler.table.digits(machines)[:, None, sizes] >= smallest).all(axis=2), rng.permutation(len(donors))
+        kept = (fits.any(axis=1) & built)
+        chosen = tables["chosen"].take(pa.array(own[fits[:, own].argmax(axis=1)][kept]))
+        floors, nobody = job.ruler.floors(columns), Trial(0, 0, "ok", (), ())
+        of_machines = job.ruler.columns_of(machines[built], columns, floors, [nobody], np.where(kept[built], 0, -1))
+        n = int(kept.sum())
+        fixed = {"status": "ok", "source": "random", "generation": 0, "model_version": MODEL_VERSION, "solver_version": SOLVER_VERSION}
+        of_machines |= {name: pa.repeat(pa.scalar(value), n) for name, value in fixed.items()} | {name: pa.nulls(n) for name in ("reason", "beaten_by")}
+        values = {o.column: pa.array(rng.lognormal(sigma=0.3, size=n)) for o in job.study.objectives}
+        of_points = {"machine": pa.array(machines[kept]), "schedule": pa.array(np.zeros(n, np.int32)), "feasible": pa.array(np.ones(n, np.bool_)), **values,
+                     "area_mm2": of_machines["area_mm2"]}
+        whole.append({"machines": ruled.table_of(job.schemas["machines"], of_machines, n), "points": ruled.table_of(job.schemas["points"], of_points, n),
+                      "chosen": chosen.set_column(0, job.schemas["chosen"].field(0), pa.array(machines[kept]))})
+        rows += n
+        if len(whole) > 24 or rows >= points:
+            store, whole = stores.compact(stores.commit(store, whole)), []
+        if rows >= points:
+            break
     stores.close(store)
-    con = db.connect(folder / "drawn", job.schemas)
+    stores.close(stores.open_run(run)[0])  # takes merged parts away
+    return run, one
+
+
+def queries(folder: Path, workload: str, points: int, solved: int) -> None:
+    """Fronts, and what is computed when asked, of a run that is drawn."""
+    run, one = drawn(folder, workload, points, solved)
+    size = sum(part.size_bytes for group in folders.read(run).groups for part in group.parts)
+    con = door.connection(run, one)
+    count, = con.execute("SELECT count(*) FROM machines").fetchall()[0]
+    parts = Counter({part.table: 0 for group in folders.read(run).groups for part in group.parts})
+    for group in folders.read(run).groups:
+        parts.update({part.table: part.size_bytes for part in group.parts})
+    print(f"{workload}: {count} machines drawn, each with the choices of one of {solved} solved ones: {size / count:.1f} bytes of disk each ("
+          + ", ".join(f"{table} {n / count:.1f}" for table, n in parts.most_common() if n >= count / 20) + ")", flush=True)
+    best = "(SELECT machine FROM designs ORDER BY energy_pj LIMIT {})"
+    sums = "SELECT level, tensor, sum(energy_pj) FROM traffic WHERE machine IN {} GROUP BY ALL"
+    asked = {"statuses of all machines": "SELECT status, count(*) FROM machines GROUP BY 1",
+             "einsums of one machine": "SELECT * FROM einsums WHERE machine = (SELECT max(machine) FROM points)",
+             **{f"energy by level and tensor of the best {n}": sums.format(best.format(n)) for n in (1, 1000)},
+             "different mappings of the best 1000": f"SELECT DISTINCT mapping_key FROM choices WHERE machine IN {best.format(1000)}"}
     for text in ("front", "front again"):
-        begun = time.monotonic()
-        found = db.front(con, [o.column for o in job.study.objectives])
-        print(f"{text} of {points} points, {len(job.study.objectives)} objectives: {found.num_rows} rows, {time.monotonic() - begun:.2f} s", flush=True)
-    con = db.connect(run, job.schemas)
-    for name, query in (("statuses of all machines", "SELECT status, count(*) FROM machines GROUP BY 1"),
-                        ("einsums of the best machine", "SELECT * FROM einsums WHERE machine = (SELECT machine FROM designs ORDER BY energy_pj LIMIT 1)"),
-                        ("energy by level and tensor of the best 1,000", "SELECT level, tensor, sum(energy_pj) FROM traffic WHERE machine IN "
-                         "(SELECT machine FROM designs ORDER BY energy_pj LIMIT 1000) GROUP BY ALL")):
-        begun = time.monotonic()
-        print(f"{name}: {db.query(con, query).num_rows} rows, {time.monotonic() - begun:.2f} s", flush=True)
+        begun, cpu = time.monotonic(), time.process_time()
+        found = db.front(con, [o.column for o in one.objectives])
+        print(f"{text} of {count} points, {len(one.objectives)} objectives: {found.num_rows} rows, {_took(begun, cpu)}", flush=True)
+    for name, query in asked.items():
+        for again in ("", " again"):
+            begun, cpu = time.monotonic(), time.process_time()
+            print(f"{name}{again}: {db.query(con, query).num_rows} rows, {_took(begun, cpu)}", flush=True)
+
+
+def _took(begun: float, cpu: float) -> str:
+    return f"{time.monotonic() - begun:.2f} s, {time.process_time() - cpu:.2f} CPU s"
 
 
 def main() -> None:
@@ -197,12 +245,15 @@ def main() -> None:
     given.add_argument("--solved", type=int, default=120)
     given.add_argument("--million", type=int, default=1_000_000)
     given.add_argument("--workers", type=int, default=2)
+    given.add_argument("--drawn", type=int, default=1_000_000)
     chosen = given.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for workload in ("light_resnet50", "squeezenet") if chosen.machines else ():
             ruled_out(Path(folder), workload, chosen.machines, chosen.solved)
         if chosen.million:
             million(Path(folder), chosen.million, chosen.workers)
+        if chosen.drawn:
+            queries(Path(folder), "light_resnet50", chosen.drawn, chosen.solved)
 
 
 if __name__ == "__main__":

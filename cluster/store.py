@@ -27,11 +27,13 @@ import pyarrow.parquet as pq
 
 from dse import folder as folders
 from dse.folder import BEFORE, ENV, MANIFEST, STUDY, Damaged, Group, Manifest, Part, created, make, part_path, sealed, sync, unseal, write_bytes
+from dse.record import KEYS
 
 SHARED = {"mappings": "mapping_key", "counts": "mapping_key"}  # same key, same rows: kept once per group
 FAN_IN = 64  # groups of one level that become one of the next; two merged levels keep a table below 200 parts
 TOP_LEVEL = 2
 ROW_GROUP = 122_880
+FEW = 8192  # rows of mappings and counts in a row group: a reader takes those that may have its keys
 Tables = Mapping[str, pa.Table]
 
 
@@ -302,7 +304,7 @@ def _write_rows(out: Any, table: str, tables: Iterable[pa.Table]) -> int:
         for gathered in _gathered(table, tables):
             if writer is None:
                 writer = _writer(out, gathered.schema)
-            writer.write_table(_fit(gathered, writer.schema), row_group_size=ROW_GROUP)
+            writer.write_table(_sorted(table, _fit(gathered, writer.schema)), row_group_size=FEW if table in SHARED else ROW_GROUP)
             rows += gathered.num_rows
     finally:
         if writer is not None:
@@ -325,10 +327,19 @@ def _gathered(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held, promote_options="default")
 
 
+def _sorted(table: str, rows: pa.Table) -> pa.Table:
+    """Numbers of machines in order are small steps; mappings in order stand where their keys say."""
+    by = [(name, "ascending") for name in KEYS.get(table, ()) if name in rows.column_names]
+    return rows.take(pc.sort_indices(rows, by)) if by and table != "events" else rows
+
+
 def _writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-    others = [field.name for field in schema if not pa.types.is_floating(field.type)]
-    return pq.ParquetWriter(out, schema, compression="zstd", compression_level=3, use_dictionary=others, use_byte_stream_split=floats,
+    """Numbers of machines as steps, floats byte by byte, all else by dictionary, but for keys that stand once."""
+    leaves = {f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name: f.type.value_type if pa.types.is_list(f.type) else f.type for f in schema}
+    floats = [name for name, kind in leaves.items() if pa.types.is_floating(kind)]
+    steps = {"machine": "DELTA_BINARY_PACKED"} if "machine" in schema.names else {}
+    others = [name for name in leaves if name not in (*floats, *steps, "key")]
+    return pq.ParquetWriter(out, schema, compression="zstd", compression_level=3, use_dictionary=others, use_byte_stream_split=floats, column_encoding=steps,
                             write_page_checksum=True)
 
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from cluster import ruled
 from cluster.ruled import BEATEN, Beaten, Hope, Ruler
-from dse import explain, record
+from dse import asked, explain, record
 from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
@@ -46,6 +46,7 @@ UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
 MANY = 4  # machines of a lease from which on bounds are made of all at once
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
+AT = ("machine", "schedule", "workload")
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 Columns = dict[str, list[Any]]
@@ -98,13 +99,18 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """One workload in one schedule of a machine, before it becomes rows of `einsums`: tables are made once per lease, since each costs as much as many rows."""
+    """One workload in one schedule of a machine, before it becomes rows: tables are made once per lease, since each costs as much as many rows.
+    groups: einsums of its costs."""
 
     machine: int
     schedule: int
     workload: str
-    costs: tuple[EinsumCost, ...]
+    found: Solution
     groups: tuple[Unique, ...]
+
+    @property
+    def costs(self) -> tuple[EinsumCost, ...]:
+        return self.found.einsums
 
 
 class Overdue(Exception):
@@ -115,7 +121,7 @@ def job_of(study: Study) -> Job:
     """Loads the workloads, once per run."""
     workloads = studies.workloads_of(study)
     uniques = tuple(tuple(unique(workload)) for workload in workloads)
-    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
+    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
     shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
     key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
@@ -210,23 +216,30 @@ def _table(job: Job, table: str, columns: Columns, values: Sequence[object] = ()
 
 
 def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
-    """einsums, mappings and counts, a column at a time; the rows of a mapping once."""
+    """chosen, einsums (of schedules that are more than einsums in turn), mappings and counts, a column at a time; the rows of a mapping once."""
     costs = [cost for at in schedules for cost in at.costs]
     if not costs:
         return {}
     groups = [group for at in schedules for group in at.groups]
-    of_einsums: Columns = {"einsum": [cost.name for cost in costs], "einsum_key": [cost.key for cost in costs], "kind": [g.einsum.kind for g in groups]}
-    of_einsums["place"] = [place for at in schedules for place in range(1, len(at.costs) + 1)]
-    for name in ("machine", "schedule", "workload"):
-        of_einsums[name] = [value for at in schedules for value in [getattr(at, name)] * len(at.costs)]
+    turns = [asked.packed(at.found) | {name: getattr(at, name) for name in AT} for at in schedules if not at.found.schedule]
+    tables = tables_of(job, {"chosen": turns}) if turns else {}
+    if whole := [at for at in schedules if at.found.schedule]:
+        tables["einsums"] = _table(job, "einsums", *_of_schedules(whole))
     first = {cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)}
     mappings = [cost for cost, _ in first.values()]
     of_mappings: Columns = {"einsum_key": [cost.key for cost in mappings], "nest": [_nest(cost.mapping) for cost in mappings]}
     own = [(cost, bits, *row) for cost, group in first.values() for row, bits in _counts(cost, group)]
     of_counts: Columns = {"mapping_key": [cost.mapping_key for cost, *_ in own], "bits": [bits for _, bits, *_ in own]}
     of_counts |= {name: [row[i] for row in own] for i, name in enumerate(("level", "tensor", "action", "elems", "busiest_elems"), 2)}
-    return {"einsums": _table(job, "einsums", of_einsums, costs), "mappings": _table(job, "mappings", of_mappings, mappings),
-            "counts": _table(job, "counts", of_counts)}
+    return {**tables, "mappings": _table(job, "mappings", of_mappings, mappings), "counts": _table(job, "counts", of_counts)}
+
+
+def _of_schedules(schedules: Sequence[Laid]) -> tuple[Columns, list[EinsumCost]]:
+    """Columns of einsums, and what has the others as attributes."""
+    costs, groups = [cost for at in schedules for cost in at.costs], [group for at in schedules for group in at.groups]
+    found: Columns = {"einsum": [cost.name for cost in costs], "einsum_key": [cost.key for cost in costs], "kind": [g.einsum.kind for g in groups]}
+    found["place"] = [place for at in schedules for place in range(1, len(at.costs) + 1)]
+    return found | {name: [value for at in schedules for value in [getattr(at, name)] * len(at.costs)] for name in AT}, costs
 
 
 _nest = lru_cache(maxsize=1 << 14)(str)  # machines with the same mapping come in one lease after the other
@@ -278,7 +291,6 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
     floors = hope.least()
     whole = pareto.total(list(floors.values()), [ref.weight for ref in study.workloads])
     head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz, "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
-    prices = _prices(arch, ask.machine)
     fronts: list[list[Solution]] = []
     try:
         hope.dashed(BEATEN)
@@ -286,12 +298,12 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
             told = partial(hope.heard, place) if front and hope.einsums else None
             found = _shared(job, ask.machine, arch, workload) if study.solver.share else solve(arch, workload, study.solver, told)
             if isinstance(found, Infeasible):
-                return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}], "prices": prices}, []
+                return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}]}, []
             fronts.append(found)
     except Beaten as fault:
         return {"machines": [{**head, "status": "pruned", "beaten_by": fault.machine, "reason": fault.reason}]}, []
     rows, laid = _laid_out(job, ask.machine, arch, fronts)
-    return {"machines": [{**head, "status": "ok"}], "prices": prices, **rows}, laid
+    return {"machines": [{**head, "status": "ok"}], **rows}, laid
 
 
 def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
@@ -315,7 +327,7 @@ def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
 
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:
-    """points and workload_costs of a machine's schedules, and what makes their einsums."""
+    """points of a machine's schedules, and what makes their choices."""
     rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
     laid: list[Laid] = []
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
@@ -323,14 +335,14 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
         worst = max(choice, key=lambda solution: solution.gap_to_bound)
         rows["points"].append({**at, **point, **_proof(worst), **VERSIONS})
         for ref, macs, groups, workload, solution in zip(job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True):
-            own = {"workload": ref.name, "weight": ref.weight, "macs": macs, **_proof(solution)}
-            rows["workload_costs"].append({**at, **pareto.metrics(_cost(solution, arch)), **own})
-            if solution.schedule:  # of einsums in turn both tables follow from einsums
+            if solution.schedule:  # of einsums in turn all follows from chosen
+                own = {"workload": ref.name, "weight": ref.weight, "macs": macs, **_proof(solution)}
+                rows["workload_costs"].append({**at, **pareto.metrics(pareto.cost_of(solution, arch.clock_ghz)), **own})
                 rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
                 rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
                 rows["conversions"] += [{**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)]
                 groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(converted(workload, solution.conversions), solution))
-            laid.append(Laid(machine, schedule, ref.name, solution.einsums, groups))
+            laid.append(Laid(machine, schedule, ref.name, solution, groups))
     return {table: found for table, found in rows.items() if found}, laid
 
 
@@ -368,32 +380,13 @@ def _schedules(study: Study, machine: int, arch: Arch, fronts: Sequence[Sequence
     for choice in product(*fronts):
         if len(found) == MOST_SCHEDULES:
             break
-        costs = {ref.name: _cost(solution, arch) for ref, solution in zip(study.workloads, choice, strict=True)}
+        costs = {ref.name: pareto.cost_of(solution, arch.clock_ghz) for ref, solution in zip(study.workloads, choice, strict=True)}
         found.append((studies.point(study, machine, area, costs), choice))
     if len(found) == 1:
         return found
     signs = [-1.0 if o.direction == "max" else 1.0 for o in study.objectives]
     values = np.array([[point[o.column] for o in study.objectives] for point, _ in found]) * signs
     return [one for one, best in zip(found, pareto.front(values), strict=True) if best]
-
-
-def _cost(solution: Solution, arch: Arch) -> pareto.Cost:
-    return pareto.Cost(solution.energy_pj, solution.latency_cycles, solution.latency_cycles / arch.clock_ghz, solution.steady_cycles / arch.clock_ghz)
-
-
-def _prices(arch: Arch, machine: int) -> list[Row]:
-    rows: list[Row] = [
-        {"machine": machine, "level": level.name, "read_pj": level.read_pj, "write_pj": level.write_pj, "width_bits": level.width_bits,
-         "bandwidth": level.bandwidth, "leak_mw": level.leak_mw, "capacity_bits": level.capacity_bits, "instances": arch.instances(v),
-         "word_bits": arch.word_bits, "row_pj": level.access.row_pj if level.access else 0.0}
-        for v, level in enumerate(arch.levels)]
-    lane = arch.compute
-    rows += [{"machine": machine, "level": f.name, "hop_pj": f.hop_pj, "lane_pj": f.lane_pj, "word_bits": arch.word_bits, "instances": 1}
-             for f in arch.fanouts if f.hop_pj or f.lane_pj]
-    if lane.vector_leak_mw:
-        rows.append({"machine": machine, "level": "VECTOR", "leak_mw": lane.vector_leak_mw, "instances": 1})
-    return [*rows, {"machine": machine, "level": "MAC", "mac_pj": lane.mac_pj, "alu_pj": lane.alu_pj, "merge_pj": lane.merge_pj,
-                    "bandwidth": lane.ops_per_cycle, "leak_mw": lane.leak_mw, "instances": arch.instances(len(arch.levels))}]
 
 
 def sources() -> str:

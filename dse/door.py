@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dse import check, directives, explain, folder, record, screen, stack
+from dse import asked, check, directives, explain, folder, record, screen, stack
 from dse import schedule as schedules
 from dse.conversion import Conversion, converted
 from dse.nest import Infeasible
@@ -492,11 +492,18 @@ def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", s
 
     skip_damaged: parts that are not byte for byte what was committed are left out. memory, seconds: what DuckDB and a statement may take.
     """
-    from analysis import db
-
     study = study_of(path)
-    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.TABLES}
-    return Run(Path(path), study, db.connect(path, schemas, skip_damaged=skip_damaged, memory=memory), skip_damaged, seconds)
+    return Run(Path(path), study, connection(path, study, skip_damaged=skip_damaged, memory=memory), skip_damaged, seconds)
+
+
+def connection(path: str | Path, study: Study, *, skip_damaged: bool = False, memory: str = "4GB") -> DuckDBPyConnection:
+    """The views of a run, with those that are computed when asked."""
+    from analysis import computed, db
+
+    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
+    ask = asked.Asked(Path(path), study)
+    con: DuckDBPyConnection = db.connect(path, schemas, computed.Computed(asked.functions(ask), asked.uniques(ask)), skip_damaged=skip_damaged, memory=memory)
+    return con
 
 
 def study_of(text: str | Path) -> Study:

@@ -22,11 +22,11 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
-from dse.record import TABLES
+from dse.record import STORED
 
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
-VERSION = 2  # of the manifest
+VERSION = 3  # of the manifest, and of the tables that it lists
 NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
@@ -257,9 +257,9 @@ def _foreign(m: Manifest) -> str:
         return "a group that stands twice"
     for group in m.groups:
         tables = [part.table for part in group.parts]
-        if not tables or not set(tables) <= set(TABLES) or len(set(tables)) < len(tables):
+        if not tables or not set(tables) <= set(STORED) or len(set(tables)) < len(tables):
             return f"tables {tables} of group {group.name}"
-    known = {part_path(table, "") for table in TABLES}
+    known = {part_path(table, "") for table in STORED}
     for path in m.retired:
         name = path.rpartition("/")[2].removesuffix(".parquet")
         if not NAME.fullmatch(name) or path.replace(name, "") not in known:

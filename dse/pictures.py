@@ -221,7 +221,7 @@ def _einsums(one: Solved, found: Solution, title: str) -> Picture:
     for c, _ in pairs:
         parts: Counter[str] = Counter(dict.fromkeys((name for name, *_ in explain.energy(one.arch, found).rows), 0))
         for part in c.price.parts:
-            parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj  # type: ignore[assignment]
+            parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj
         label = f"{c.name} x {c.count}" if c.count > 1 else c.name
         energy.append((label, parts))
         latency.append((label, {f"{c.bound_by} binds": c.count * c.latency_cycles / one.arch.clock_ghz}))

@@ -5,6 +5,7 @@ A front never mixes versions: MODEL_VERSION moves with any cost, SOLVER_VERSION 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,10 @@ MACHINE = Column("int64", "", "index of the machine in the study's space")
 SCHEDULE = Column("int32", "", "number of the schedule on its machine's own front, 0 first in the study's objectives")
 WORKLOAD = Column("string", "", "name of the workload in the study")
 EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
+EINSUM = Column("string", "", "name of the first of equal einsums")
+PLACE = Column("int32", "", "its place among the different einsums of the workload, in the order of their first run, 1 first")
+KIND = Column("string", "", "mac, max, add, mul, copy or a unary function")
+COUNT = Column("int64", "", "how often it runs; costs are of one run")
 MAPPING_KEY = Column("string", "", "content key of the mapping")
 LEVEL = Column("string", "", "storage level, MAC for compute, VECTOR for its vector unit, or array whose network is priced")
 GAP_IN_SPACE = Column("float64", "", "how far the objective may lie above the optimum of the space that the certificate names, as a share: 0 is proven")
@@ -81,6 +86,17 @@ TABLES: dict[str, Columns] = {
         "certificate": CERTIFICATE,
         **VERSIONS,
     },
+    "choices": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "place": PLACE,
+        "einsum": EINSUM,
+        "einsum_key": EINSUM_KEY,
+        "kind": KIND,
+        "count": COUNT,
+        "mapping_key": MAPPING_KEY,
+    },
     "workload_costs": {
         "machine": MACHINE,
         "schedule": SCHEDULE,
@@ -96,11 +112,11 @@ TABLES: dict[str, Columns] = {
         "machine": MACHINE,
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
-        "einsum": Column("string", "", "name of the first of equal einsums"),
-        "place": Column("int32", "", "its place among the different einsums of the workload, in the order of their first run, 1 first"),
+        "einsum": EINSUM,
+        "place": PLACE,
         "einsum_key": EINSUM_KEY,
-        "kind": Column("string", "", "mac, max, add, mul, copy or a unary function"),
-        "count": Column("int64", "", "how often it runs; costs are of one run"),
+        "kind": KIND,
+        "count": COUNT,
         "mapping_key": MAPPING_KEY,
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
@@ -108,8 +124,6 @@ TABLES: dict[str, Columns] = {
         "gap_in_space": GAP_IN_SPACE,
         "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
-        "host_copies": Column("int64", "", "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them"),
-        "host_copy_elems": Column("int64", "", "elements of those copies; in no energy or latency"),
     },
     "schedules": {
         "machine": MACHINE,
@@ -163,6 +177,8 @@ TABLES: dict[str, Columns] = {
         "mapping_key": MAPPING_KEY,
         "einsum_key": EINSUM_KEY,
         "nest": Column("string", "", "the loop nest as text; of a schedule that is none, its text: outside the nest space, why, and what it does"),
+        "host_copies": Column("int64", "", "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them"),
+        "host_copy_elems": Column("int64", "", "elements of those copies; in no energy or latency"),
     },
     "counts": {
         "mapping_key": MAPPING_KEY,
@@ -193,6 +209,7 @@ TABLES: dict[str, Columns] = {
         "leak_mw": Column("float64", "mW", "leakage of one instance"),
         "capacity_bits": Column("int64", "bit", "capacity of one instance; NULL: unbounded"),
         "instances": Column("int64", "", "how many there are"),
+        "clock_ghz": Column("float64", "GHz", "clock of the machine"),
     },
     "events": {
         "time": Column("timestamp", "", "when, UTC"),
@@ -202,9 +219,26 @@ TABLES: dict[str, Columns] = {
     },
 }
 
+# Stored tables that no view shows as they stand: what choices, einsums, workload_costs and prices are computed from, when asked (dse/asked.py). A workload
+# whose schedule is more than its einsums in turn has rows of einsums and workload_costs instead.
+PACKED: dict[str, Columns] = {
+    "chosen": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "space": Column("string", "", "the space that its einsums are proven optimal in, but for those at `places`; empty: none is proven"),
+        "places": Column("list<int32>", "", "different einsums that something else is known of, 0 first; NULL: none"),
+        "gaps": Column("list<float64>", "", "gap_in_space of each of them"),
+        "spaces": Column("list<string>", "", "the space of each; empty: nothing but its bound is known"),
+    },
+}
+STORED = TABLES | PACKED
+
 # Sorting by these makes the rows of two runs comparable; equal rows of mappings and counts may stand in several parts.
 KEYS: dict[str, tuple[str, ...]] = {
     "machines": ("machine",),
+    "chosen": ("machine", "schedule", "workload"),
+    "choices": ("machine", "schedule", "workload", "place"),
     "points": ("machine", "schedule"),
     "workload_costs": ("machine", "schedule", "workload"),
     "einsums": ("machine", "schedule", "workload", "einsum_key"),
@@ -226,6 +260,8 @@ OWN: dict[str, Columns] = {  # columns that each study names for itself, as they
 
 
 def dtype(name: str) -> pa.DataType:
+    if inner := re.fullmatch(r"list<(\w+)>", name):
+        return pa.list_(dtype(inner[1]))
     return pa.timestamp("us", tz="UTC") if name == "timestamp" else pa.type_for_alias(name)
 
 
@@ -234,5 +270,5 @@ def schema(table: str, extra: Columns | None = None) -> pa.Schema:
 
     extra: a study's own columns of that table (parameters, aggregated objectives, violations), put after the fixed ones.
     """
-    columns = {**TABLES[table], **(extra or {})}
+    columns = {**STORED[table], **(extra or {})}
     return pa.schema([pa.field(name, dtype(c.dtype), metadata={"unit": c.unit, "meaning": c.meaning}) for name, c in columns.items()])

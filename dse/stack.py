@@ -201,7 +201,7 @@ def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent,
     for place, _ in enumerate(_begun(groups, tell)):
         if isinstance(one := found(place), Infeasible):
             return one
-    return _in_turn(arch, groups, picks, [costs[place] for place in range(len(groups))])
+    return summed(arch, groups, picks, [costs[place] for place in range(len(groups))])
 
 
 def _telling(groups: Sequence[Unique], arch: Arch) -> list[int]:
@@ -310,7 +310,8 @@ def _mapper(picks: Picks, more: Constraints = FREE) -> Mapper:
     return TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper])
 
 
-def _in_turn(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
+def summed(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
+    """Different einsums of a workload in turn, as `picks` found their mappings."""
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
     by = (picks.tiling if TILING[picks.tiling] else f"mapper {picks.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
     by += "; hops not searched" if arch.felt() and not arch.described() else ""
@@ -349,7 +350,7 @@ def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution,
     found = [laid(Problem(arch, group.einsum, picks.objective), one,
                   [Laid(level or arch.levels[0].name, tensor, text) for tensor, level, text in layouts if tensor in {p.tensor for p in group.einsum.tensors()}])
              for one, group in zip(solution.einsums, groups, strict=True)]
-    return _in_turn(arch, groups, picks, found)
+    return summed(arch, groups, picks, found)
 
 
 def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
@@ -365,7 +366,7 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     path = cache.place("map", (arch, [group.einsum for group in groups], picks), ".json")
     costs = _recalled(path, [Problem(arch, group.einsum, picks.objective) for group in groups])
     if costs:
-        return _in_turn(arch, groups, picks, costs)
+        return summed(arch, groups, picks, costs)
     found = scheduled(arch, workload, picks, tell)
     if isinstance(found, list):
         cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())

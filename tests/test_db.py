@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import db
-from dse import folder, record
+from analysis.computed import Computed
+from dse import asked, folder, record
 from dse.folder import Damaged
+from dse.study import study as studies
 
 NUMBERS = itertools.count(1)
 SCHEMAS = {
@@ -133,23 +135,41 @@ def test_views_follow_a_run_and_its_compaction(run: Path) -> None:
     assert db.query(con, "SELECT count(*) AS n FROM machines").to_pylist() == [{"n": 1}]
 
 
+ONE = """
+name: one
+workloads: ['gemm:m=2,n=2,k=2']
+machine: a2
+space: {array.x: [1]}
+objectives: [energy_pj]
+search: {method: exhaustive}
+"""
+
+
+def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Schema], Computed]:
+    """Schemas and views of a run whose machines all have these levels."""
+    (root / "one.yaml").write_text(ONE)
+    one = studies.load(root / "one.yaml")
+    ask, schema = asked.Asked(root, one), record.schema("prices")
+    listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in asked.OF_LEVELS])))
+    functions = [f._replace(call=lambda machines: pa.concat_arrays([listed] * len(machines))) if f.name == "levels_of" else f for f in asked.functions(ask)]
+    return {table: record.schema(table, studies.columns(one, table)) for table in record.STORED}, Computed(functions, asked.uniques(ask))
+
+
 def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
     at = {"machine": 0, "schedule": 0, "workload": "w"}
     einsums = [{**at, "einsum": e, "kind": kind, "count": 3, "mapping_key": e} for e, kind in (("a", "mac"), ("b", "max"), ("c", "copy"))]
     moved = [{"mapping_key": e, "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": None if e == "c" else 8}  # None: words
              for e in "abc" for action in ("read", "write")]
     ops = [{"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8} for e in "abc"]
-    lane = {"machine": 0, "level": "MAC", "read_pj": None, "write_pj": None, "mac_pj": 7.0, "alu_pj": 2.0, "width_bits": None, "word_bits": None}
-    lane |= {"hop_pj": None, "lane_pj": None, "merge_pj": 0.5, "row_pj": None}
-    level = {"machine": 0, "level": "L", "hop_pj": 3.0, "lane_pj": 0.5, "merge_pj": None, "row_pj": 11.0}
-    level |= {"read_pj": 4.0, "write_pj": 6.0, "mac_pj": None, "alu_pj": None, "width_bits": 16, "word_bits": 32}
+    lane = {"level": "MAC", "mac_pj": 7.0, "alu_pj": 2.0, "merge_pj": 0.5}
+    level = {"level": "L", "hop_pj": 3.0, "lane_pj": 0.5, "row_pj": 11.0, "read_pj": 4.0, "write_pj": 6.0, "width_bits": 16, "word_bits": 32}
     crossed = [{"mapping_key": "a", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 1} for action in ("hop", "lane", "enter")]
     crossed += [{"mapping_key": "a", "level": "MAC", "tensor": "T", "action": "merge", "elems": 10, "bits": None}]
     crossed += [{"mapping_key": "b", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": bits}
                 for action, bits in (("unused_read", 1), ("unused_write", 1), ("modify", 1), ("open_read", 0))]
-    publish(run, einsums=[einsums], counts=[moved, [*moved[:1], *ops], crossed], prices=[[level, lane]])
-    schemas = {table: record.schema(table) for table in record.TABLES}
-    found = db.query(db.connect(run, schemas), "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
+    publish(run, einsums=[einsums], counts=[moved, [*moved[:1], *ops], crossed])
+    con = db.connect(run, *priced(run, [level, lane]))
+    found = db.query(con, "SELECT einsum, action, energy_pj, bytes FROM traffic ORDER BY ALL").to_pylist()
     energy = {(row["einsum"], row["action"]): row["energy_pj"] for row in found}
     assert [energy["b", action] for action in ("unused_read", "unused_write", "modify", "open_read")] == [30 * 4 / 16, 30 * 6 / 16, 30 * 4 / 16, 30 * 11]
     assert len(found) == 16 and (energy["a", "hop"], energy["a", "lane"], energy["a", "merge"]) == (3 * 10 * 3, 3 * 10 * 0.5, 3 * 10 * 0.5)

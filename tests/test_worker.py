@@ -1,4 +1,4 @@
-"""A lease as tables: rows of einsums, mappings and counts are those of the solutions; a machine that fails leaves none of them."""
+"""A lease as tables: rows of choices, mappings and counts are those of the solutions; a machine that fails leaves none of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from tests.test_driver import HEAVY, faulty, study, with_mapper
 from workloads.graph import unique
 
 SOME = (100, 150, 200, 219, 250, 299)
-PROOF = ("gap_in_space", "gap_to_bound", "certificate")
 
 
 @pytest.fixture(scope="module")
@@ -46,30 +45,27 @@ def test_rows_are_those_of_the_solutions(job: Job) -> None:
     tables = solve(job, *SOME)
     for table, found in tables.items():
         assert found.schema.equals(job.schemas[table], check_metadata=True) and found.num_rows
-    rows, nests = tables["einsums"].to_pylist(), {row["mapping_key"]: row["nest"] for row in tables["mappings"].to_pylist()}
+    rows, nests = tables["chosen"].to_pylist(), {row["mapping_key"]: row["nest"] for row in tables["mappings"].to_pylist()}
     counts: dict[str, list[dict[str, object]]] = {}
     for row in tables["counts"].to_pylist():
         counts.setdefault(row["mapping_key"], []).append(row)
-    at = 0
+    at = iter(rows)
     for number in SOME:
-        _, solutions = machine(job, number)
-        for ref, workload, solution in zip(job.study.workloads, job.workloads, solutions, strict=True):
-            for group, cost in zip(unique(workload), solution.einsums, strict=True):
-                row = rows[at]
-                assert (row["machine"], row["schedule"], row["workload"], row["kind"]) == (number, 0, ref.name, group.einsum.kind)
-                assert (row["einsum"], row["einsum_key"], row["energy_pj"]) == (cost.name, cost.key, cost.energy_pj)
-                assert [row[key] for key in PROOF] == [getattr(cost, key) for key in PROOF]
-                assert nests[row["mapping_key"]] == str(cost.mapping)
-                assert [(c["level"], c["tensor"], c["elems"]) for c in counts[row["mapping_key"]]] == [(c.level, c.tensor, c.elems) for c in cost.counts]
-                at += 1
-    assert at == len(rows)
+        for ref, solution in zip(job.study.workloads, machine(job, number)[1], strict=True):
+            row = next(at)
+            assert (row["machine"], row["schedule"], row["workload"]) == (number, 0, ref.name)
+            for place, cost in enumerate(solution.einsums):
+                key = row[studies.chosen(place)]
+                assert (key, nests[key]) == (cost.mapping_key, str(cost.mapping))
+                assert [(c["level"], c["tensor"], c["elems"]) for c in counts[key]] == [(c.level, c.tensor, c.elems) for c in cost.counts]
+    assert next(at, None) is None
 
 
 def test_a_mapping_stands_once_in_a_lease(job: Job) -> None:
     once, twice = solve(job, *SOME), solve(job, *SOME, *SOME)
     for table in ("mappings", "counts"):
         assert sorted(once[table].to_pylist(), key=repr) == sorted(twice[table].to_pylist(), key=repr)
-    assert twice["einsums"].num_rows == 2 * once["einsums"].num_rows
+    assert twice["chosen"].num_rows == 2 * once["chosen"].num_rows
     assert len(set(once["mappings"]["mapping_key"].to_pylist())) == once["mappings"].num_rows
 
 
@@ -85,7 +81,7 @@ def test_counts_that_differ_have_keys_that_differ(job: Job) -> None:
 def test_a_lease_is_the_machines_of_it(job: Job) -> None:
     """No row depends on what is solved beside it."""
     whole = solve(job, *SOME)
-    for table in ("machines", "points", "workload_costs", "einsums", "prices"):
+    for table in ("machines", "points", "chosen"):
         assert whole[table].to_pylist() == [row for m in SOME for row in solve(job, m)[table].to_pylist()]
 
 
@@ -108,7 +104,7 @@ def test_a_machine_that_fails_halfway_leaves_one_row_and_its_neighbours(tmp_path
     with_mapper(heavy.study, monkeypatch, late)
     tables = solve(heavy, cursed, 299)
     assert [row["status"] for row in tables["machines"].to_pylist()] == ["error", "ok"]
-    assert set(tables["einsums"]["machine"].to_pylist()) == set(tables["prices"]["machine"].to_pylist()) == {299}
+    assert set(tables["chosen"]["machine"].to_pylist()) == set(tables["points"]["machine"].to_pylist()) == {299}
     assert "this machine is cursed" in tables["events"].to_pylist()[0]["text"]
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from dse.nest import Infeasible, Mapping
 from dse.sim.counts import Count, Footprint, reading
-from dse.sim.latency import Number, PortTimes, largest, latency
+from dse.sim.latency import Number, PortTimes, largest, latency, some
 from dse.sim.parts import Busy, action_pj, bits_of, busy, per_elem
 from dse.sim.times import port_times
 from hw.arch import Arch, Level
@@ -22,23 +25,24 @@ class Part:
     level: str
     tensor: str
     action: str
-    actions: float
-    energy_pj: float
+    actions: Number
+    energy_pj: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
     """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in MAC; bound_by attains the largest.
 
-    steady_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time.
+    steady_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time. On a machine whose
+    rates and prices are arrays, one number per machine (`family.together`), these are arrays too, of bound_by one of names.
     """
 
-    energy_pj: float
-    latency_cycles: float
-    bound_by: str
+    energy_pj: Number
+    latency_cycles: Number
+    bound_by: Any
     parts: tuple[Part, ...]
-    busy_cycles: tuple[tuple[str, float], ...]
-    steady_cycles: float
+    busy_cycles: tuple[tuple[str, Number], ...]
+    steady_cycles: Number
     times: tuple[PortTimes, ...] = ()
 
 
@@ -56,11 +60,17 @@ def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
     parts = [Part(*key, row.elems * (per_elem(widths[row.level], bits[row.tensor]) if row.level in widths else 1), row.elems * action_pj(key, e, arch))
              for key, row in zip(keys, rows, strict=True) if row.action != "enter"]
     leak = arch.leak_mw() * cycles / arch.clock_ghz
-    if leak:
+    if some(leak):
         parts.append(Part("-", "-", "leak", cycles, leak))
     shown = (*components[:-1], ("MAC", own.steps + own.ramp))
-    bound_by = max(components, key=lambda item: item[1])[0]
-    return Price(sum(part.energy_pj for part in parts), cycles, bound_by, tuple(parts), shown, steady, tuple(times))
+    return Price(sum(part.energy_pj for part in parts), cycles, _binding(components), tuple(parts), shown, steady, tuple(times))
+
+
+def _binding(components: Sequence[tuple[str, Number]]) -> Any:
+    """The name of the first component that is busy for longest, of one machine or place by place of many."""
+    if not any(isinstance(cycles, np.ndarray) for _, cycles in components):
+        return max(components, key=lambda item: item[1])[0]
+    return np.array([name for name, _ in components])[np.argmax(np.stack(np.broadcast_arrays(*(cycles for _, cycles in components))), axis=0)]
 
 
 def ports(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> tuple[Busy, list[PortTimes]]:

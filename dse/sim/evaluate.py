@@ -216,16 +216,22 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
     if floor > value * (1 + 1e-9):
         raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
-    key, wires = canonical_key(e), wiring(arch)  # what lanes share and how wide words are is part of the rows of a mapping
-    nets = [(f.name, f.dims, f.rim, f.source, f.place) for f in arch.fanouts if f.hop_pj or f.lane_pj]
-    marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owned}' if nets else ''}"
-    felt = [(v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw) for v, level in enumerate(arch.levels) if moved and (a := level.access)]
-    marks += f" {felt}" if felt else ""
-    number = mapping_key(f"{key} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
+    key, number = canonical_key(e), key_of(problem, mapping, bool(moved))
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
     gap = above(value, floor)
     return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p,
                       moved=tuple(moved.values()))
+
+
+def key_of(problem: Problem, mapping: Mapping, felt: bool = False) -> str:
+    """What a mapping is called: equal keys, equal counts. What lanes share and how wide words are is part of its rows, and where layouts are felt (`felt`) how
+    levels lay words out."""
+    e, arch = problem.einsum, problem.arch
+    wires, nets = wiring(arch), [(f.name, f.dims, f.rim, f.source, f.place) for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owned}' if nets else ''}"
+    laid = [(v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw) for v, level in enumerate(arch.levels) if felt and (a := level.access)]
+    marks += f" {laid}" if laid else ""
+    return mapping_key(f"{canonical_key(e)} {arch.word_bits} {wires.lanes} {sorted(wires.skips)} {wires.systolic}{marks}", mapping)
 
 
 def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None:

@@ -137,7 +137,7 @@ def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: S
     busy = [sum(dict(c.price.busy_cycles)[level.name] for c in costs) for level in arch.levels[: f.outside]]
     on_unit = [arch.compute.alu_per_cycle is not None and one.einsum.kind != "mac" for one in own]
     vector = sum(dict(c.price.busy_cycles)["MAC"] for c, there in zip(costs, on_unit, strict=True) if there)
-    return max([*busy, vector])
+    return float(max([*busy, vector]))
 
 
 def with_room(arch: Arch, workload: Workload, schedule: Schedule) -> tuple[list[list[Placed]], list[Bits]]:

@@ -14,6 +14,8 @@ import moocore
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.sim.evaluate import Solution
+
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
@@ -71,6 +73,10 @@ class Trial:
 def slug(text: str) -> str:
     """Letters, digits and underscores only: fit for a column name."""
     return re.sub(r"\W+", "_", text).strip("_")
+
+
+def cost_of(solution: Solution, clock_ghz: float) -> Cost:
+    return Cost(solution.energy_pj, solution.latency_cycles, solution.latency_cycles / clock_ghz, solution.steady_cycles / clock_ghz)
 
 
 def metrics(cost: Cost) -> dict[str, float]:

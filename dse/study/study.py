@@ -24,7 +24,7 @@ from hw.arch import Arch
 from hw.columns import Table
 from hw.space import Axis, Space, Value, decode, values
 from workloads import catalog
-from workloads.graph import Workload
+from workloads.graph import Workload, unique
 
 BLOCKS: dict[str, Any] = {"search": Search, "stop": Stop, "limits": Limits}
 UNITS = {"capacity": "B", "bandwidth": "GB/s", "clock_mhz": "MHz", "node_nm": "nm", "_bits": "bit", "_pj": "pJ", "_mw": "mW", "_mm2": "mm2"}
@@ -135,9 +135,12 @@ def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 
 def columns(study: Study, table: str) -> dict[str, Column]:
-    """The study's own columns of a table: parameters of machines; objectives and violations of points."""
+    """The study's own columns of a table: parameters of machines; objectives and violations of points; mappings of chosen."""
     if table == "machines":
         return {slug(axis.key): _parameter(axis) for axis in study.space.axes}
+    if table == "chosen":
+        most = max(len(unique(workload)) for workload in study.loaded)
+        return {chosen(i): Column("string", "", f"mapping_key of different einsum {i + 1} of the workload") for i in range(most)}
     if table != "points":
         return {}
     found = {}
@@ -145,6 +148,11 @@ def columns(study: Study, table: str) -> dict[str, Column]:
         if o.column not in record.TABLES["points"]:
             found[o.column] = Column("float64", record.METRICS[o.metric].unit, f"{o.metric}, {o.over} over the workloads")
     return found | {column(c): Column("float64", "", f"how far {c.text} is missed; met if <= 0") for c in study.constraints.modelled}
+
+
+def chosen(place: int) -> str:
+    """The column of the table chosen that holds the mapping of a workload's different einsum, 0 first."""
+    return f"mapping_{place + 1}"
 
 
 def parameters(study: Study, machine: int) -> dict[str, Value]:

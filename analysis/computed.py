@@ -1,0 +1,131 @@
+"""Views of what a run does not store (sql/computed.sql), and statements over them that look for their machines first.
+
+DuckDB calls a function for all rows that reach it, and a join that leaves most of them out comes after: `machine IN (SELECT ...)` would compute millions of
+rows. So the inner SELECT of such a statement is answered first, and the views are narrowed to its machines before a function sees them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")  # of einsums in turn computed, else stored
+PACKED = "chosen"  # the table that choices are stored in
+WHOLE = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """functions: name, Arrow columns in and out, their types in SQL; uniques: different einsums by workload."""
+
+    functions: Sequence[tuple[str, Callable[..., pa.Array], Sequence[str], str]]
+    uniques: pa.Table
+
+
+def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
+    for name, call, takes, gives in computed.functions:
+        con.create_function(name, call, list(takes), gives, type="arrow")
+    con.register("of_workloads", computed.uniques)
+    con.execute("CREATE TABLE internal.uniques AS FROM of_workloads")
+    con.unregister("of_workloads")
+
+
+def views(con: duckdb.DuckDBPyConnection) -> None:
+    """Over what is stored of choices (internal.stored_chosen) and machines."""
+    keys = [name for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall() if name.startswith("mapping_")]
+    _source(con, "")
+    con.execute(_sql("computed").replace("[places]", str(list(range(1, len(keys) + 1)))))
+
+
+def _source(con: duckdb.DuckDBPyConnection, only: str) -> None:
+    """What the views take machines and choices from."""
+    keys = [name for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall() if name.startswith("mapping_")]
+    con.execute(_sql("packed").replace("[keys]", f"[{', '.join(keys)}]").replace("[only]", only))
+
+
+@contextmanager
+def narrowed(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
+    """The statement to run in place of this one; meanwhile the views hold only the machines that it asks for, if it says so."""
+    found = _rewritten(con, text)
+    if found is None:
+        yield text
+        return
+    try:
+        _source(con, "SEMI JOIN internal.asked USING (machine)")
+        yield found
+    finally:
+        widened(con)
+
+
+def widened(con: duckdb.DuckDBPyConnection) -> None:
+    """All machines again, also after an interrupt that came between."""
+    if con.execute("SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'").fetchall() != [(0,)]:
+        _source(con, "")
+        con.execute("DROP TABLE internal.asked")
+
+
+def _rewritten(con: duckdb.DuckDBPyConnection, text: str) -> str | None:
+    """With the machines of its one condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` in internal.asked; None where nothing is gained or the
+    SELECT cannot stand alone."""
+    tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
+    parts = list(nodes(tree))
+    views = [node for node in parts if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, "traffic")]
+    named = any(node["cte_map"]["map"] for node in parts if "cte_map" in node)  # a name of the statement's own may stand for another table inside
+    if len(views) != 1 or named or any(node.get("type") == "TABLE_FUNCTION" for node in parts):
+        return None
+    own = next((node for node in parts if node.get("from_table") is views[0]), None)
+    inner = next(filter(None, map(_machines, _conditions(own.get("where_clause")))), None) if own else None
+    if inner is None:
+        return None
+    try:
+        (asked,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps({"error": False, "statements": [inner]})]).fetchall()[0]
+        con.execute(f"CREATE OR REPLACE TABLE internal.asked AS SELECT * FROM ({asked}) AS inner_select(machine)")
+    except duckdb.InterruptException:
+        raise
+    except duckdb.Error:
+        return None
+    if con.execute("DESCRIBE internal.asked").fetchall()[0][1] not in WHOLE:
+        con.execute("DROP TABLE internal.asked")
+        return None
+    stands = json.loads(con.execute("SELECT json_serialize_sql('SELECT machine FROM internal.asked')").fetchall()[0][0])
+    inner["node"] = stands["statements"][0]["node"]
+    (found,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()[0]
+    return str(found)
+
+
+def _conditions(where: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """All of which must hold."""
+    if where is None:
+        return []
+    return [one for child in where["children"] for one in _conditions(child)] if where["type"] == "CONJUNCTION_AND" else [where]
+
+
+def _machines(condition: dict[str, Any]) -> dict[str, Any] | None:
+    """The SELECT of a condition on `machine`."""
+    if condition["type"] == "COMPARE_EQUAL":
+        column, select, kind = condition["left"], condition["right"], "SCALAR"
+    else:
+        column, select, kind = condition.get("child") or {}, condition, "ANY"
+    is_machine = column.get("type") == "COLUMN_REF" and column["column_names"][-1].lower() == "machine"
+    if is_machine and select["type"] == "SUBQUERY" and select["subquery_type"] == kind and condition.get("comparison_type", "COMPARE_EQUAL") == "COMPARE_EQUAL":
+        found: dict[str, Any] = select["subquery"]
+        return found
+    return None
+
+
+def nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        yield tree
+    for inner in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from nodes(inner)
+
+
+def _sql(name: str) -> str:
+    return (files("analysis") / "sql" / f"{name}.sql").read_text()

@@ -1,0 +1,83 @@
+-- What is not stored, computed for the rows that are asked for (dse/asked.py): a filter on machines goes below the functions, into the parts.
+-- [places]: of a workload's different einsums, from 1 on.
+
+CREATE OR REPLACE VIEW choices AS
+FROM internal.choices
+UNION ALL BY NAME
+SELECT machine, schedule, workload, place, einsum, einsum_key, kind, count, mapping_key
+FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(keys) AS mapping_key FROM internal.packed)
+JOIN internal.uniques USING (workload, place)
+UNION ALL BY NAME
+SELECT machine, schedule, workload, place, einsum, einsum_key, kind, count, mapping_key FROM internal.whole;
+
+CREATE OR REPLACE VIEW einsums AS
+FROM internal.stored_einsums
+UNION ALL BY NAME
+SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed;
+
+CREATE OR REPLACE VIEW workload_costs AS
+FROM internal.stored_workload_costs
+UNION ALL BY NAME
+SELECT machine, schedule, workload, unnest(workload_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed;
+
+CREATE OR REPLACE VIEW prices AS
+FROM internal.prices
+UNION ALL BY NAME
+SELECT machine, unnest(levels_of(machine), recursive := true) FROM internal.built;
+
+-- Einsums in turn, for which nothing is stored: each different one is a segment.
+CREATE OR REPLACE VIEW schedules AS
+FROM internal.stored_schedules
+UNION ALL BY NAME
+SELECT machine, schedule, workload, 'streamed' AS weights, len(list_filter(keys, lambda key: key IS NOT NULL))::INTEGER AS segments, 0 AS fused, 0 AS pipelined
+FROM internal.packed;
+
+CREATE OR REPLACE VIEW segments AS
+FROM internal.stored_segments
+UNION ALL BY NAME
+SELECT machine, schedule, workload, place AS segment, einsum AS einsums, count, energy_pj, latency_cycles
+FROM (SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed);
+
+-- Actions and energy per point, einsum, level, tensor and action, of all runs of the einsum. Leakage of a level (action leak) is billed over the cycles of the
+-- einsum; of stages of a pipeline over those of their segment, which stands for the einsum, and back to back where the segment is the whole schedule.
+CREATE OR REPLACE VIEW internal.moved AS
+SELECT e.*, c.level, c.tensor, c.action, c.elems, c.bits, list_filter(e.levels, lambda one: one.level = c.level)[1] AS p
+FROM (SELECT *, levels_of(machine) AS levels FROM main.choices) e JOIN main.counts c USING (mapping_key)
+WHERE c.action <> 'enter';
+
+CREATE OR REPLACE VIEW internal.timed AS
+SELECT machine, schedule, workload, einsum, count * cycles AS cycles
+FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(cycles_of(machine, workload, keys)) AS cycles FROM internal.packed)
+JOIN internal.uniques USING (workload, place)
+UNION ALL
+SELECT machine, schedule, workload, einsum, count * latency_cycles FROM internal.whole e
+WHERE NOT EXISTS (FROM internal.stored_segments s WHERE granules IS NOT NULL AND (s.machine, s.schedule, s.workload) = (e.machine, e.schedule, e.workload)
+                  AND list_contains(string_split(s.einsums, ' | '), e.einsum))
+UNION ALL
+SELECT s.machine, s.schedule, s.workload, s.einsums, CASE w.segments WHEN 1 THEN s.steady_cycles ELSE s.latency_cycles END
+FROM internal.stored_segments s JOIN internal.stored_schedules w USING (machine, schedule, workload) WHERE granules IS NOT NULL;
+
+CREATE OR REPLACE VIEW traffic AS
+SELECT
+    machine, schedule, workload, einsum, level, tensor, action,
+    count * elems AS elems,
+    count * elems * coalesce(bits, p.word_bits) / 8 AS bytes,
+    CASE action
+        WHEN 'read' THEN p.read_pj * coalesce(bits, p.word_bits) / p.width_bits
+        WHEN 'write' THEN p.write_pj * coalesce(bits, p.word_bits) / p.width_bits
+        WHEN 'unused_read' THEN p.read_pj / p.width_bits
+        WHEN 'unused_write' THEN p.write_pj / p.width_bits
+        WHEN 'modify' THEN p.read_pj / p.width_bits
+        WHEN 'open_read' THEN p.row_pj
+        WHEN 'open_write' THEN p.row_pj
+        WHEN 'merge' THEN p.merge_pj
+        WHEN 'hop' THEN p.hop_pj * coalesce(bits, p.word_bits)
+        WHEN 'rotate' THEN p.hop_pj * coalesce(bits, p.word_bits)
+        WHEN 'lane' THEN p.lane_pj * coalesce(bits, p.word_bits)
+        WHEN 'rotate_lane' THEN p.lane_pj * coalesce(bits, p.word_bits)
+        ELSE CASE kind WHEN 'mac' THEN p.mac_pj WHEN 'copy' THEN 0 ELSE p.alu_pj END
+    END * count * elems AS energy_pj
+FROM internal.moved
+UNION ALL BY NAME
+SELECT machine, schedule, workload, einsum, p.level AS level, '-' AS tensor, 'leak' AS action, cycles * p.leak_mw * p.instances / p.clock_ghz AS energy_pj
+FROM (SELECT *, unnest(levels_of(machine)) AS p FROM internal.timed) WHERE p.leak_mw > 0;

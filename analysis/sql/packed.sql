@@ -1,0 +1,13 @@
+-- What views compute of. [only]: "", or a join with the machines of a statement that names them (computed.py); [keys]: columns of a workload's mappings.
+CREATE OR REPLACE VIEW internal.packed AS
+SELECT machine, schedule, workload, [keys] AS keys, coalesce(space, '') AS space, coalesce(places, []) AS places, coalesce(gaps, []) AS gaps,
+    coalesce(spaces, []) AS spaces
+FROM internal.stored_chosen [only];
+
+-- Machines that can be built and were not pruned before.
+CREATE OR REPLACE VIEW internal.built AS
+SELECT machine FROM main.machines [only] WHERE status IN ('ok', 'infeasible') AND area_mm2 IS NOT NULL;
+
+-- Einsums of schedules that are more than einsums in turn.
+CREATE OR REPLACE VIEW internal.whole AS
+FROM internal.stored_einsums [only];

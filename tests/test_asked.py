@@ -1,0 +1,170 @@
+"""Views that are computed when asked: equal to what the solver found, machine by machine, also where equal choices of many machines are costed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dse
+from analysis import computed, db
+from analysis.computed import Computed
+from dse import asked, record, stack
+from dse.asked import Asked, Chosen
+from dse.door import Run
+from dse.nest import Infeasible
+from dse.sim.evaluate import Solution
+from dse.study import pareto
+from dse.study import study as studies
+from hw.arch import Arch
+from hw.space import decode
+from workloads.graph import unique
+
+NET = "extents: {m: 24, k: 60, n: 36, q: 20}\neinsums: ['T[m,n] += X[m,k] * W[k,n]', 'R[m,n] = relu(T[m,n])', 'Y[m,q] += R[m,n] * V[n,q]']\n"
+STUDY = """
+name: asked
+workloads: [{{file: net.yaml, name: net, weight: 2}}, 'gemm:m=48,n=20,k=33']
+machine: {machine}
+space: {{{space}}}
+objectives: [energy_pj, latency_ns]
+search: {{method: random, seed: 3}}
+stop: {{points: 40}}
+solver: {solver}
+"""
+PROOF = ("gap_in_space", "gap_to_bound", "certificate")
+COST = ("energy_pj", "latency_cycles", "bound_by", *PROOF)
+EDGE = "array.x: [4, 5, 8, 13], array.y: [2, 8], gbuf.capacity: [2 KiB, 6 KiB, 64 KiB], clock_mhz: [250, 1000], dram.kind: [ddr3, lpddr5, hbm2]"
+CASES = {  # what is costed together, what is proven and what is not; systolic arrays; hops, layouts and tiles that are cut beforehand, each machine alone
+    "edge": ("edge_array", EDGE, "{}"), "latency": ("edge_array", EDGE, "{objective: latency, near: 0}"),
+    "products": ("edge_array", EDGE, "{objective: edp, mapper: cost_descending}"),
+    "systolic": ("tpu_edge", "array.x: [4, 16, 31], array.y: [8, 16], clock_mhz: [300, 700]", "{mapper: cost_descending}"),
+    "hops": ("kapla_multi_4x4", "clock_mhz: [300, 500], regf.capacity: [64 B, 128 B]", "{mapper: cost_descending}"),
+    "lines": ("burst_edge", "clock_mhz: [300, 500], dram.kind: [lpddr4, lpddr5]", "{}")}
+
+
+def swept(folder: Path, name: str) -> Run:
+    machine, space, solver = CASES[name]
+    (folder / "net.yaml").write_text(NET)
+    (folder / "asked.yaml").write_text(STUDY.format(machine=machine, space=space, solver=solver))
+    return dse.sweep(folder / "asked.yaml", out=folder / "run", workers=0)
+
+
+def solved(run: Run, number: int) -> dict[str, Solution]:
+    """By workload, as the solver finds it; nothing of the run's rows is read."""
+    arch, found = decode(run.study.space, number), {}
+    assert isinstance(arch, Arch)
+    for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True):
+        answer = stack.solve(arch, workload, run.study.solver)
+        assert not isinstance(answer, Infeasible)
+        found[ref.name] = answer[0]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
+    run = swept(tmp_path, name)
+    groups = {ref.name: unique(workload) for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True)}
+    rows = {(row["machine"], row["workload"], row["place"]): row for row in run.sql("FROM einsums")}
+    costs = {(row["machine"], row["workload"]): row for row in run.sql("FROM workload_costs")}
+    machines = sorted({machine for machine, _ in costs})
+    assert len(rows) == len(machines) * sum(map(len, groups.values())) and len(machines) > 3
+    chosen = {(row["machine"], row["workload"], row["place"]): row["mapping_key"] for row in run.sql("FROM choices")}
+    assert chosen == {at: row["mapping_key"] for at, row in rows.items()}
+    for machine in machines[:: max(1, len(machines) // 8)]:
+        arch = decode(run.study.space, machine)
+        assert isinstance(arch, Arch)
+        for workload, found in solved(run, machine).items():
+            for place, (c, group) in enumerate(zip(found.einsums, groups[workload], strict=True), 1):
+                row = rows[machine, workload, place]
+                want = {"einsum": c.name, "einsum_key": c.key, "kind": group.einsum.kind, "count": group.count}
+                want |= {key: getattr(c, key) for key in ("mapping_key", *COST)}
+                assert {key: row[key] for key in want} == want
+            metrics = pareto.metrics(pareto.cost_of(found, arch.clock_ghz))
+            proof = {key: getattr(found, key) for key in PROOF}
+            assert {key: costs[machine, workload][key] for key in (*metrics, *proof)} == metrics | proof
+        levels = {row["level"]: row for row in run.sql(f"FROM prices WHERE machine = {machine}")}
+        assert [(levels[one.name]["read_pj"], levels[one.name]["bandwidth"], levels[one.name]["leak_mw"]) for one in arch.levels] == [
+            (one.read_pj, one.bandwidth, one.leak_mw) for one in arch.levels]
+
+
+@pytest.mark.parametrize("name", ["edge", "latency", "systolic"])
+def test_machines_costed_together_are_those_costed_alone(tmp_path: Path, name: str) -> None:
+    run = swept(tmp_path, name)
+    rows = [Chosen(row["machine"], row["workload"], [key for key in row["keys"] if key], row["space"], row["places"], row["gaps"], row["spaces"])
+            for row in run.con.execute("FROM internal.packed").to_arrow_table().to_pylist()]
+    together = asked.solutions(Asked(run.path, run.study), rows)
+    assert sum(len(cell.rows) > 1 for cell in asked._cells(Asked(run.path, run.study), rows)) > 3
+    for row, found in zip(rows, together, strict=True):
+        (alone,) = asked.solutions(Asked(run.path, run.study), [row])
+        assert repr((found.energy_pj, found.latency_cycles, found.steady_cycles, found.gap_to_bound, found.certificate)) == repr(
+            (alone.energy_pj, alone.latency_cycles, alone.steady_cycles, alone.gap_to_bound, alone.certificate))
+        for one, other in zip(found.einsums, alone.einsums, strict=True):
+            assert [getattr(one, key) for key in COST] == [getattr(other, key) for key in COST]
+
+
+def test_what_follows_is_not_stored(tmp_path: Path) -> None:
+    run = swept(tmp_path, "edge")
+    assert sorted(path.name for path in (run.path / "parts").iterdir()) == ["chosen", "counts", "events", "machines", "mappings", "points"]
+    part = next((run.path / "parts" / "chosen").iterdir())
+    group = pq.ParquetFile(part).metadata.row_group(0)
+    keys = [column for column in map(group.column, range(group.num_columns)) if column.path_in_schema.startswith("mapping_")]
+    assert len(keys) == 3 and all("RLE_DICTIONARY" in column.encodings for column in keys)
+
+
+def test_a_mapping_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    run = swept(tmp_path, "edge")
+    with pytest.raises(ValueError, match="mapping 0123456789abcdef is not among its mappings"):
+        asked.solutions(Asked(run.path, run.study), [Chosen(0, "net", ["0123456789abcdef"])])
+
+
+NARROW = ("machine IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)", "machine = (SELECT min(machine) FROM points) AND level <> 'DRAM'",
+          "traffic.machine IN (SELECT machine FROM points WHERE machine % 2 = 0)")
+WIDE = ("machine NOT IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)", "machine IN (SELECT machine + 0.5 FROM points)",
+        "machine IN (SELECT machine FROM points) OR level = 'MAC'",
+        "machine IN (SELECT p.machine FROM points p WHERE p.schedule = traffic.schedule AND p.machine > 5)")
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[int]]:
+    """A run, and the machines that its functions were called for."""
+    run, called = swept(tmp_path_factory.mktemp("counted"), "products"), list[int]()
+    ask = Asked(run.path, run.study)
+
+    def heard(call: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+        def one(machines: pa.Array) -> pa.Array:
+            called.extend(machines.to_pylist())
+            return call(machines)
+        return one
+
+    functions = [f._replace(call=heard(f.call)) if f.name == "levels_of" else f for f in asked.functions(ask)]
+    schemas = {table: record.schema(table, studies.columns(run.study, table)) for table in record.STORED}
+    return replace(run, con=db.connect(run.path, schemas, Computed(functions, asked.uniques(ask)))), called
+
+
+@pytest.mark.parametrize("where", [*NARROW, *WIDE])
+def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list[int]], where: str) -> None:
+    run, called = counted
+    whole = run.sql("FROM traffic").table
+    run.con.register("whole", whole)
+    run.con.execute("CREATE OR REPLACE TABLE internal.kept AS FROM whole")
+    run.con.unregister("whole")
+    want = run.con.execute(f"SELECT * FROM internal.kept AS traffic WHERE {where} ORDER BY ALL").to_arrow_table().to_pylist()
+    called.clear()
+    found = run.sql(f"SELECT * FROM traffic WHERE {where} ORDER BY ALL").table.to_pylist()
+    assert repr(found) == repr(want) and set(called) == {row["machine"] for row in (want if where in NARROW else whole.to_pylist())}
+    assert len(run.sql("FROM traffic")) == whole.num_rows  # all machines again
+    called.clear()
+    assert len(run.sql(f"WITH designs AS (FROM points WHERE machine > 3) SELECT DISTINCT machine FROM traffic WHERE {NARROW[0]}")) == 3
+
+
+def test_views_are_whole_after_an_interrupt_that_came_between(counted: tuple[Run, list[int]]) -> None:
+    run, _ = counted
+    whole = len(run.sql("FROM einsums"))
+    entered = computed.narrowed(run.con, f"FROM einsums WHERE {NARROW[0]}")
+    entered.__enter__()
+    assert run.con.execute("SELECT count(DISTINCT machine) FROM einsums").fetchall() == [(3,)]
+    assert len(run.sql("FROM einsums")) == whole
