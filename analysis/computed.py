@@ -50,6 +50,14 @@ def _source(con: duckdb.DuckDBPyConnection, only: str) -> None:
     con.execute(_sql("packed").replace("[keys]", f"[{', '.join(keys)}]").replace("[only]", only))
 
 
+def points(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    """Columns of points p of machines m: stored ones, and where they are NULL what follows."""
+    known = {name for (name,) in con.execute("SELECT function_name FROM duckdb_functions() WHERE function_name LIKE 'follows_%'").fetchall()}
+    given = "p.energy_pj, p.latency_cycles, m.clock_ghz, m.area_mm2, m.bound_energy_pj"
+    names = [name for (name, *_) in con.execute("DESCRIBE internal.stored_points").fetchall()]
+    return {name: f'coalesce(p."{name}", follows_{name}({given})) AS "{name}"' if f"follows_{name}" in known else f'p."{name}"' for name in names}
+
+
 @contextmanager
 def narrowed(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     """The statement to run in place of this one; meanwhile the views hold only the machines that it asks for, if it says so."""

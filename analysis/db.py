@@ -234,12 +234,15 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
             listed = ", ".join(_literal(str(root / part)) for part in parts[table])
             sources.append(f"FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
         once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
-        name = f"internal.stored_{table}" if table in (*computed.VIEWS, computed.PACKED) else _quoted(table)
+        name = f"internal.stored_{table}" if table in (*computed.VIEWS, "points", computed.PACKED) else _quoted(table)
         con.execute(f"CREATE OR REPLACE VIEW {name} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
     if {"points", "machines"} <= there.keys():
-        points = _columns(con, "points")
+        points = computed.points(con)
         own = [f"m.{_quoted(name)}" for name in _columns(con, "machines") if name not in points]
-        con.execute(f"CREATE OR REPLACE VIEW designs AS SELECT {', '.join(['p.*', *own])} FROM points p JOIN machines m USING (machine)")
+        for view, columns in (("points", [*points.values()]), ("designs", [*points.values(), *own])):
+            con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(columns)} FROM internal.stored_points p JOIN main.machines m USING (machine)")
+    elif "points" in there:
+        con.execute("CREATE OR REPLACE VIEW points AS FROM internal.stored_points")
     if asks and computed.PACKED in there:
         computed.views(con)
     for table in computed.VIEWS if not asks else ():

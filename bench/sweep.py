@@ -174,8 +174,6 @@ def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, 
     one, run, rng = study(folder, workload, points), folder / "drawn", np.random.default_rng(1)
     job = job_of(one)
     store, _ = stores.open_run(run)
-    for name, data in studies.files(one).items():
-        (run / name).write_bytes(data)
     store = stores.identified(store, folders.digest(studies.identity(one)))
     numbers = permutation(one.space.size, 11, np.arange(solved, dtype=np.int64)).tolist()
     tables = solve_lease(job, Lease(0, tuple(Ask(number, 0, "random") for number in numbers))).tables
@@ -185,17 +183,16 @@ def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, 
     for first in range(solved, one.space.size, LEASE):
         machines = permutation(one.space.size, 11, np.arange(first, first + LEASE, dtype=np.int64))
         built, columns = job.ruler.table.columns(machines)
-        fits, own = (job.ruler.table.digits(machines)[:, None, sizes] >= smallest).all(axis=2), rng.permutation(len(donors))
-        kept = (fits.any(axis=1) & built)
-        chosen = tables["chosen"].take(pa.array(own[fits[:, own].argmax(axis=1)][kept]))
+        fits, order = (job.ruler.table.digits(machines)[:, None, sizes] >= smallest).all(axis=2), rng.permutation(len(donors))
+        kept = fits.any(axis=1) & built
+        chosen = tables["chosen"].take(pa.array(order[fits[:, order].argmax(axis=1)][kept]))
         floors, nobody = job.ruler.floors(columns), Trial(0, 0, "ok", (), ())
         of_machines = job.ruler.columns_of(machines[built], columns, floors, [nobody], np.where(kept[built], 0, -1))
         n = int(kept.sum())
         fixed = {"status": "ok", "source": "random", "generation": 0, "model_version": MODEL_VERSION, "solver_version": SOLVER_VERSION}
         of_machines |= {name: pa.repeat(pa.scalar(value), n) for name, value in fixed.items()} | {name: pa.nulls(n) for name in ("reason", "beaten_by")}
-        values = {o.column: pa.array(rng.lognormal(sigma=0.3, size=n)) for o in job.study.objectives}
-        of_points = {"machine": pa.array(machines[kept]), "schedule": pa.array(np.zeros(n, np.int32)), "feasible": pa.array(np.ones(n, np.bool_)), **values,
-                     "area_mm2": of_machines["area_mm2"]}
+        own = {"energy_pj": pa.array(1e9 * rng.lognormal(sigma=0.3, size=n)), "latency_cycles": pa.array(np.round(1e6 * rng.lognormal(sigma=0.3, size=n)))}
+        of_points = {"machine": pa.array(machines[kept]), "schedule": pa.repeat(0, n), "feasible": pa.repeat(True, n), **own}
         whole.append({"machines": ruled.table_of(job.schemas["machines"], of_machines, n), "points": ruled.table_of(job.schemas["points"], of_points, n),
                       "chosen": chosen.set_column(0, job.schemas["chosen"].field(0), pa.array(machines[kept]))})
         rows += n

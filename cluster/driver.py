@@ -36,7 +36,7 @@ from cluster.store import RunFault, Store
 from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, solve_lease, tables_of
 from dse import folder
 from dse.installed import shadowing
-from dse.study import plan
+from dse.study import follows, plan
 from dse.study import study as studies
 from dse.study.plan import Asks
 from dse.study.prune import static_violations
@@ -473,7 +473,7 @@ def _without(table: pa.Table, machines: list[int]) -> pa.Table:
 
 
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
-    run.batches.append(tables)
+    run.batches.append(tables | {"points": follows.shortened(tables["points"], tables["machines"])} if "points" in tables else tables)
     run.rows += sum(table.num_rows for table in tables.values())
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster.worker import UNDONE, VIOLATED
-from dse.study import pareto, prune
+from dse.study import follows, pareto, prune
 from dse.study import study as studies
 from dse.study.pareto import Trial, Values
 from dse.study.sampler import STEERED
@@ -53,7 +53,8 @@ class Known:
     def columns(self) -> dict[str, Sequence[str]]:
         """What `learn` reads of committed rows."""
         missed = [prune.column(c) for c in self.study.constraints.modelled]
-        return {"machines": LEARNT, "points": ["machine", "schedule", "feasible", *(o.column for o in self.study.objectives), *missed]}
+        own = dict.fromkeys(["machine", "schedule", "feasible", *follows.GIVEN[:2], *(o.column for o in self.study.objectives), *missed])
+        return {"machines": [*LEARNT, *follows.OF_MACHINES], "points": list(own)}
 
     def close(self, generation: int) -> None:
         """All of its machines have rows."""
@@ -62,6 +63,7 @@ class Known:
 
     def learn(self, machines: pa.Table, points: pa.Table | None) -> None:
         """Rows of machines, each once, and of their schedules."""
+        points = follows.lengthened(points, machines) if points is not None else None
         for status, n in _counted(machines["status"]):
             self.counts[status] += n
         for reason, n in _counted(machines["reason"].filter(pc.is_valid(machines["reason"]))):

@@ -28,11 +28,11 @@ from dse.sim.cost import Price
 from dse.sim.counts import count
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
 from dse.stack import TILING
-from dse.study import pareto
+from dse.study import follows, pareto
 from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch
-from hw.space import Unbuildable, decode
+from hw.space import decode
 from workloads.einsum import canonical_key
 from workloads.graph import Unique, unique
 
@@ -78,13 +78,14 @@ class Cell(NamedTuple):
 
 @dataclass(slots=True)
 class Asked:
-    """A run's folder and study, and what of it is decoded. groups: different einsums by workload; machines: with what those have in common that equal nests
+    """A run's folder and study, and what of it is decoded. groups: different einsums by workload; machines: each with the number of its kind, which equal nests
     are costed together on; nests: by mapping key."""
 
     root: Path
     study: Study
     groups: dict[str, tuple[Unique, ...]] = field(init=False)
-    machines: dict[int, tuple[Arch, Arch] | None] = field(default_factory=dict)
+    machines: dict[int, tuple[Arch, int] | None] = field(default_factory=dict)
+    kinds: dict[Arch, int] = field(default_factory=dict)
     nests: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -114,7 +115,9 @@ def functions(asked: Asked) -> list[Function]:
     """What the views of a run are made of (analysis/sql). One that is asked for a machine that cannot be built gives no rows."""
     choice = ("BIGINT", "VARCHAR", "VARCHAR[]")
     proof = (*choice, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
-    return [Function("cycles_of", partial(_cycles, asked), choice, "DOUBLE[]"),
+    given = ("DOUBLE",) * len(follows.GIVEN)
+    return [*(Function(f"follows_{name}", follows.formula(name), given, "DOUBLE") for name in follows.FORMULAS),
+            Function("cycles_of", partial(_cycles, asked), choice, "DOUBLE[]"),
             Function("einsums_of", partial(_einsums, asked), proof, _struct("einsums", OF_EINSUMS)),
             Function("workload_of", partial(_workloads, asked), proof, _struct("workload_costs", OF_WORKLOADS)),
             Function("levels_of", partial(_levels, asked), ("BIGINT",), _struct("prices", OF_LEVELS))]
@@ -160,25 +163,27 @@ def _anew(asked: Asked, row: Chosen) -> list[Solution] | Infeasible:
     return found
 
 
-def _machine(asked: Asked, number: int) -> tuple[Arch, Arch]:
+def _machine(asked: Asked, number: int) -> tuple[Arch, int]:
     found = _built(asked, number)
     if found is None:
         raise ValueError(f"{asked.root}: machine {number} cannot be built, but has a schedule")
     return found
 
 
-def _built(asked: Asked, number: int) -> tuple[Arch, Arch] | None:
-    """A machine, and it without all that may differ between machines that one nest is costed on at once; None: there is none, or it cannot be built."""
+def _built(asked: Asked, number: int) -> tuple[Arch, int] | None:
+    """A machine and its kind; None: there is none, or it cannot be built."""
     if number not in asked.machines:
         if len(asked.machines) >= MOST:
             asked.machines.clear()
+            asked.kinds.clear()
         arch = decode(asked.study.space, number) if 0 <= number < asked.study.space.size else None
-        asked.machines[number] = None if arch is None or isinstance(arch, Unbuildable) else (arch, _alike(arch))
+        asked.machines[number] = (arch, asked.kinds.setdefault(_alike(arch), len(asked.kinds))) if isinstance(arch, Arch) else None
     return asked.machines[number]
 
 
 def _alike(arch: Arch) -> Arch:
-    """Capacities decide what fits, which was decided; sizes of arrays how many lanes leak and how long a systolic array takes to fill (`_sizes`)."""
+    """A machine without all that may differ between those that one nest is costed on at once. Capacities decide what fits, which was decided; sizes of arrays
+    how many lanes leak and how long a systolic array takes to fill (`_sizes`)."""
     if arch.felt():
         return arch
     one = structure(arch)
@@ -197,11 +202,11 @@ def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
 def _cells(asked: Asked, rows: Sequence[Chosen]) -> Iterator[Cell]:
     """All choices of the rows, equal ones together."""
     _learn(asked, {key for row in rows for key in row.keys})
-    cells: dict[tuple[str, int, str, Arch], list[int]] = {}
+    cells: dict[tuple[str, int, str, int], list[int]] = {}
     for i, row in enumerate(rows):
-        alike = _machine(asked, row.machine)[1]
+        kind = _machine(asked, row.machine)[1]
         for place, key in enumerate(row.keys):
-            cells.setdefault((row.workload, place, key, alike), []).append(i)
+            cells.setdefault((row.workload, place, key, kind), []).append(i)
     for (workload, place, key, _), own in cells.items():
         e, nest = asked.groups[workload][place].einsum, parse(asked.nests[key])
         arches = [_machine(asked, rows[i].machine)[0] for i in own]

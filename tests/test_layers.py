@@ -36,7 +36,7 @@ dse/reuse/operations dse/reuse/classify dse/reuse/order dse/reuse/accesses dse/r
 dse/reuse/rooms dse/reuse/emitted dse/reuse/picks dse/reuse/trips dse/reuse/nests dse/reuse/fused dse/reuse/family dse/reuse/stages dse/reuse/floors
 dse/reuse/segments dse/reuse/published dse/reuse/pipeline
 dse/stack dse/explain
-dse/study/pareto dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/asked dse/keys dse/check dse/units
+dse/study/pareto dse/study/follows dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/asked dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments
 cluster/store cluster/ruled cluster/worker cluster/known cluster/pool cluster/driver dse/figures
 analysis/computed analysis/db analysis/plots analysis/report dse/pictures dse/page dse/door dse/cli dse/__main__"""

@@ -40,22 +40,32 @@ FROM (SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, k
 
 -- Actions and energy per point, einsum, level, tensor and action, of all runs of the einsum. Leakage of a level (action leak) is billed over the cycles of the
 -- einsum; of stages of a pipeline over those of their segment, which stands for the einsum, and back to back where the segment is the whole schedule.
+CREATE OR REPLACE VIEW internal.priced AS
+SELECT machine, schedule, workload, einsum, kind, count, mapping_key, levels
+FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(keys) AS mapping_key, levels
+      FROM (SELECT *, levels_of(machine) AS levels FROM internal.packed))
+JOIN internal.uniques USING (workload, place)
+UNION ALL
+SELECT machine, schedule, workload, einsum, kind, count, mapping_key, levels_of(machine) AS levels FROM internal.whole;
+
 CREATE OR REPLACE VIEW internal.moved AS
 SELECT e.*, c.level, c.tensor, c.action, c.elems, c.bits, list_filter(e.levels, lambda one: one.level = c.level)[1] AS p
-FROM (SELECT *, levels_of(machine) AS levels FROM main.choices) e JOIN main.counts c USING (mapping_key)
+FROM internal.priced e JOIN main.counts c USING (mapping_key)
 WHERE c.action <> 'enter';
 
 CREATE OR REPLACE VIEW internal.timed AS
-SELECT machine, schedule, workload, einsum, count * cycles AS cycles
-FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(cycles_of(machine, workload, keys)) AS cycles FROM internal.packed)
+SELECT machine, schedule, workload, einsum, count * cycles AS cycles, levels
+FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(cycles) AS cycles, levels
+      FROM (SELECT *, cycles_of(machine, workload, keys) AS cycles, levels_of(machine) AS levels FROM internal.packed))
 JOIN internal.uniques USING (workload, place)
 UNION ALL
-SELECT machine, schedule, workload, einsum, count * latency_cycles FROM internal.whole e
-WHERE NOT EXISTS (FROM internal.stored_segments s WHERE granules IS NOT NULL AND (s.machine, s.schedule, s.workload) = (e.machine, e.schedule, e.workload)
-                  AND list_contains(string_split(s.einsums, ' | '), e.einsum))
-UNION ALL
-SELECT s.machine, s.schedule, s.workload, s.einsums, CASE w.segments WHEN 1 THEN s.steady_cycles ELSE s.latency_cycles END
-FROM internal.stored_segments s JOIN internal.stored_schedules w USING (machine, schedule, workload) WHERE granules IS NOT NULL;
+SELECT machine, schedule, workload, einsum, cycles, levels_of(machine) AS levels FROM (
+    SELECT machine, schedule, workload, einsum, count * latency_cycles AS cycles FROM internal.whole e
+    WHERE NOT EXISTS (FROM internal.stored_segments s WHERE granules IS NOT NULL AND (s.machine, s.schedule, s.workload) = (e.machine, e.schedule, e.workload)
+                      AND list_contains(string_split(s.einsums, ' | '), e.einsum))
+    UNION ALL
+    SELECT s.machine, s.schedule, s.workload, s.einsums, CASE w.segments WHEN 1 THEN s.steady_cycles ELSE s.latency_cycles END
+    FROM internal.stored_segments s JOIN internal.stored_schedules w USING (machine, schedule, workload) WHERE granules IS NOT NULL);
 
 CREATE OR REPLACE VIEW traffic AS
 SELECT
@@ -80,4 +90,4 @@ SELECT
 FROM internal.moved
 UNION ALL BY NAME
 SELECT machine, schedule, workload, einsum, p.level AS level, '-' AS tensor, 'leak' AS action, cycles * p.leak_mw * p.instances / p.clock_ghz AS energy_pj
-FROM (SELECT *, unnest(levels_of(machine)) AS p FROM internal.timed) WHERE p.leak_mw > 0;
+FROM (SELECT *, unnest(levels) AS p FROM internal.timed) WHERE p.leak_mw > 0;
