@@ -1,6 +1,9 @@
-"""Compile all kernels into their caches on disk, a minute or two, so that no command waits for it: python -m dse.compile"""
+"""Compile all kernels into their caches on disk, two processes at a time, a minute or two, so that no command waits for it: python -m dse.compile"""
 
 from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 
@@ -13,14 +16,27 @@ from hw.columns import Table
 from workloads import catalog
 
 
-def main() -> None:
-    e = catalog.load("gemm:m=4,n=4,k=4").einsums[0]
-    problem = Problem(machine.arch(machine.load("edge_array")), e, "energy")
-    optimal(problem)
-    optimal(problem, budget=1)  # the local search, too
+def problem(on: str) -> Problem:
+    return Problem(machine.arch(machine.load(on)), catalog.load("gemm:m=4,n=4,k=4").einsums[0], "energy")
+
+
+def search() -> None:
+    """The longest part: with the local search, too."""
+    optimal(problem("edge_array"))
+    optimal(problem("edge_array"), budget=1)
+
+
+def beside() -> None:
+    """What stands beside the search."""
     few = Table(space.parse(machine.load("edge_array"), {"array.x": [4, 8]}))
-    bound_kernels.in_turn([(e, 1)], few.columns(np.arange(2))[1])
-    ragged.solved(Problem(machine.arch(machine.load("smv")), e, "energy"))
+    bound_kernels.in_turn([(problem("edge_array").einsum, 1)], few.columns(np.arange(2))[1])
+    ragged.solved(problem("smv"))
+
+
+def main() -> None:
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        for done in [pool.submit(part) for part in (search, beside)]:
+            done.result()
 
 
 if __name__ == "__main__":

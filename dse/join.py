@@ -22,8 +22,9 @@ from math import inf, prod
 from typing import Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dse.compiled import njit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -41,6 +41,7 @@ EDGE = "array.x: [4, 5, 8, 13], array.y: [2, 8], gbuf.capacity: [2 KiB, 6 KiB, 6
 CASES = {  # what is costed together, what is proven and what is not; systolic arrays; hops, layouts and tiles that are cut beforehand, each machine alone
     "edge": ("edge_array", EDGE, "{}"), "latency": ("edge_array", EDGE, "{objective: latency, near: 0}"),
     "products": ("edge_array", EDGE, "{objective: edp, mapper: cost_descending}"),
+    "ports": ("edge_array", EDGE + ", gbuf.ports: [shared, separate], gbuf.double_buffer: [true, false]", "{mapper: cost_descending}"),
     "systolic": ("tpu_edge", "array.x: [4, 16, 31], array.y: [8, 16], clock_mhz: [300, 700]", "{mapper: cost_descending}"),
     "hops": ("kapla_multi_4x4", "clock_mhz: [300, 500], regf.capacity: [64 B, 128 B]", "{mapper: cost_descending}"),
     "lines": ("burst_edge", "clock_mhz: [300, 500], dram.kind: [lpddr4, lpddr5]", "{}")}
@@ -91,7 +92,7 @@ def test_views_are_what_the_solver_found(tmp_path: Path, name: str) -> None:
             (one.read_pj, one.bandwidth, one.leak_mw) for one in arch.levels]
 
 
-@pytest.mark.parametrize("name", ["edge", "latency", "systolic"])
+@pytest.mark.parametrize("name", ["edge", "latency", "ports", "systolic"])
 def test_machines_costed_together_are_those_costed_alone(tmp_path: Path, name: str) -> None:
     run = swept(tmp_path, name)
     rows = [Chosen(row["machine"], row["workload"], [key for key in row["keys"] if key], row["space"], row["places"], row["gaps"], row["spaces"])
@@ -113,6 +114,14 @@ def test_what_follows_is_not_stored(tmp_path: Path) -> None:
     group = pq.ParquetFile(part).metadata.row_group(0)
     keys = [column for column in map(group.column, range(group.num_columns)) if column.path_in_schema.startswith("mapping_")]
     assert len(keys) == 3 and all("RLE_DICTIONARY" in column.encodings for column in keys)
+
+
+def test_nests_are_found_in_whichever_row_group_they_stand(tmp_path: Path) -> None:
+    keys = [f"{number:016x}" for number in range(0, 300, 3)]
+    rows = pa.table({"mapping_key": keys, "nest": [f"nest {key}" for key in keys]})
+    pq.write_table(rows, tmp_path / "mappings.parquet", row_group_size=4)
+    for wanted in ([keys[0]], [keys[-1]], keys[3:5], keys[::7], keys, [f"{1:016x}", keys[40]], [f"{301:016x}"]):
+        assert asked._nests(tmp_path / "mappings.parquet", wanted) == {key: f"nest {key}" for key in wanted if key in keys}
 
 
 def test_a_mapping_that_is_not_there_is_one_line(tmp_path: Path) -> None:
@@ -157,8 +166,9 @@ def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list
     found = run.sql(f"SELECT * FROM traffic WHERE {where} ORDER BY ALL").table.to_pylist()
     assert repr(found) == repr(want) and set(called) == {row["machine"] for row in (want if where in NARROW else whole.to_pylist())}
     assert len(run.sql("FROM traffic")) == whole.num_rows  # all machines again
-    called.clear()
-    assert len(run.sql(f"WITH designs AS (FROM points WHERE machine > 3) SELECT DISTINCT machine FROM traffic WHERE {NARROW[0]}")) == 3
+    own = "WITH designs AS (FROM points WHERE energy_pj > (SELECT median(energy_pj) FROM points)) "
+    own += f"SELECT DISTINCT machine FROM {{}} WHERE {NARROW[0]} ORDER BY 1"
+    assert run.sql(own.format("traffic")).rows() == run.con.execute(own.format("internal.kept")).fetchall()
 
 
 def test_views_are_whole_after_an_interrupt_that_came_between(counted: tuple[Run, list[int]]) -> None:

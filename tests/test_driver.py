@@ -300,7 +300,7 @@ from dse.study import study as studies
 driver.COMMIT_ROWS = 3000
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 small = studies.load(Path(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (13000, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY))
 try: driver.run(small, Path(sys.argv[2]), workers=0)
 except driver.RunFault as fault: print(fault)
 """

@@ -20,7 +20,7 @@ workloads/facts workloads/onnx workloads/text workloads/retrace workloads/torch
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/columns hw/machine
-dse/installed dse/layout/primitive dse/layout/address dse/layout/text dse/layout/count
+dse/installed dse/compiled dse/layout/primitive dse/layout/address dse/layout/text dse/layout/count
 dse/conversion dse/nest dse/schedule
 dse/directives dse/record dse/folder dse/cache dse/sim/latency dse/sim/parts dse/sim/terms dse/sim/counts dse/sim/transfer dse/sim/sharing
 dse/sim/network dse/sim/boundary dse/sim/times dse/sim/cost dse/sim/bounds dse/sim/bound_kernels dse/sim/evaluate dse/sim/placed dse/sim/faults dse/sim/ahead

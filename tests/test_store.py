@@ -152,7 +152,7 @@ from dse.folder import part_path
 from tests.test_store import tables
 store, _ = s.open_run(Path(sys.argv[1]))
 store = s.commit(store, [tables(list(range(4)))])
-resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2500, resource.RLIM_INFINITY))
 import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 try: s.commit(store, [tables([4]), tables(list(range(5, 9000)))])
 except s.StoreFault as fault: print(fault)

@@ -13,9 +13,9 @@ from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dse.compiled import njit
 from dse.dataflow.space import Tiles
 from hw.arch import Fanout
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dse.compiled import njit
 from dse.dataflow.search_kernels import ENERGY, LATENCY, below
 
 Ints = NDArray[np.int64]

@@ -8,24 +8,16 @@ Long, because compiled functions share their array layout and are kept in one fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dse.compiled import lean, njit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def lean(f: F) -> F:
-    """Compiled without the counting of references to arrays, which costs nine tenths of the time here: such a function makes no array."""
-    return njit(cache=True, nogil=True, _nrt=False)(f)  # type: ignore[no-any-return, call-overload]
-
 
 ENERGY, LATENCY, EDP = 0, 1, 2
 STEPS, RAMP = 1, 2  # parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them ports

@@ -18,8 +18,8 @@ from functools import lru_cache
 from math import ceil, prod
 
 import numpy as np
-from numba import njit
 
+from dse.compiled import njit
 from dse.layout.address import Digit, Ints, Layout, Stored, parts, values
 
 Field = tuple[int, int, int]  # (digit, divisor, modulus): digit / divisor, mod modulus unless 0

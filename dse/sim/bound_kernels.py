@@ -8,9 +8,9 @@ from math import inf, isnan
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dse.compiled import njit
 from dse.sim.bounds import Needs, needs
 from hw.columns import Columns, Floats, Ints
 from workloads.einsum import Einsum

@@ -52,7 +52,8 @@ def shortened(points: pa.Table, machines: pa.Table) -> pa.Table:
         given = _given(points, machines)
         for name in FORMULAS:
             values = points[name].to_numpy(zero_copy_only=False)
-            equal = values.view(np.int64) == np.ascontiguousarray(FORMULAS[name](*given), np.float64).view(np.int64)
+            right = np.ascontiguousarray(FORMULAS[name](*given), np.float64)
+            equal = values.view(np.int64) == right.view(np.int64)
             at = points.column_names.index(name)
             points = points.set_column(at, points.schema.field(at), pa.array(values, mask=equal))
     return points

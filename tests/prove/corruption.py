@@ -49,7 +49,7 @@ SQL = "SELECT * FROM (FROM machines JOIN points USING (machine)) ORDER BY machin
 TABLES = ("machines", "points", "workload_costs", "einsums", "mappings", "counts", "prices")
 SUMS = " UNION ALL ".join(f"SELECT '{table}' AS t, count(*) AS n, sum(hash(x)) AS h FROM {table} x" for table in TABLES) + " ORDER BY t"
 KINDS = ("manifest.json", "manifest.before.json", "env.json", "status.json", "study.yaml", "inputs", "asks", ".lock", "log", "machines", "points",
-         "workload_costs", "einsums", "mappings", "counts", "prices", "events", "map")
+         "chosen", "mappings", "counts", "events", "map")
 READERS = {"status": ["status"], "sql": ["sql", SQL, "--format", "csv"], "sums": ["sql", SUMS, "--format", "csv"], "pareto": ["pareto", "--format", "csv"],
            "show": ["show", "best"]}
 MAP = ["map", "gemm:m=8,n=8,k=8", "edge_array"]

@@ -1,0 +1,38 @@
+"""How kernels are compiled: once, into caches beside their sources.
+
+Light optimisation: LLVM takes a third less time, and searches are as fast (they branch more than they loop). A constant in a call makes no copy of the function
+of its own: where that is inlined, LLVM sees the constant all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from numba.core import config, types
+
+F = TypeVar("F", bound=Callable[..., Any])
+config.OPT = config._OptLevel(1)  # type: ignore[attr-defined, no-untyped-call]
+
+
+def njit(**options: Any) -> Callable[[F], F]:
+    return lambda f: _once(numba.njit(**options)(f))
+
+
+def lean(f: F) -> F:
+    """Compiled without the counting of references to arrays, which costs nine tenths of the time of a search: such a function makes no array."""
+    return njit(cache=True, nogil=True, _nrt=False)(f)
+
+
+def _once(found: Any) -> Any:
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return found
+    template = found.get_call_template
+
+    def plain(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        own, named = ([types.unliteral(kind) for kind in kinds] for kinds in (args, kws.values()))  # type: ignore[no-untyped-call]
+        return template(tuple(own), dict(zip(kws, named, strict=True)))
+
+    found.get_call_template = plain
+    return found
