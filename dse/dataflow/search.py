@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import combinations, product
 from math import inf, prod
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,10 @@ from dse.dataflow.space import FREE, Constraints, Tiles
 from dse.nest import Loop, Mapping, Store, holdable
 from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
+from dse.sim.latency import some
 from dse.sim.parts import bits_of, elem_cycles, fill_cycles, op_cycles, op_pj, per_elem, port
 from dse.sim.terms import nonzero, straight, unshared
-from hw.arch import Arch, Fanout
+from hw.arch import Arch, Compute, Fanout, Tiling
 from workloads.einsum import Dim, Einsum
 
 Ints = NDArray[np.int64]
@@ -80,9 +81,9 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     """
     e, arch = problem.einsum, problem.arch
     tensors = tuple(p.tensor for p in (*e.inputs, e.output))
-    parts = _parts(arch, waits)
-    machine, best = _machine(problem, tensors, parts, constraints.homes), np.array(than)
-    terms = _terms(problem, tensors, parts, spread, [_keeps(e, arch, constraints, tensor) for tensor in tensors])
+    bare = _bare(arch)
+    machine, best = _machine(problem, tensors, _parts(bare, waits), constraints.homes), np.array(than)
+    terms = _terms(arch, _form(e, bare, waits, tuple(spread.items()), tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors)), e)
     found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
     whole = tiles == "perfect" or found.floor >= best[0]  # else the budget has ended
     if tiles != "perfect" and whole:
@@ -102,10 +103,16 @@ def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: 
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), own, len(terms.quantity), most) for most in (budget, OUTER))
     free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
-    seen = kernels.Seen(np.zeros((SLOTS, len(own.ranks)), np.int64), np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64), np.zeros((SLOTS, len(terms.base))),
-                        np.zeros(SLOTS, np.int64), np.zeros(2, np.int64))
+    seen = _seen(len(own.ranks), len(terms.base))
     left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
     return Found(_nest(own, e, arch, dict(constraints.spatial), w) if w.best_count[0] >= 0 else None, int(w.tally[1]), min(left, float(best[0])))
+
+
+@lru_cache(maxsize=64)
+def _seen(ranks: int, parts: int) -> kernels.Seen:
+    """Some megabytes, one after the other for all searches: rounds are never the same."""
+    whole = np.zeros(SLOTS, np.int64)
+    return kernels.Seen(np.zeros((SLOTS, ranks), np.int64), whole, whole.copy(), np.zeros((SLOTS, parts)), whole.copy(), np.zeros(2, np.int64))
 
 
 def _idle(arch: Arch, constraints: Constraints) -> int:
@@ -292,25 +299,83 @@ def _after(at: Dict[tuple[str, int, int, str], int]) -> int:
 
 
 Quantity = tuple[int, int, int, int, int, int, Spread]  # kind, tensor, position, masks, bits of a line (0: none), what is spread over lines
-Row = dict[Quantity, dict[int, float]]  # quantity -> part -> what a unit of it adds
+Row = dict[Quantity, dict[int, Any]]  # quantity -> part -> what a unit of it adds [prices]
 
 
-def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[str, Spread], keeps: Sequence[Sequence[int]]) -> kernels.Terms:
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """An array of coefficients, each a sum of prices: place in the flattened array, number of the price, how often [entries]."""
+
+    shape: tuple[int, ...]
+    place: Ints
+    price: Ints
+    often: Floats
+
+    def at(self, prices: Floats) -> Floats:
+        """The array at some prices."""
+        return np.bincount(self.place, self.often * prices[self.price], prod(self.shape)).astype(np.float64, copy=False).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Terms but for prices. coefs: of coef, sum_coef, low_coef, base."""
+
+    terms: kernels.Terms
+    coefs: tuple[Entries, Entries, Entries, Entries]
+
+
+def _prices(arch: Arch) -> list[float]:
+    """What coefficients are made of: per level energies of an action and cycles of one; those of operations; 1, of what has no price."""
+    c = arch.compute
+    levels = [price for level in arch.levels for price in (level.read_pj, level.write_pj, 1 / level.bandwidth)]
+    return [*levels, c.mac_pj, c.alu_pj, c.merge_pj, 1 / c.ops_per_cycle, 1 / c.alu_per_cycle if c.alu_per_cycle else 0.0, 1.0]
+
+
+def _bare(arch: Arch) -> Arch:
+    """The machine with prices of 1, or 0 where they are 0, and without sizes: what the form of its terms depends on."""
+    c = arch.compute
+    levels = tuple(replace(level, capacity_bits=None, read_pj=float(level.read_pj > 0), write_pj=float(level.write_pj > 0),
+                           bandwidth=1.0 if level.bandwidth < inf else inf, leak_mw=0.0, area_mm2=0.0, access_cycles=1)
+                   for level in arch.levels)
+    lane = Compute(float(c.mac_pj > 0), float(c.alu_pj > 0), 1.0, alu_per_cycle=c.alu_per_cycle and 1.0, merge_pj=float(c.merge_pj > 0))
+    fanouts = tuple(replace(f, dims=tuple((name, 1) for name, _ in f.dims)) for f in arch.fanouts)
+    return replace(arch, name="", levels=levels, fanouts=fanouts, compute=lane, clock_ghz=1.0, tiling=Tiling())
+
+
+def _in_units(bare: Arch) -> Arch:
+    """The same with every price as an array: 1 at its own number."""
+    prices = np.array(_prices(bare))
+    own = iter(np.diag(prices))
+    with np.errstate(divide="ignore"):  # what has no price takes no time
+        levels = tuple(replace(level, read_pj=next(own), write_pj=next(own), bandwidth=1 / next(own)) for level in bare.levels)
+        lane = replace(bare.compute, mac_pj=next(own), alu_pj=next(own), merge_pj=next(own), ops_per_cycle=1 / next(own))
+        vector = 1 / next(own)
+    return replace(bare, levels=levels, compute=replace(lane, alu_per_cycle=vector if bare.compute.alu_per_cycle else None))
+
+
+def _terms(arch: Arch, form: Form, e: Einsum) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on one machine."""
-    e, arch = problem.einsum, problem.arch
-    depth = len(arch.levels)
-    both = {(x, parent, child): _link(problem, tensors, parts, spread, x, parent, child) for x, parent in product(range(len(tensors)), range(depth))
+    coef, sums, low, base = (entries.at(np.array(_prices(arch))) for entries in form.coefs)
+    base[kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
+    return form.terms._replace(coef=coef, sum_coef=sums, low_coef=low, base=base)
+
+
+@lru_cache(maxsize=1024)
+def _form(e: Einsum, bare: Arch, waits: Waits, spread: tuple[tuple[str, Spread], ...], keeps: tuple[tuple[int, ...], ...]) -> Form:
+    """Of machines that differ in prices and sizes alone."""
+    arch, parts, tensors, depth = _in_units(bare), _parts(bare, waits), tuple(p.tensor for p in (*e.inputs, e.output)), len(bare.levels)
+    problem, many = Problem(arch, e, "energy"), len(_prices(bare))
+    both = {(x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child) for x, parent in product(range(len(tensors)), range(depth))
             for child in range(parent + 1, depth + 1)}
     links, lows = ({key: found[low] for key, found in both.items()} for low in (0, 1))
     _, groups = wired(arch.fanouts)
     ops = e.points() * nonzero(e)
-    base = np.zeros(parts.many())
+    base = np.zeros((parts.many(), many))
     base[0] = ops * op_pj(e, arch)
-    base[0] += _opened_pj(e, arch)
+    base[0, -1] += _opened_pj(e, arch)
     base[kernels.STEPS] = op_cycles(ops, 0.0, e, arch)
-    base[kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
     every = (1 << len(groups)) - 1
-    busiest = 0.0 if op_cycles(ops, 0.0, e, arch) else op_cycles(0.0, nonzero(e), e, arch)
+    busiest = 0.0 if base[kernels.STEPS].any() else op_cycles(0.0, nonzero(e), e, arch)
     compute = (kernels.POINTS, 0, len({g.outside for g in groups}), every, every, 0, APART)
 
     def summed(of: dict[tuple[int, int, int], Row]) -> tuple[list[Row], Ints]:
@@ -334,23 +399,31 @@ def _terms(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[
         link[x, parent, child] = at, at + len(row)
         at += len(row)
 
-    def flat(of: Iterable[Row]) -> tuple[Ints, Floats]:
+    def flat(of: Iterable[Row]) -> tuple[Ints, Entries]:
         rows = [(quantities[q], coef) for row in of for q, coef in row.items()]
-        dense = np.zeros((len(rows), parts.many()))
+        dense = np.zeros((len(rows), parts.many(), many))
         for i, (_, coef) in enumerate(rows):
             for part, more in coef.items():
                 dense[i, part] = more
-        return np.array([q for q, _ in rows], np.int64), dense
+        return np.array([q for q, _ in rows], np.int64), _entries(dense)
 
-    bits = bits_of(e, arch)
+    (of, coef), (sum_of, sum_coef), (low_of, low_coef) = flat(links.values()), flat(sums), flat(least)
+    bits, none = bits_of(e, arch), np.zeros(0)
     lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, _ in quantities])
-    return kernels.Terms(
+    terms = kernels.Terms(
         np.array([q[:5] for q in quantities], np.int64), lines, np.array([q[6][0] for q in quantities], np.int64),
-        np.array([q[6][1] for q in quantities]), link, *flat(links.values()),
-        np.cumsum([0, *map(len, keeps)]), np.array([mask for masks in keeps for mask in masks], np.int64), span, *flat(sums), low, *flat(least), base)
+        np.array([q[6][1] for q in quantities]), link, of, none, np.cumsum([0, *map(len, keeps)]),
+        np.array([mask for masks in keeps for mask in masks], np.int64), span, sum_of, none, low, low_of, none, none)
+    return Form(terms, (coef, sum_coef, low_coef, _entries(base)))
 
 
-def _more(row: Row, q: Quantity, part: int, more: float) -> None:
+def _entries(dense: Floats) -> Entries:
+    """dense [..., prices]."""
+    *place, price = np.nonzero(dense)
+    return Entries(dense.shape[:-1], np.ravel_multi_index(tuple(place), dense.shape[:-1]), price, dense[(*place, price)])
+
+
+def _more(row: Row, q: Quantity, part: int, more: Any) -> None:
     own = row.setdefault(q, {})
     own[part] = own.get(part, 0.0) + more
 
@@ -391,7 +464,7 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
                     *([waited] if waits and not twice else [])]
             rows += [(own, parts.at["serve", past, v, side], cycles) for past in range(v, child) if ("serve", past, v, side) in parts.at]
         for q, part, more in rows:
-            for row in ((found, low) if sure else (found,)) if more else ():
+            for row in ((found, low) if sure else (found,)) if some(more) else ():
                 _more(row, q, part, more)
 
     csr = 0.0 if p.format == "dense" else 2 * p.density
@@ -409,7 +482,7 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
     between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
-    if output and not compute and between and arch.compute.merge_pj:
+    if output and not compute and between and some(arch.compute.merge_pj):
         # Sums that lanes merge: what they drain, less what is left of it. Both grow alike with smaller tiles, and what is left does not depend on lanes.
         for merged, pj in ((0, arch.compute.merge_pj), (between, -arch.compute.merge_pj)):
             for row in (found, low):
@@ -445,13 +518,13 @@ def _numbers(arch: Arch, name: str) -> set[int]:
     return found[name]
 
 
-def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> list[int]:
+def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
     """Sets of levels that may hold a tensor, as masks; never none."""
     home, bits = next((v for v, level in enumerate(arch.levels) if (tensor, level.name) in c.homes), 0), bits_of(e, arch)[tensor]
     may = [v for v, level in enumerate(arch.levels) if tensor in holdable(e, level) and v >= home]
     must = {v for v in may if not arch.levels[v].bypass or (arch.levels[v].name, tensor) in c.kept or 0 < v == home}
     may = [v for v in may if v in must or (room := arch.levels[v].capacity_bits) is None or room >= bits]
-    return [sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)]
+    return tuple(sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own))
 
 
 def _nest(own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], w: kernels.Work) -> Mapping:

@@ -20,7 +20,8 @@ from dse.nest import Loop, Mapping, Store
 from dse.sim import network, sharing, transfer
 from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
 from dse.sim.network import Owned
-from dse.sim.terms import ALL, FIRST, tile_count
+from dse.sim.spans import ALL, FIRST
+from dse.sim.terms import tile_count
 from hw.arch import Arch
 from workloads.einsum import Einsum
 

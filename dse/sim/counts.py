@@ -95,24 +95,43 @@ Elems = tuple[float, list[float]]  # of all instances, and of each that may be t
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Reads and writes per level and tensor, operations, folds of systolic arrays; rows without elements left out."""
-    return busiest(each(mapping, e, arch), e, arch)
+    return _count(Mapping(mapping.nodes), e, wiring(arch), _ports(arch), arch.word_bits)
+
+
+Ports = tuple[tuple[str, bool], ...]  # levels, and whether reads and writes have a port each
+
+
+def _ports(arch: Arch) -> Ports:
+    return tuple((level.name, level.ports == "separate") for level in arch.levels)
+
+
+@lru_cache(maxsize=1 << 13)
+def _count(mapping: Mapping, e: Einsum, wires: Wiring, ports: Ports, word_bits: int) -> tuple[Count, ...]:
+    return _busiest(_each(mapping, e, wires), ports, {p.tensor: p.bits or word_bits for p in e.tensors()})
 
 
 def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
     """The same of all instances that may be the busiest."""
-    formulas, at = recipe(shape(mapping), e, wiring(arch)), reading(mapping, e, arch)
+    return _each(Mapping(mapping.nodes), e, wiring(arch))
+
+
+def _each(mapping: Mapping, e: Einsum, wires: Wiring) -> dict[Key, Elems]:
+    formulas, at = recipe(shape(mapping), e, wires), _reading(mapping, e, wires)
     return {(row.level, row.tensor, row.action): (at.whole(row.total), at.own(row.own)) for row in formulas.rows}
 
 
 def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Of every row the instance that its port is the busiest of."""
-    bits = bits_of(e, arch)
+    return _busiest(rows, _ports(arch), bits_of(e, arch))
+
+
+def _busiest(rows: dict[Key, Elems], ports: Ports, bits: dict[str, int]) -> tuple[Count, ...]:
     many = len(next(iter(rows.values()))[1])
     found: dict[tuple[str, str], int] = {}
-    for level in arch.levels if many > 1 else ():
-        for actions in (("read",), ("write",)) if level.ports == "separate" else (("read", "write"),):
-            moved = [sum(bits[key[1]] * own[i] for key, (_, own) in rows.items() if key[0] == level.name and key[2] in actions) for i in range(many)]
-            found |= {(level.name, action): moved.index(max(moved)) for action in actions}
+    for name, separate in ports if many > 1 else ():
+        for actions in (("read",), ("write",)) if separate else (("read", "write"),):
+            moved = [sum(bits[key[1]] * own[i] for key, (_, own) in rows.items() if key[0] == name and key[2] in actions) for i in range(many)]
+            found |= {(name, action): moved.index(max(moved)) for action in actions}
     return tuple(Count(*key, total, own[found.get((key[0], key[2]), 0)]) for key, (total, own) in rows.items() if total)
 
 

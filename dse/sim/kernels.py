@@ -21,7 +21,8 @@ from dse.nest import Loop, Mapping, Store
 from dse.sim.counts import Recipe, recipe
 from dse.sim.latency import largest, latency
 from dse.sim.parts import action_pj, bits_of, busy
-from dse.sim.terms import FIRST, OWN, Factor, Reading, Sums, Term, instances, passes, shape, sink, value, wiring
+from dse.sim.spans import FIRST, OWN
+from dse.sim.terms import Factor, Reading, Sums, Term, instances, passes, shape, sink, value, wiring
 from dse.sim.times import port_times
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection

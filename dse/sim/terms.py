@@ -18,15 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.nest import Loop, Mapping, Store
+from dse.sim.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, OWN, span_sum, tile_spans
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
-# Picks: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of the
-# instance in question (OWN: LANE + number once that is known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest;
-# a shorter lane takes no part in it.
-ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)
-LANE = 1 << 20
-BELOW = 1 << 10  # added: the loop stands below the tile that is counted; it decides only whether the tile counts at all
 AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
 
@@ -369,7 +364,7 @@ def _different(extents: tuple[tuple[str, int], ...], rank: str, loops: tuple[tup
         for known in range(1, len(lanes) + 1):  # an instance between two of the rank's fan-outs has the lanes of the outer one only
             lane = iter(lanes[:known])
             cuts = tuple((tile, LANE + k if over and (k := next(lane, -1)) >= 0 else LANES if over else ALL) for tile, over in loops)
-            low, size = tile_spans(sizes[rank], cuts)
+            low, size = tile_spans(sizes[rank], _rows(cuts))
             first, last = (int(low.min()), int((low + size).max()) - 1) if len(low) else (-1, -1)
             others = [sum(o * (sizes[r] - 1) for r, o in dim.terms if r != rank) for dim, _ in dims]
             inside = first >= 0 and all(dim.offset + c * first >= 0 and dim.offset + c * last + o < dim.size for (dim, c), o in zip(dims, others, strict=True))
@@ -436,25 +431,6 @@ def tile_count(extent: int, cuts: Cuts) -> int:
     return sum(n for _, n in tile_sizes(extent, cuts))
 
 
-def tile_spans(extent: int, cuts: Cuts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(origin, size) of every tile of one rank, in order."""
-    low, size, longest = np.zeros(1, np.int64), np.full(1, extent, np.int64), np.full(1, extent, np.int64)
-    for tile, pick in cuts:
-        last = (longest - 1) // tile
-        if pick >= BELOW and pick < LANE:
-            kept = np.flatnonzero((last == 0) | (pick != BELOW + ONLY))
-            longest = np.where(pick == BELOW + LAST, longest - last * tile, np.minimum(longest, tile))[kept]
-            low, size = low[kept], size[kept]
-            continue
-        begin = last if pick == LAST else np.full_like(last, max(pick - LANE, 0))
-        trips = -(-size // tile) if pick in (ALL, LANES) else np.where((size > begin * tile) & ((pick != ONLY) | (last == 0)), 1, 0)
-        parent = np.repeat(np.arange(len(size)), trips)
-        step = begin[parent] + np.arange(len(parent)) - np.repeat(np.cumsum(trips) - trips, trips)
-        longest = np.minimum(longest[parent] - (step * tile if pick in (ALL, LAST) else 0), tile)
-        low, size = low[parent] + step * tile, np.minimum(size[parent] - step * tile, tile)
-    return low, size
-
-
 @lru_cache(maxsize=1 << 16)
 def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
     """Sum over all tiles of one dimension's hull length, clipped to what is stored; distinct: length of their union."""
@@ -474,20 +450,13 @@ def within(dim: Dim, extents: Sequence[int]) -> bool:
 
 
 def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
-    low, high = np.full(1, dim.offset, np.int64), np.full(1, dim.offset, np.int64)
-    for (_, c), (extent, cuts) in zip(dim.terms, ranks, strict=True):
-        origin, size = tile_spans(extent, cuts)
-        low = np.add.outer(low, c * origin).ravel()
-        high = np.add.outer(high, c * (origin + size - 1)).ravel()
-    if clip:
-        low, high = np.maximum(low, 0), np.minimum(high, dim.size - 1)
-    low, high = low[high >= low], high[high >= low]
-    if not distinct:
-        return int((high - low + 1).sum())
-    order = np.argsort(low, kind="stable")
-    low, high = low[order], high[order]
-    reach = np.maximum.accumulate(np.concatenate(([low[0] - 1 if len(low) else 0], high)))[:-1]
-    return int(np.maximum(high - np.maximum(low - 1, reach), 0).sum())
+    ends = np.cumsum([0, *(len(cuts) for _, cuts in ranks)])
+    rows = [(c, extent, ends[i], ends[i + 1]) for i, ((_, c), (extent, _)) in enumerate(zip(dim.terms, ranks, strict=True))]
+    return int(span_sum(dim.offset, dim.size, np.array(rows, np.int64), _rows(tuple(cut for _, cuts in ranks for cut in cuts)), clip, distinct))
+
+
+def _rows(cuts: Cuts) -> NDArray[np.int64]:
+    return np.array(cuts, np.int64).reshape(-1, 2)
 
 
 def _fresh(factor: Factor, tiles: Sequence[int]) -> int:

@@ -23,7 +23,8 @@ from typing import Literal
 from dse.nest import Mapping
 from dse.sim.latency import Number, PortTimes, exchange_cycles, largest, latency, paced_cycles, some, where
 from dse.sim.parts import bits_of, elem_cycles, op_cycles, port
-from dse.sim.terms import ALL, AND_FIRST, AND_LAST, FIRST, LAST, ONLY, Link, Reading, Term, filled, links, nonzero, passes, rounds, served
+from dse.sim.spans import ALL, FIRST, LAST, ONLY
+from dse.sim.terms import AND_FIRST, AND_LAST, Link, Reading, Term, filled, links, nonzero, passes, rounds, served
 from hw.arch import Arch
 from workloads.einsum import Einsum
 

@@ -24,7 +24,8 @@ from dse.nest import Loop, Mapping
 from dse.sim.counts import Count, Footprint, reading
 from dse.sim.counts import footprints as counted
 from dse.sim.parts import bits_of
-from dse.sim.terms import ALL, FIRST, LANES, Link, links, nonzero, served, tile_count, tile_sizes
+from dse.sim.spans import ALL, FIRST, LANES
+from dse.sim.terms import Link, links, nonzero, served, tile_count, tile_sizes
 from hw.arch import Access, Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 
