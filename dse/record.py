@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 9
-SOLVER_VERSION = 14
+SOLVER_VERSION = 15
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

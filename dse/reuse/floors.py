@@ -119,6 +119,15 @@ def least(e: Einsum, arch: Arch, handed: Collection[str] = (), pinned: Collectio
     return Least(energy, cycles, 0.0 if outer.bypass else sum(far))
 
 
+def inside_pj(e: Einsum, arch: Arch) -> float:
+    """Operations, and all that lanes do for them; on machines of two levels what operations read and write in the buffer."""
+    computed, level = bounds.needs(e).computed * op_pj(e, arch), arch.levels[-1]
+    if len(arch.levels) > 2 or level.bypass or any(f.outside > 1 for f in arch.fanouts) or bounds.needs(e).share < 1:
+        return computed + _in_lanes(e, arch)
+    used = sum((p.bits or arch.word_bits) / level.width_bits * (level.write_pj if p is e.output else level.read_pj) for p in e.tensors())
+    return computed + e.points() * used
+
+
 def _in_lanes(e: Einsum, arch: Arch) -> float:
     """All that operations read and write in registers, and what comes to these and leaves them; 0 where that is not known."""
     r, inner = roles(e), arch.levels[-1]

@@ -16,7 +16,8 @@ from math import ceil, inf, log, log2, prod
 import numpy as np
 
 from dse.nest import Infeasible
-from dse.reuse.floors import Least, least
+from dse.reuse import whole as wholly
+from dse.reuse.floors import least
 from dse.reuse.published import MOST, divisors, options
 from dse.reuse.segments import (
     Found,
@@ -39,10 +40,11 @@ from dse.reuse.segments import (
     value,
     written,
 )
-from dse.reuse.stages import Around, Nodes, Stage, kept_bits, may_share, part_of, tiles
+from dse.reuse.shares import Ways, by_nodes, time_of, together, ways
+from dse.reuse.stages import Around, Nodes, Stage, kept_bits
 from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from hw.arch import Arch
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
 
 TRIED = 12  # limits on the cycles of a stage that are tried
@@ -54,14 +56,15 @@ CROWDED = 1.1  # room of a stage over what it hands on and its weights, at least
 PADDED = 1.15  # operations that lanes have time for, over those that there are
 STEP = 6  # numbers of nodes that count as alike: to the sixth of an octave
 SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is asked for too
+STEPS, SLOWER = 12, 1.15  # cycles over the least that are told apart in bounds
 ROUGHLY = 1.1  # what stages are thought to cost over what a segment is known to cost, at most: it is not priced else
 PLACED = 200  # choices of stages that are laid out per limit
 GLANCED = 200  # choices that are listed to see whether a limit can be kept
 LISTED = 5000  # choices that are listed for that
 BUDGET = 500  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
 CLOSER = 6  # choices of stages that are priced per limit, of segments that are taken
-FEW = 12  # parts of an einsum that runs alone
-SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared"
+FEW = 16  # parts of an einsum that runs alone
+SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared, in 8 or 64 granules"
 
 
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
@@ -74,13 +77,18 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
     made = {r: one for r, one in made.items() if one.steady <= g.limit}
-    before = g.nodes.searches
-    for r in _in_order(g, ranges):
+    plain = objective == "energy" and weights == "streamed" and steady == inf  # energy alone is asked for, and segments add up
+    if wholly.small(g):
+        return _whole(g, [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else [], made)
+    floors, before = _floors(g, ranges), g.nodes.searches
+    low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
+    for r in sorted(floors[1], key=lambda r: low[0][r.first] + floors[1][r][0] + low[1][r.last + 1]):
+        through = low[0][r.first] + floors[1][r][0] + low[1][r.last + 1]
+        if through == inf or (plain and through >= _cheapest_chain(g, alone, made)):
+            continue
         if g.nodes.searches > before + BUDGET and likeness(g, r) not in g.solved:
             g.undone += 1
-            continue
-        whole = objective == "energy" and r.tile and any((r.first, r.last) == (other.first, other.last) and not other.tile for other in made)
-        if not whole and (option := _better(g, once(g, r, partial(_segment, g, r, alone[r.first:r.last + 1])), made.get(r))):
+        elif option := _better(g, once(g, r, partial(_segment, g, r, alone[r.first:r.last + 1])), made.get(r)):
             made[r] = option
     solution = chosen(g, alone, made)
     if isinstance(solution, Solution) and solution.schedule:
@@ -90,36 +98,58 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
                 closer = _segment(g, r, alone[r.first:r.last + 1], CLOSER)
                 made[r] = moved(g, r, _better(g, closer, one) or one)
         solution = chosen(g, alone, made)
-    return solution if isinstance(solution, Infeasible) else _told(g, solution, len(ranges))
+    if isinstance(solution, Infeasible):
+        return solution
+    tried = f"{len(ranges) - g.undone} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
+    return _told(g, solution, _least(g, floors), SPACE, tried)
 
 
-def _in_order(g: Found, ranges: Sequence[Range]) -> list[Range]:
-    """Those first that save most, and those that save most per einsum, in turn."""
-    whole, each = (sorted(ranges, key=lambda r: (-_saved(g, r) / (r.last - r.first + 1) ** power, r.tile > 0)) for power in (0, 1))
-    return list(dict.fromkeys(r for pair in zip(whole, each, strict=True) for r in pair))
+def _whole(g: Found, ranges: Sequence[Range], made: dict[Range, Option]) -> Solution | Infeasible:
+    """The best schedule of a small workload."""
+    known, g.alone, g.solved = wholly.Known(g), {}, {}
+    alone = solved_alone(g, lambda _, e: wholly.alone(known, e))
+    for r in ranges:
+        if option := once(g, r, partial(wholly.segment, known, r, made.get(r))):
+            made[r] = option
+    found = chosen(g, alone, made)
+    if isinstance(found, Infeasible):
+        return found
+    floor = _cheapest_chain(g, alone, made) if g.objective != "edp" else _least(g, _floors(g, ranges))
+    return _told(g, found, floor, wholly.SPACE, f"{len(ranges)} segments, {g.evaluated} priced")
 
 
-def _saved(g: Found, r: Range) -> float:
-    """Energy of main memory that a segment saves: what it hands on is not read there, and what nobody else reads is not written."""
-    outer, total = g.arch.levels[0], 0.0
-    for e in g.workload.einsums[r.first:r.last + 1]:
-        for p in e.tensors():
-            if p.tensor in r.handed:
-                pj = outer.read_pj if p is not e.output else 0.0 if p.tensor in r.leaving else outer.write_pj
-                total += p.stored_elems() * (p.bits or g.arch.word_bits) / outer.width_bits * pj
-    return total
+def _cheapest_chain(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) -> float:
+    """No chain of segments costs less, of which each costs no less than those given; room that pinned weights take in others is left out."""
+    return _chains([value(g, one) if one else inf for one in alone], {r: value(g, one) for r, one in made.items()})[0][-1]
 
 
 def _alone(g: Found, e: Einsum) -> Option | None:
-    """An einsum on as many nodes as it likes, all others idle."""
+    """An einsum on as many nodes as it likes, all others idle: parts that may be cheapest first, until none may be cheaper."""
     around = Around(pinned=pinned(g, e))
+    own, leak = _ways(g, e, around), g.arch.leak_mw() / g.arch.clock_ghz
+    cycles = np.maximum(own.cycles, time_of([least(e, g.arch, pinned=around.pinned)], g.arch))
+    floors = [figure(g.objective, energy + leak * slow, slow) for energy, slow in zip(own.energy.tolist(), cycles.tolist(), strict=True)]
+    found: list[Stage] = []
+    for at in sorted((i for i, energy in enumerate(own.energy) if energy < inf), key=lambda i: floors[i])[:FEW]:
+        if found and floors[at] >= ROUGHLY * min(_rough(g, [one], 1) for one in found):
+            break
+        found += _asked(g, e, own.tile(at, e), around)
     best: Option | None = None
-    for stage in sorted(_stages(g, e, around, 1.0, FEW), key=lambda one: _rough(g, [one], 1))[:TRIED]:
+    for stage in sorted(found, key=lambda one: _rough(g, [one], 1))[:CLOSER]:
         for shape in stage.shapes[:2]:
-            found = by_itself(g, e, stage, shape)
-            if found and (best is None or value(g, found) < value(g, best)):
-                best = found
+            best = _better(g, best, by_itself(g, e, stage, shape))
     return best
+
+
+def _asked(g: Found, e: Einsum, tile: dict[str, int], around: Around) -> list[Stage]:
+    """Ways to run a part: the cheapest one, and faster ones where that leaves lanes idle."""
+    found = []
+    if stage := g.nodes.stage(e, tile, around, "energy"):
+        found.append(stage)
+        lanes, most = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
+        if stage.cycles * lanes * g.arch.instances(len(g.arch.levels)) > SLOW * e.points() * most:
+            found += [fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, around, objective))]
+    return found
 
 
 def _better(g: Found, one: Option | None, other: Option | None) -> Option | None:
@@ -136,13 +166,7 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
     most = g.arch.instances(1)
     key = (e, around, round(share * most), parts, limit)
     if key not in g.known:
-        found = []
-        for tile in _worth(g, e, around, share * most, parts, limit):
-            stage = g.nodes.stage(e, tile, around, "energy")
-            found += [stage] if stage else []
-            lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
-            if stage and stage.cycles * lanes * g.arch.instances(len(g.arch.levels)) > SLOW * e.points() * most:
-                found += [fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, around, objective))]
+        found = [stage for tile in _worth(g, e, around, share * most, parts, limit) for stage in _asked(g, e, tile, around)]
         g.looked += len(found)
         kept: list[Stage] = []
         for one in sorted((one for one in found if one.cycles <= limit), key=lambda s: (s.energy, s.cycles, s.nodes)):
@@ -162,17 +186,15 @@ def _worth(g: Found, e: Einsum, around: Around, nodes: float, parts: int, limit:
     """Parts for about so many nodes, those first that take least from outside, of all numbers of nodes and ranks as many; of those that leave as much work to
     a node (to a fiftieth), and cut ranks alike, one."""
     best: dict[tuple[object, ...], tuple[float, dict[str, int]]] = {}
-    sizes, most = e.sizes(), g.arch.instances(1)
+    sizes, most, all_ = e.sizes(), g.arch.instances(1), _ways(g, e, around)
     own = g.arch.instances(len(g.arch.levels)) / most
-    cut = tiles(e, min(round(WIDE * nodes) + 3, most), may_share(g.arch, around))
-    given = [(prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), tile) for tile in cut if not around.slid & tile.keys()]
-    low = min(nodes / WIDE - 2, max(lanes for lanes, _ in given))
-    for lanes, tile in given:
-        work = prod(tile.get(rank, n) for rank, n in sizes.items())
-        if lanes >= low and work <= limit * own and work * lanes <= PADDED * e.points() and g.nodes.room(part_of(e, tile), around) > 0:
-            taken = lanes * g.nodes.outside(e, tile, around)[0] + g.nodes.added_up(e, tile, around)
-            cell = round(50 * log(work)), *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items())
-            best[cell] = min(best.get(cell, (inf, tile)), (taken, tile), key=lambda one: one[0])
+    works = np.prod(all_.tiles, axis=1) * (e.points() // prod(sizes[rank] for rank in all_.ranks))
+    few = (all_.energy < inf) & (all_.nodes <= round(WIDE * nodes) + 3)
+    low = min(nodes / WIDE - 2, int(all_.nodes[few].max(initial=0)))
+    for at in np.flatnonzero(few & (all_.nodes >= low) & (works <= limit * own) & (works * all_.nodes <= PADDED * e.points())).tolist():
+        tile = all_.tile(at, e)
+        cell = round(50 * log(works[at])), *((rank, round(log2(-(-sizes[rank] // t)))) for rank, t in tile.items())
+        best[cell] = min(best.get(cell, (inf, tile)), (float(all_.energy[at]), tile), key=lambda one: one[0])
     ranked: list[tuple[int, float, dict[str, int]]] = []
     near: dict[object, int] = {}
     for taken, tile in sorted(best.values(), key=lambda one: one[0]):
@@ -254,36 +276,63 @@ def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -
                 heappush(queue, (sum(own[k].energy for own, k in zip(ranked, after, strict=True)), after))
 
 
-def _least(g: Found) -> float:
-    """No schedule of the space costs less: of all chains of segments that may fit, what their einsums take at least, and no time but that of the lanes or of
-    main memory."""
-    w, outer, n = g.workload, g.arch.levels[0], len(g.workload.einsums)
-    might: dict[tuple[int, int], Range] = {}
-    for r in ranges_of(g, finer=divisors):
-        if (r.first, r.last) not in might and fits(g, r):
-            might[r.first, r.last] = r
-    energy, words, compute = [0.0] + [inf] * n, [0.0] + [inf] * n, 0.0
-    for i, (e, many) in enumerate(zip(w.einsums, counts(w), strict=True)):
-        alone = least(e, g.arch, pinned=pinned(g, e)).times(many)
-        compute += alone.compute
-        chains = [(i, alone)]
-        for (first, last), r in might.items():
-            if last == i:
-                own = [least(one, g.arch, r.handed, pinned(g, one), one.output.tensor in r.handed - r.leaving) for one in w.einsums[first:last + 1]]
-                chains.append((first, sum(own, Least(0.0, 0.0, 0.0))))
-        energy[i + 1] = min(energy[first] + one.energy for first, one in chains)
-        words[i + 1] = min(words[first] + one.words for first, one in chains)
-    cycles = max(compute, words[-1] / outer.bandwidth / (2 if outer.ports == "separate" else 1))
-    return figure(g.objective, energy[-1] + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles)
+def _ways(g: Found, e: Einsum, around: Around) -> Ways:
+    """Of equal stages one is asked."""
+    inside = tuple((p.tensor in around.handed, p.tensor in around.pinned) for p in e.inputs)
+    key = canonical_key(e), tuple(e.sizes()), inside, replace(around, handed=frozenset(), pinned=frozenset())
+    if key not in g.ways:
+        g.ways[key] = ways(e, g.arch, around)
+    return g.ways[key]
 
 
-def _told(g: Found, solution: Solution, ranges: int) -> Solution:
-    value, least = figure(g.objective, solution.energy_pj, solution.latency_cycles), _least(g)
+def _floor(g: Found, members: Sequence[tuple[Einsum, Around]], many: int) -> tuple[float, float]:
+    """Energy, leakage included, and cycles of a segment at least; many: granules, or runs."""
+    most, leak, energy = g.arch.instances(1), g.arch.leak_mw() / g.arch.clock_ghz, inf
+    cycles = many * time_of([least(e, g.arch, a.handed, a.pinned, a.hands and not a.leaves) for e, a in members], g.arch)
+    own, slower = [_ways(g, e, around) for e, around in members], cycles
+    for step in range(STEPS + 1):  # those that take no more than so many cycles, and more than the ones before
+        within = SLOWER ** (step + 1) * cycles if step < STEPS else inf
+        energy = min(energy, many * together([by_nodes(one, most, within / many * (1 + PRECISE)) for one in own]) + leak * slower)
+        slower = within
+    return energy, cycles
+
+
+def _floors(g: Found, ranges: Sequence[Range]) -> tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]:
+    """Energy and cycles at least, of every einsum alone and of segments."""
+    w = g.workload
+    alone = [_floor(g, [(e, Around(pinned=pinned(g, e)))], n) for e, n in zip(w.einsums, counts(w), strict=True)]
+    made = {}
+    for r in ranges:
+        if members := members_of(g, r):
+            made[r] = _floor(g, members, w.einsums[r.first].points() // members[0][0].points())
+    return alone, made
+
+
+def _chains(alone: Sequence[float], made: dict[Range, float]) -> tuple[list[float], list[float]]:
+    """Least of all chains of segments that end before an einsum, and that begin with it."""
+    n = len(alone)
+    ends, begins = [0.0] + [inf] * n, [inf] * n + [0.0]
+    for i in range(n):
+        ends[i + 1] = min([ends[i] + alone[i], *(ends[r.first] + value for r, value in made.items() if r.last == i)])
+    for i in reversed(range(n)):
+        begins[i] = min([begins[i + 1] + alone[i], *(begins[r.last + 1] + value for r, value in made.items() if r.first == i)])
+    return ends, begins
+
+
+def _least(g: Found, floors: tuple[list[tuple[float, float]], dict[Range, tuple[float, float]]]) -> float:
+    """No schedule of the space costs less: the least of all chains; energy and cycles each for itself."""
+    alone, made = floors
+    energy, cycles = (_chains([own[i] for own in alone], {r: own[i] for r, own in made.items()})[0][-1] for i in (0, 1))
+    return figure(g.objective, energy, cycles)
+
+
+def _told(g: Found, solution: Solution, least: float, space: str, tried: str) -> Solution:
+    value = figure(g.objective, solution.energy_pj, solution.latency_cycles)
     if least > value * (1 + PRECISE):
         raise Violated(f"{g.workload.name} on {g.arch.name}: lower bound {least} above the cost {value} of\n{solution.schedule}")
     gap = min(above(value, least), solution.gap_to_bound)
+    gap = gap if gap > PRECISE else 0.0
     said = "; ".join(part for part in solution.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
-    where = f"at most {percent(gap)} above the optimum in {SPACE}"
-    tried = f"{ranges - g.undone} of {ranges} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
+    where = f"at most {percent(gap)} above the optimum in {space}" if gap else f"optimal in {space}"
     text = f"{said}; " if said else ""
     return replace(solution, gap_in_space=gap, certificate=text + certified(f"{where} ({tried})", solution.gap_to_bound))

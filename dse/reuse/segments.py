@@ -19,6 +19,7 @@ from typing import Literal
 from dse.dataflow.cost_descending import least_held
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
+from dse.reuse.shares import Ways
 from dse.reuse.stages import Around, Nodes, Shape, Stage, kept_bits, own_nest
 from dse.reuse.trips import alike, runs, trips
 from dse.reuse.trips import segments as looped
@@ -81,6 +82,7 @@ class Found:
     known: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
     alone: dict[tuple[object, ...], tuple[Einsum, Option | None]] = field(default_factory=dict)
     solved: dict[tuple[object, ...], tuple[Range, Option | None]] = field(default_factory=dict)
+    ways: dict[tuple[object, ...], Ways] = field(default_factory=dict)
 
 
 def check(arch: Arch, pick: str) -> None:

@@ -31,7 +31,7 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 
 ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
-PLACED = 500  # nodes of a nest that a search places at most
+PLACED = 5000  # nodes of a nest that a search places at most
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
 
 
@@ -220,7 +220,7 @@ class Nodes:
         constraints = Constraints(homes=tuple(sorted((t, own[1].name) for t in homes)), kept=kept, name="a node")
         if self.inside:
             offered = self.inside(Problem(asked, part, objective, BELOW))
-            return _best(Problem(node, part, objective, BELOW), [_whole(nest, homes, outer.name) for nest in offered], homes)
+            return _best(Problem(node, part, objective, BELOW), [whole(nest, homes, outer.name) for nest in offered], homes)
         nests = []
         for machine in (asked, replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts))):
             problem = Problem(machine, part, objective, BELOW)
@@ -231,7 +231,7 @@ class Nodes:
         return _best(Problem(node, part, objective, BELOW), nests, homes)
 
 
-def _whole(nest: Mapping, homes: Collection[str], outer: str) -> Mapping:
+def whole(nest: Mapping, homes: Collection[str], outer: str) -> Mapping:
     """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops."""
     first = {node.tensor: node for node in reversed(nest.nodes) if isinstance(node, Store) and node.tensor in homes and node.level != outer}
     rest = [node for node in nest.nodes if not (isinstance(node, Store) and (node == first.get(node.tensor) or (node.tensor in homes and node.level == outer)))]

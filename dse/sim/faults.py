@@ -35,7 +35,7 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     if not lines:
         checked = {(canonical_key(one.einsum), str(renamed(one.nest, one.einsum)), one.boundary): one
                    for segment in reversed(placed(arch, workload, schedule)) for one in reversed(segment)}  # the first of equal ones speaks
-        lines = [line for one in reversed(checked.values()) for line in _nest_faults(one)]
+        lines = [line for one in reversed(checked.values()) for line in nest_faults(one)]
     if not lines:
         lines = [f"segment {i + 1}: {line}" for i, segment in enumerate(schedule.segments) for line in _chip_faults(i, segment, schedule, workload, g, arch)]
     parts = [one for one in schedule.keeps if one.share != 1 or one.then or sliced(one.level, arch)]
@@ -299,7 +299,7 @@ def _chip_faults(i: int, segment: Segment, schedule: Schedule, workload: Workloa
                 yield f"{p.tensor} starts at {first} in {e.name}; add store {outermost} {p.tensor}, {fix}"
 
 
-def _nest_faults(one: Placed) -> Iterator[str]:
+def nest_faults(one: Placed) -> Iterator[str]:
     """What is wrong with the whole nest of an einsum, as `nest.faults` says it; tensors that are handed on or pinned need no node further out."""
     b, e, arch = one.boundary, one.einsum, one.arch
     if b is ALONE:

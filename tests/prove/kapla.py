@@ -1,19 +1,22 @@
-"""Pipelines of small graphs against all of them, each nest listed (`tests/piped.py`): bounds below, answers not below, how far off; and directives, written and
-read back, of random nests."""
+"""Pipelines of small graphs against all of them, each nest listed (`tests/piped.py`): as cheap as the best and called so; on machines that leak against drawn
+ones; and directives, written and read back, of random nests."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from random import Random
 
 from dse.directives import mapping_of, parse, text, written
 from tests.nests import random_case, rich_case
-from tests.piped import compared
+from tests.piped import cheaper, compared
 from tests.test_directives import raised_case
 
 GRAPHS = int(os.environ.get("DSE_PIPES", "200"))
+DRAWN = 300
+CLOSE = 1e-9
 NESTS = int(os.environ.get("DSE_DIRECTIVES", "20000"))
 
 
@@ -36,9 +39,11 @@ def main() -> int:
         lines = [line for _, line in nests if line]
         print(f"  directives: {NESTS} nests, {sum(said for said, _ in nests)} said, {len(lines)} mismatches", flush=True)
         found = list(pool.map(compared, range(GRAPHS)))
-    wrong = [line for line, _ in found if line]
-    above = sorted(share for _, share in found)
-    print(f"  pipelines: {GRAPHS} graphs, {len(wrong)} wrong; {sum(share < 1e-9 for share in above)} as cheap as the best of all, the dearest "
-          f"{100 * above[-1]:.3g} % above it", flush=True)
+        others = list(pool.map(partial(cheaper, tries=DRAWN), range(GRAPHS // 4)))
+    wrong = [line or f"seed {seed}: {100 * share:.3g} % above the best" for seed, (line, share) in enumerate(found) if line or share > CLOSE]
+    print(f"  pipelines: {GRAPHS} graphs, {GRAPHS - len(wrong)} as cheap as the best of all and called optimal", flush=True)
+    better = sum(bool(line) for line, _ in others)
+    print(f"  pipelines that leak: {len(others)} graphs, {sum(many for _, many in others)} schedules drawn, {better} better", flush=True)
+    wrong += [line for line, _ in others if line]
     print("\n".join([*lines, *wrong][:3]))
     return int(bool(lines or wrong))

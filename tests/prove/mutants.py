@@ -64,7 +64,9 @@ NONZEROS, UNLIKE = (f"tests/test_network.py::test_{which}lanes_at_different_nonz
 NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"tests/test_fused.py::{name}" for name in (
     "test_no_schedule_of_the_space_is_cheaper", "test_gaps_hold_where_fills_wait"))
 WRITTEN, PIPES, STAGES, TABLE, UNEVEN = "dse/directives.py", "dse/reuse/pipeline.py", "dse/reuse/stages.py", *(f"tests/{name}" for name in (
-    "test_pipeline.py::test_no_pipeline_is_cheaper_than_what_is_claimed", "test_network.py::test_hops_of_unequal_lanes_are_those_of_all_their_words"))
+    "test_pipeline.py::test_the_bound_is_below_the_best_of_small_workloads", "test_network.py::test_hops_of_unequal_lanes_are_those_of_all_their_words"))
+WHOLLY, SMALL, DRAWN = "dse/reuse/whole.py", *(f"tests/test_pipeline.py::test_{name}" for name in (
+    "small_workloads_are_solved_wholly", "nothing_that_is_drawn_is_better_where_machines_leak"))
 TOGETHER = "tests/test_fused.py::test_reuse_and_layouts_together_are_no_dearer_than_apart"
 RECTANGLES = "tests/test_pipeline.py::test_rectangles_do_all_the_parts"
 SUMS = "tests/test_schedule_walks.py::test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first"
@@ -75,6 +77,12 @@ MUTANTS = (
            "tests/test_directives.py::test_a_tensor_that_no_update_moves_stands_below_its_lanes"),
     Mutant("the bound of a stage pays for what is handed on", PIPES, "least(one, g.arch, r.handed, ", "least(one, g.arch, (), ", TABLE),
     Mutant("the bound of a stage pays for pinned weights", "dse/reuse/floors.py", "or p.tensor in pinned or", "or", TABLE),
+    Mutant("small: a stage is bounded by itself too", WHOLLY, "in nests) + rest[j + 1]", "in nests) + rest[j]", SMALL),
+    Mutant("small: of nests without hops the cheapest alone is priced", WHOLLY, "while self.done < len(self.base) and", "while self.done < 1 and", SMALL),
+    Mutant("small: it is all one where what is read lies", WHOLLY, "tuple(at[i] for i in range(j) if", "tuple(at[i] for i in range(0) if", SMALL),
+    Mutant("small: words of one tensor are as good as those of another", WHOLLY, 'row.tensor if apart else ""', '""', SMALL),
+    Mutant("small: nests of unequal parts undercut each other", WHOLLY, "undercut = equal and any(", "undercut = any(", SMALL),
+    Mutant("small: what leaks twice", WHOLLY, "- g.arch.leak_mw() / g.arch.clock_ghz * cycles", "- 2 * g.arch.leak_mw() / g.arch.clock_ghz * cycles", DRAWN),
     Mutant("nobody passes registers by", "dse/reuse/floors.py", "min(sum(use) + filled, past)", "(sum(use) + filled)",
            "tests/test_floors.py::test_no_mapping_costs_less"),
     Mutant("operands: one of them at most lacks a rank", BOUNDS, "tuple(max((sum(", "tuple(max((any(", ASKED),

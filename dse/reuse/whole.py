@@ -1,0 +1,315 @@
+"""Segments of small workloads, searched wholly: every part, place and nest of a node, cut by bound (docs/reuse.md, Pipelines).
+
+    for stages, one after the other
+      for loops over nodes, and places that overlap none before      at most two loops, all tiles; every corner of the grid
+        for nests of a node, least energy without hops first         all that dse/dataflow/exhaustive.py lists
+          (cut: what is placed, and the least of what is not, cost no less than the best known)
+
+A stage's energy depends on its own nest and lanes, and on the lanes that hold what it reads: so it is asked for once for all that differ elsewhere. What is
+left at the end the evaluator prices. Workloads are small where einsums have few nests on few nodes (`small`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.dataflow.exhaustive import chains, nests, pattern, placements, size, without_idle
+from dse.nest import Loop, Mapping, Store
+from dse.reuse.segments import Found, Option, Range, by_itself, members_of, pinned, price_of, value, written
+from dse.reuse.stages import Around, Shape, Stage, may_share, own_nest, part_of, split_ranks, whole
+from dse.schedule import Branch, Schedule, Segment
+from dse.sim import placed
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.sim.faults import nest_faults
+from dse.sim.graph import filled_cycles
+from dse.sim.kernels import mapping_at
+from dse.sim.parts import bits_of
+from dse.sim.placed import Placed
+from hw.arch import Arch
+from workloads.einsum import Einsum
+from workloads.graph import Workload
+
+Floats = NDArray[np.float64]
+NESTS = 400  # of a node, at most
+NODES = 16
+POINTS = 4096  # operations of an einsum
+SAME = 1e-12
+SPACE = ("segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared: "
+         "all parts of at most two loops over nodes, all places, all nests")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How nodes share an einsum out."""
+
+    tile: tuple[tuple[str, int], ...]
+    shape: Shape
+
+
+At = tuple[Cut, int, int]  # a cut, first row and column of its rectangle
+NOWHERE: At = (Cut((), Shape(1, 1, ())), 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A nest of a node where it stands. energy: without leakage; cycles: busy in its own lanes at least; shared: of what all stages share."""
+
+    energy: float
+    cycles: float
+    shared: float
+    nest: Mapping
+
+
+@dataclass(slots=True)
+class Listed:
+    """Nests of a stage at a place, by their energy without hops; priced: as far as they were asked for."""
+
+    base: Sequence[tuple[float, Mapping]]
+    at: Placed
+    done: int = 0
+    priced: list[Priced] = field(default_factory=list)
+
+    def below(self, limit: float) -> list[Priced]:
+        """Those of less energy than a limit, the least first."""
+        begun = self.done
+        while self.done < len(self.base) and self.base[self.done][0] < limit:
+            found = _priced(self.at, self.base[self.done][1])
+            self.priced += [found] if found else []
+            self.done += 1
+        if self.done > begun:
+            self.priced.sort(key=lambda one: one.energy)
+        return [one for one in self.priced if one.energy < limit]
+
+
+def small(g: Found) -> bool:
+    """Whether every einsum has few nests, and there are few nodes."""
+    node = replace(g.arch, fanouts=g.arch.fanouts[1:])
+    return g.arch.instances(1) <= NODES and all(e.points() <= POINTS and size(e, node, "perfect") <= NESTS for e in g.workload.einsums)
+
+
+def cuts(e: Einsum, arch: Arch, around: Around) -> list[Cut]:
+    """All loops over nodes, at most two, of any tiles; none over ranks that a reader slides windows over."""
+    (ny, rows), (nx, columns) = arch.fanouts[0].dims
+    ranks, sizes = [rank for rank in split_ranks(e, may_share(arch, around)) if rank not in around.slid], e.sizes()
+    found = [Cut((), Shape(1, 1, ()))]
+    firsts = [Loop(rank, t, dim) for dim in (ny, nx) for rank in ranks for t in range(1, sizes[rank])]
+    for loops in [*((a,) for a in firsts), *((a, b) for a in firsts for b in firsts if a.rank != b.rank or (a.over != b.over and b.tile < a.tile))]:
+        left, used = dict(sizes), {ny: 1, nx: 1}
+        for loop in loops:
+            used[loop.over] *= -(-left[loop.rank] // loop.tile)
+            left[loop.rank] = loop.tile
+        if used[ny] <= rows and used[nx] <= columns:
+            found.append(Cut(tuple((rank, n) for rank, n in left.items() if n < sizes[rank]), Shape(used[ny], used[nx], loops)))
+    return found
+
+
+def nests_of(part: Einsum, arch: Arch, homes: frozenset[str]) -> list[Mapping]:
+    """All nests of a node, each once; tensors that stay there stand above all loops."""
+    node, outer = replace(arch, fanouts=arch.fanouts[1:]), arch.levels[0].name
+    found: dict[str, Mapping] = {}
+    for placement in placements(part, node):
+        for nest in nests(part, node, placement):
+            own = pattern(part, node, nest)
+            options = {rank: chains(n, own.get(rank, ()), "perfect") for rank, n in part.extents}
+            for numbers in product(*(range(len(each)) for each in options.values())):
+                one = whole(without_idle(mapping_at(nest, options, dict(zip(options, numbers, strict=True))), part), homes, outer)
+                found.setdefault(str(one), one)
+    return [one for one in found.values() if homes <= {node.tensor for node in one.nodes if isinstance(node, Store)}]
+
+
+def _priced(at: Placed, nest: Mapping) -> Priced | None:
+    cost = _cost(at, nest)
+    return _told(at, cost, nest) if cost else None
+
+
+def _cost(at: Placed, nest: Mapping) -> EinsumCost | None:
+    """None: it does not fit, or its hops are not counted."""
+    try:
+        cost = einsum_cost(Problem(at.arch, at.einsum, "energy", at.boundary), nest)
+    except ValueError:
+        return None
+    return cost if isinstance(cost, EinsumCost) else None
+
+
+def _told(at: Placed, c: EinsumCost, nest: Mapping) -> Priced:
+    busy, inner = dict(c.price.busy_cycles), [level.name for level in at.arch.levels[1:]]
+    return Priced(sum(part.energy_pj for part in c.price.parts if part.action != "leak"), max(busy[name] for name in (*inner, "MAC")),
+                  busy[at.arch.levels[0].name], nest)
+
+
+def even(cut: Cut, e: Einsum) -> bool:
+    """Whether nodes have equal parts."""
+    left = e.sizes()
+    for loop in cut.shape.loops:
+        if left[loop.rank] % loop.tile:
+            return False
+        left[loop.rank] = loop.tile
+    return True
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of stages: nests of parts, and their energy without hops."""
+
+    g: Found
+    nests: dict[tuple[Einsum, frozenset[str]], list[Mapping]] = field(default_factory=dict)
+    bases: dict[tuple[object, ...], list[tuple[float, Mapping]]] = field(default_factory=dict)
+
+    def inner(self, part: Einsum, around: Around) -> list[Mapping]:
+        """Nests of a node."""
+        homes = frozenset((*around.pinned, *([part.output.tensor] if around.hands else [])))
+        if (part, homes) not in self.nests:
+            self.nests[part, homes] = nests_of(part, self.g.arch, homes)
+        return self.nests[part, homes]
+
+    def based(self, key: tuple[object, ...], at: Placed, own: Sequence[Mapping], equal: bool) -> list[tuple[float, Mapping]]:
+        """Those that fit, the least energy first, hops left out. Where nodes have equal parts a word takes as many hops whatever the nest: one that another
+        undercuts in energy, in what every port moves and in what comes of every tensor from outside is left out."""
+        if key not in self.bases:
+            calm = replace(at, arch=replace(at.arch, fanouts=tuple(replace(f, hop_pj=0.0) for f in at.arch.fanouts)))
+            priced = [(cost, nest) for nest in own if (cost := _cost(calm, nest))]
+            kept: list[tuple[float, Mapping, Floats]] = []
+            for energy, _, nest, moved in sorted(((_told(at, c, nest).energy, i, nest, moved_of(at, c)) for i, (c, nest) in enumerate(priced)),
+                                                 key=lambda row: (row[0], float(row[3].sum()), row[1])):
+                undercut = equal and any((other <= moved).all() for _, _, other in kept)
+                if not undercut and not list(nest_faults(replace(at, nest=nest))):
+                    kept.append((energy, nest, moved))
+            self.bases[key] = [(energy, nest) for energy, nest, _ in kept]
+        return self.bases[key]
+
+
+def moved_of(at: Placed, c: EinsumCost) -> Floats:
+    """Bits through every port, in all and at the busiest instance; of what comes from outside, by tensor."""
+    remote, bits = {t for t, _, _ in at.boundary.remote}, bits_of(at.einsum, at.arch)
+    ports = [(level.name, t, action) for level in at.arch.levels for action in ("read", "write") for t in ("", *bits)]
+    found = {key: np.zeros(2) for key in (*ports, *(("", "", action) for action in ("compute", "merge", "enter")))}
+    for row in c.counts:
+        apart = row.level == at.arch.levels[0].name or row.tensor in remote
+        key = (row.level, row.tensor if apart else "", row.action) if row.action in ("read", "write") else ("", "", row.action)
+        found[key] += np.array([row.elems, row.busiest_elems]) * bits.get(row.tensor, 1)
+    return np.concatenate([*found.values()])
+
+
+def alone(known: Known, e: Einsum) -> Option | None:
+    """The best way to run an einsum by itself."""
+    g, around, best = known.g, Around(pinned=pinned(known.g, e)), None
+    outer = g.arch.levels[0].name
+    stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in around.pinned)
+    for cut in cuts(e, g.arch, around):
+        own = {Mapping((*stores, *own_nest(_stage(nest), cut.shape, e, around, outer).nodes)): nest for nest in known.inner(part_of(e, dict(cut.tile)), around)}
+        if not own:
+            continue
+        at = _alone_at(g, e, next(iter(own)))
+        for one in Listed(known.based((e.name, cut), at, list(own), even(cut, e)), at).below(limit(g, best, 0.0, 0.0)):
+            if one.energy < limit(g, best, 0.0, max(one.cycles, one.shared)):
+                found = by_itself(g, e, _stage(own[one.nest]), cut.shape)
+                best = found if found and (best is None or value(g, found) < value(g, best)) else best
+    return best
+
+
+def _stage(nest: Mapping) -> Stage:
+    return Stage((), nest, (), 0.0, 0.0)
+
+
+def _alone_at(g: Found, e: Einsum, nest: Mapping) -> Placed:
+    names = {p.tensor for p in e.tensors()}
+    part, schedule = Workload("", (e,), g.workload.weights & names), Schedule((Segment((Branch(e.name, nest),)),), weights=g.weights)
+    return placed.placed(g.arch, part, schedule)[0][0]
+
+
+def limit(g: Found, best: Option | None, energy: float, cycles: float) -> float:
+    """Energy beside this one, without leakage, from which on what takes so many cycles at least is no better than the best."""
+    if best is None:
+        return inf
+    top = value(g, best) * (1 - SAME)
+    if g.objective == "latency":
+        return inf if cycles < top else -inf
+    return (top if g.objective == "energy" else top / max(cycles, SAME)) - g.arch.leak_mw() / g.arch.clock_ghz * cycles - energy
+
+
+def segment(known: Known, r: Range, best: Option | None) -> Option | None:
+    """The best way to run a segment, `best` if none is better."""
+    members = members_of(known.g, r)
+    return _Search(known, r, members, best).found() if members else best
+
+
+@dataclass(slots=True)
+class _Search:
+    """One segment. lists: nests of a stage at a place."""
+
+    known: Known
+    r: Range
+    members: Sequence[tuple[Einsum, Around]]
+    best: Option | None
+    lists: dict[tuple[object, ...], Listed] = field(default_factory=dict)
+
+    def found(self) -> Option | None:
+        ways = []
+        for j, (part, around) in enumerate(self.members):
+            bases = [(self.listed(j, [*[NOWHERE] * j, (cut, 0, 0)]).base, cut) for cut in cuts(part, self.known.g.arch, around)]
+            ways.append(sorted(((base[0][0], cut) for base, cut in bases if base), key=lambda one: one[0]))
+        if all(ways):
+            self.go_on([], [], ways, [sum(own[0][0] for own in ways[j:]) for j in range(len(ways) + 1)])
+        return self.best
+
+    def go_on(self, at: list[At], nests: list[Priced], ways: Sequence[Sequence[tuple[float, Cut]]], rest: Sequence[float]) -> None:
+        """All that can follow stages that are placed. rest: energy of those from one on, at least."""
+        j = len(at)
+        if j == len(self.members):
+            self.price(at, nests)
+            return
+        (_, rows), (_, columns) = self.known.g.arch.fanouts[0].dims
+        energy = sum(one.energy for one in nests) + rest[j + 1]
+        for low, cut in ways[j]:
+            if low >= limit(self.known.g, self.best, energy, self.cycles(nests)):
+                break
+            shape = cut.shape
+            for y, x in product(range(rows - shape.rows + 1), range(columns - shape.columns + 1)):
+                if any(y < b + one.shape.rows and b < y + shape.rows and x < c + one.shape.columns and c < x + shape.columns for one, b, c in at):
+                    continue
+                there = [*at, (cut, y, x)]
+                for own in self.listed(j, there).below(limit(self.known.g, self.best, energy, self.cycles(nests))):
+                    if own.energy < limit(self.known.g, self.best, energy, self.cycles([*nests, own])):
+                        self.go_on(there, [*nests, own], ways, rest)
+
+    def cycles(self, nests: Sequence[Priced]) -> float:
+        """That stages take, and leak for, at least: back to back where they are all that runs; else, and where cycles are asked for, from empty to empty."""
+        own, shared = [one.cycles for one in nests] or [0.0], sum(one.shared for one in nests)
+        if self.known.g.objective != "latency" and len(self.members) == len(self.known.g.workload.einsums):
+            return max(*own, shared)
+        whole, (part, _) = self.known.g.workload.einsums[self.r.first], self.members[0]
+        granules = whole.points() // part.points()
+        return max(filled_cycles([one / granules for one in own], granules), shared)
+
+    def price(self, at: Sequence[At], nests: Sequence[Priced]) -> None:
+        g, text = self.known.g, self.text(at)
+        branches = tuple(replace(branch, mapping=one.nest) for branch, one in zip(text.branches, nests, strict=True))
+        found = price_of(g, g.workload.einsums[self.r.first:self.r.last + 1], replace(text, branches=branches))
+        if found and found.steady <= g.limit and (self.best is None or value(g, found) < value(g, self.best) * (1 - SAME)):
+            self.best = found
+
+    def text(self, at: Sequence[At]) -> Segment:
+        """Stages in their lanes, with any nests."""
+        own = self.known.g.workload.einsums[self.r.first:self.r.last + 1]
+        stages = [_stage(self.known.inner(part_of(e, dict(cut.tile)), around)[0]) for (cut, _, _), (e, around) in zip(at, self.members, strict=True)]
+        return written(self.known.g, self.r, own, stages, [(cut.shape, y, x) for cut, y, x in at], [around for _, around in self.members])
+
+    def listed(self, j: int, at: Sequence[At]) -> Listed:
+        """Stage j at its place. Of those before it only the lanes that hold what it reads are asked for, of those behind it nothing."""
+        g, (part, around) = self.known.g, self.members[j]
+        own = g.workload.einsums[self.r.first:self.r.last + 1]
+        key = j, at[j], tuple(at[i] for i in range(j) if own[i].output.tensor in around.handed)
+        if key not in self.lists:
+            cut, names = at[j][0], {p.tensor for e in own for p in e.tensors()}
+            text = self.text([*at, *[NOWHERE] * (len(own) - len(at))])
+            there = placed.placed(g.arch, Workload("", own, g.workload.weights & names), Schedule((text,), weights=g.weights))[0][j]
+            nests = [own_nest(_stage(nest), cut.shape, part, around, g.arch.levels[0].name) for nest in self.known.inner(part_of(part, dict(cut.tile)), around)]
+            base = self.known.based((own[j].name, around, self.r.ranks, self.r.tile, cut), there, nests, even(cut, part))
+            self.lists[key] = Listed(base, there)
+        return self.lists[key]
