@@ -61,7 +61,7 @@ class Walked:
                 while end >= reach and (n - 1) * by + max(reach, by) < end:
                     n += 1
                 most[named(d)] = max(n, most.get(named(d), 0))
-        return min(most.values(), default=None)
+        return min(most.values(), default=0)
 
     def lanes(self, v):
         """Places in all stacks down to a level."""
@@ -196,10 +196,24 @@ class Walked:
                         others = [[k * x for x in here[r]] for r, k in d.terms if r != rank]
                         values = {x for x in range(-axis.stop, axis.stop) if all(c * x + sum(rest) in axis for rest in product(*others))}
                         here[rank] = values
+            for rank in set(sizes) - set(here):  # no tensor here has it
+                steps = [by for step in (*self.stacks[w], *self.updates[w]) if (by := self.along(step, rank))]
+                if steps:
+                    stacks = [step for own in self.stacks[:w + 1] for step in own]
+                    low = sum(i * self.along(step, rank) for step, i in zip(stacks, lanes, strict=False))
+                    low += sum(i * self.along(step, rank) for steps, at in zip(self.updates[:w + 1], times, strict=False)
+                               for step, i in zip(steps, at, strict=True))
+                    here[rank] = set(range(low, low + min(steps)))
             for rank, values in here.items():
                 allowed[rank] &= values
         ranks = [rank for rank, _ in self.e.extents]
         return {point for point in left if all(x in allowed[rank] for rank, x in zip(ranks, point, strict=True))}
+
+    def along(self, step, rank):
+        """How far a step moves a rank, if it is the one that it moves."""
+        unit = {named(d): c for p in self.e.tensors() for d in p.dims for r, c in d.terms if r == rank}
+        by = {n // unit[dim] for dim, n in step.moves if dim in unit}
+        return by.pop() if len(by) == 1 and {dim for dim, _ in step.moves} == set(unit) else 0
 
     def touch(self, point, lanes, steps, innermost, seen) -> None:
         env = dict(zip((rank for rank, _ in self.e.extents), point, strict=True))

@@ -286,7 +286,10 @@ def loop_of_turn(turn: Turn, e: Einsum) -> int:
 
 
 def _tiles(g: Program, v: int) -> dict[str, int]:
-    """Values of each rank that a buffer can work on at once; no entry: as many as there are. Raises ValueError where a window lacks some."""
+    """Values of each rank that a buffer can work on at once: those of its tensors, of a rank that none of them has its smallest step; no entry: all there are.
+
+    Raises ValueError where a window lacks some.
+    """
     dims = [(p, d, g.length(p, v, d)) for p in g.e.tensors() if v in g.at(p) for d in p.dims]
     found: dict[str, int] = {}
     for _, d, n in dims:
@@ -301,7 +304,8 @@ def _tiles(g: Program, v: int) -> dict[str, int]:
             why = f"where the other tensors ask for {n - rest}" if rest < 0 else "from which no tensor beside it says how much of each rank is meant"
             raise ValueError(f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} has {index(d)}={n}, {why}")
         found |= {rank: min(rest // c + 1, g.e.sizes()[rank]) for rank, c in free}
-    return found
+    steps = [(turn.rank, loop_of_turn(turn, g.e)) for turn in g.turns if turn.level == v and turn.rank]
+    return {rank: min(n for other, n in steps if other == rank) for rank, _ in steps} | found
 
 
 def footprints(g: Program) -> tuple[Footprint, ...]:
