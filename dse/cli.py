@@ -288,13 +288,17 @@ def _report(given: argparse.Namespace) -> int:
 
 def _simulate(given: argparse.Namespace) -> int:
     from dse import directives, door
+    from dse.sim import directed
     from dse.sim.graph import evaluate
     from dse.study import read
     from hw import machine, space
     from workloads import catalog
 
     arch = machine.arch(space.override(machine.load(given.machine), read.assignments(given.set)))
-    workload, given_schedule = directives.load(Path(given.mapping), catalog.load(given.workload), arch)
+    path, asked = Path(given.mapping), catalog.load(given.workload)
+    if (unnested := directed.priced(path, asked, arch)) is not None:
+        return _print_mapped(door.Mapped(arch, asked, unnested), given)
+    workload, given_schedule = directives.load(path, asked, arch)
     try:
         found = evaluate(arch, workload, given_schedule)
     except ValueError as fault:

@@ -16,8 +16,9 @@
 
 Before -> after, per buffer: its stacks become spatial loops, its updates loops in time, outermost last -> outermost first; stacks stand as far out as loops
 over the same ranks let them, a tensor's node above all loops directly over it that do not move the tensor. So a nest can be written in directives if its
-levels do not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands inside of it. All else is refused in
-one line. An index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its buffers: `Xi = 2*p+r`.
+levels do not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands inside of it. What overlaps is counted
+as it stands (dse/sim/boxes.py), unless the text begins with `directives whole`: tiles are then brought in whole, as a nest has it. All else is refused in one
+line. An index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its buffers: `Xi = 2*p+r`.
 
 Past 400 lines: what is written, what is read and what is wrong with it follow from the same few formulas.
 """
@@ -39,7 +40,7 @@ from workloads import document
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, unique
 
-HEAD = "directives"  # how a text of them begins
+HEAD, WHOLE = "directives", "directives whole"  # how a text of them begins; the latter: of nests, whose tiles overlap where windows do
 COMPUTE = "mac"
 TENSOR = re.compile(r"^tensor\{(\w+)\}\(([^)]*)\)(?:\s+over((?:\s+\w+)+))?$")
 STACK = re.compile(r"^stack\((?:([^)]*),)?\s*(\d+)\)(?:\s+over\s+(\w+))?$")
@@ -68,7 +69,7 @@ class Step:
     over: str = ""
 
     def __str__(self) -> str:
-        return f"stack({_moved(self.moves)}, {self.repl}) over {self.over}" if self.repl else f"update({_moved(self.moves)})"
+        return f"stack({moved(self.moves)}, {self.repl}) over {self.over}" if self.repl else f"update({moved(self.moves)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,14 @@ class Layer:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Unnested:
+    """A layer that no nest says. why: what a nest would have to say, "" where tiles overlap."""
+
+    layer: Layer
+    why: str
 
 
 def index(d: Dim) -> str:
@@ -196,9 +205,9 @@ def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mappin
     nodes: list[Loop | Store] = []
     shares = []
     for b in reversed(layer.buffers):
-        stacks, updates = ([_loop(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == space] for space in (True, False))
+        stacks, updates = ([loop_of(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == space] for space in (True, False))
         stacks = [replace(loop, over=step.over or over) for loop, step, over in
-                  zip(stacks, [s for s in b.steps if s.repl], _free(b, arch, where), strict=True)]
+                  zip(stacks, [s for s in b.steps if s.repl], lanes_of(b, arch, where), strict=True)]
         fold = next((i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)), len(updates))
         inside, outside = updates[:fold], updates[fold:]
         loops = [*reversed(outside), *reversed(stacks), *reversed(inside)]
@@ -246,7 +255,7 @@ def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
 
 def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
     """Stacks along each rank in the order of their shifts, in the places that they have."""
-    ranks = [_loop(step, e, where).rank if step.repl else "" for step in b.steps]
+    ranks = [loop_of(step, e, where).rank if step.repl else "" for step in b.steps]
     order = {rank: iter(sorted((s for s, own in zip(b.steps, ranks, strict=True) if own == rank), key=lambda s: s.moves)) for rank in set(ranks) - {""}}
     return replace(b, steps=tuple(next(order[rank]) if rank else step for step, rank in zip(b.steps, ranks, strict=True)))
 
@@ -257,18 +266,18 @@ def _rest(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
     return (Loop(rank, 1) for rank, n in left.items() if n > 1)
 
 
-def _loop(step: Step, e: Einsum, where: str) -> Loop:
+def loop_of(step: Step, e: Einsum, where: str) -> Loop:
     """The one rank that a step moves."""
     for rank in e.sizes():
         unit = dict(moves(e, rank, 1))
         by = {n // unit[dim] for dim, n in step.moves if dim in unit}
         if set(unit) == {dim for dim, _ in step.moves} and len(by) == 1 and moves(e, rank, max(by)) == step.moves and max(by) > 0:
             return Loop(rank, max(by))
-    ranks = "; ".join(f"{rank}: {_moved(moves(e, rank, 1))}" for rank in e.sizes())
-    raise ValueError(f"{where}: {_moved(step.moves) or 'no move'} is a step of no one rank, or an uneven one; ranks move {ranks}")
+    ranks = "; ".join(f"{rank}: {moved(moves(e, rank, 1))}" for rank in e.sizes())
+    raise ValueError(f"{where}: {moved(step.moves) or 'no move'} is a step of no one rank, or an uneven one; ranks move {ranks}")
 
 
-def _free(b: Buffer, arch: Arch | None, where: str) -> list[str]:
+def lanes_of(b: Buffer, arch: Arch | None, where: str) -> list[str]:
     """Dimensions for stacks that name none: of the fan-out outside of the level, the last one first."""
     stacks = [step for step in b.steps if step.repl]
     if all(step.over for step in stacks):
@@ -277,7 +286,7 @@ def _free(b: Buffer, arch: Arch | None, where: str) -> list[str]:
     dims = [name for f in (arch.fanouts if arch else ()) if f.outside == v for name, _ in reversed(f.dims)]
     dims = [name for name in dims if name not in {step.over for step in stacks}]
     if len(dims) < sum(not step.over for step in stacks):
-        raise ValueError(f"{where}, {b.level}: stack({_moved(stacks[0].moves)}, {stacks[0].repl}) names no dimension of a fan-out, and there are "
+        raise ValueError(f"{where}, {b.level}: stack({moved(stacks[0].moves)}, {stacks[0].repl}) names no dimension of a fan-out, and there are "
                          f"{', '.join(dims) or 'none'} left; write e.g. stack(...) over X")
     order = iter(dims)
     return [step.over or next(order) for step in stacks]
@@ -311,10 +320,10 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
                                  f"overlap and leave no gap; say {trips}")
         left[node.rank] = node.tile
     if rest := [rank for rank, n in left.items() if n > 1]:
-        raise ValueError(f"{where}, {COMPUTE}: {rest[0]} ends in tiles of {left[rest[0]]}; add update({_moved(moves(e, rest[0], 1))})")
+        raise ValueError(f"{where}, {COMPUTE}: {rest[0]} ends in tiles of {left[rest[0]]}; add update({moved(moves(e, rest[0], 1))})")
 
 
-def _moved(by: Moves) -> str:
+def moved(by: Moves) -> str:
     return ", ".join(f"{dim}+={n}" for dim, n in by)
 
 
@@ -328,8 +337,15 @@ def _lines(layer: Layer) -> Iterator[str]:
         yield from (f"    {step}" for step in b.steps)
 
 
-def text(layers: Iterable[Layer]) -> str:
-    return "\n".join([HEAD, *map(str, layers)])
+def overlap(layer: Layer, e: Einsum) -> bool:
+    """Whether a step moves a tensor, where it stands, by less than there is of it: what a nest brings in whole is there in part."""
+    known = {p.tensor: {index(d) for d in p.dims} for p in e.tensors()}
+    return any(0 < by < dict(one.size).get(dim, 0) for b in layer.buffers for one in b.tensors for step in b.steps for dim, by in step.moves
+               if dim in known.get(one.tensor, ()))
+
+
+def text(layers: Iterable[Layer], whole: bool = False) -> str:
+    return "\n".join([WHOLE if whole else HEAD, *map(str, layers)])
 
 
 def parse(given: str) -> list[Layer]:
@@ -337,7 +353,7 @@ def parse(given: str) -> list[Layer]:
     found: list[Layer] = []
     names: dict[str, str] = {}
     lines = [(number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(given.splitlines(), 1)]
-    lines = [(number, line) for number, line in lines if line and line != HEAD]
+    lines = [(number, line) for number, line in lines if line and line not in (HEAD, WHOLE)]
     for i, (number, line) in enumerate(lines):
         following = lines[i + 1][1] if i + 1 < len(lines) else ""
         try:
@@ -392,23 +408,45 @@ def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, i
     return found
 
 
-def mappings(given: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
-    """Nests of a text of directives, by einsum name. Raises ValueError with one line per fault."""
-    known, found, wrong = {e.name: e for e in workload.einsums}, dict[str, nest.Mapping](), list[str]()
+def given(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | Unnested]:
+    """Nests of a text of directives, by einsum name, and layers that are none. Raises ValueError with one line per fault."""
+    known, found, wrong = {e.name: e for e in workload.einsums}, dict[str, nest.Mapping | Unnested](), list[str]()
     levels = [*(level.name for level in arch.levels), COMPUTE]
-    for layer in parse(given):
+    whole = words.lstrip().startswith(WHOLE)
+    for layer in parse(words):
+        if layer.name not in known or layer.name in found:
+            what = "there twice" if layer.name in found else f"no einsum of {workload.name}"
+            wrong.append(f'directives: "{layer.name}" is {what}; give a layer each for {", ".join(list(known)[:8])}{" ..." if len(known) > 8 else ""}')
+            continue
+        strange = [b.level for b in layer.buffers if b.level not in levels]
+        wrong += [f"directives of {layer.name}: {level} is no level of {arch.name}; {near(level, levels)}" for level in strange]
+        if not whole and overlap(layer, known[layer.name]):
+            found[layer.name] = Unnested(layer, "")
+            continue
         try:
-            if layer.name not in known or layer.name in found:
-                what = "there twice" if layer.name in found else f"no einsum of {workload.name}"
-                raise ValueError(f'directives: "{layer.name}" is {what}; give a layer each for {", ".join(list(known)[:8])}{" ..." if len(known) > 8 else ""}')
-            strange = [b.level for b in layer.buffers if b.level not in levels]
-            wrong += [f"directives of {layer.name}: {level} is no level of {arch.name}; {near(level, levels)}" for level in strange]
             found[layer.name] = mapping_of(layer, known[layer.name], arch)
         except ValueError as fault:
-            wrong.append(str(fault))
+            found[layer.name] = Unnested(layer, str(fault))
+            wrong += [str(fault)] if strange else []
     if wrong:
         raise ValueError("\n".join(wrong))
+    if alike := [name for name in found if name not in {group.names[0] for group in unique(workload)}]:
+        raise ValueError(f"directives: {alike[0]} is like an einsum before, whose nest it shares; leave it out")
     return found
+
+
+def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
+    """Nests alone. Raises ValueError with one line per fault, and per layer that is none."""
+    nests, wrong = dict[str, nest.Mapping](), list[str]()
+    for name, one in given(words, workload, arch).items():
+        if isinstance(one, nest.Mapping):
+            nests[name] = one
+        else:
+            wrong.append(one.why or f"directives of {name}: tiles overlap, so it is no nest: dse simulate prices it, alone; "
+                                    f'as a nest, whose tiles are brought in whole, it begins with "{WHOLE}"')
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return nests
 
 
 def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tuple[Workload, Schedule]:
@@ -416,17 +454,22 @@ def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tu
 
     Raises ValueError with one line per fault, naming the file.
     """
-    if not path.is_file() or not path.read_bytes()[:64].lstrip().startswith(HEAD.encode()):
+    words = words_of(path)
+    if words is None:
         return schedule.load(path, workload, partly)
     try:
-        if path.stat().st_size > document.MOST_BYTES:
-            raise ValueError(f"has more than {document.MOST_BYTES} bytes")
-        given = mappings(path.read_text(encoding="utf-8"), workload, arch)
-        short = {name: nest for name, nest in given.items() if name in {group.names[0] for group in unique(workload)}}
-        if alike := [name for name in given if name not in short]:
-            raise ValueError(f"directives: {alike[0]} is like an einsum before, whose nest it shares; leave it out")
-        return workload, schedule.in_turn(workload, short, partly)
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not UTF-8 text") from None
+        return workload, schedule.in_turn(workload, mappings(words, workload, arch), partly)
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
+
+
+def words_of(path: Path) -> str | None:
+    """The text of a file of directives, None for another one. Raises ValueError naming the file."""
+    if not path.is_file() or not path.read_bytes()[:64].lstrip().startswith(HEAD.encode()):
+        return None
+    if path.stat().st_size > document.MOST_BYTES:
+        raise ValueError(f"{path}: has more than {document.MOST_BYTES} bytes")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not UTF-8 text") from None

@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from math import inf
+from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 from dse.conversion import Conversion
-from dse.directives import text, written
+from dse.directives import overlap, text, written
 from dse.nest import Loop, to_data
 from dse.schedule import Schedule, apart, in_turn
 from dse.sim.bounds import needs
+from dse.sim.directed import said
 from dse.sim.evaluate import EinsumCost, Solution, percent
 from dse.sim.graph import on_chip
 from dse.sim.parts import bits_of
@@ -67,9 +68,10 @@ def _known(gap: float) -> float | None:
 
 
 def lanes_used(c: EinsumCost, e: Einsum) -> int:
-    """Lanes that work, of all fan-outs; 0: no nest says."""
+    """Lanes that work, of all fan-outs; 0: neither a nest nor directives say."""
     if c.mapping.outside:
-        return 0
+        layer = said(c.mapping)
+        return prod(b.parallel for b in layer.buffers) if layer else 0
     used, left = 1, e.sizes()
     for node in c.mapping.nodes:
         if isinstance(node, Loop):
@@ -154,12 +156,12 @@ def directives(workload: Workload, solution: Solution) -> str:
     found, wrong = [], []
     for c in solution.einsums:
         try:
-            found.append(written(c.mapping, by_name[c.name]))
+            found.append(said(c.mapping) or written(c.mapping, by_name[c.name]))
         except ValueError as fault:
             wrong.append(str(fault))
     if wrong:
         raise ValueError("\n".join(wrong))
-    return text(found)
+    return text(found, whole=not any(said(c.mapping) for c in solution.einsums) and any(overlap(layer, by_name[layer.name]) for layer in found))
 
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:

@@ -132,7 +132,8 @@ def parse(text: str) -> Mapping:
     shares: list[Shared] = []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith(OUTSIDE):
-        raise ValueError(f"mapping is {lines[0]}; only nests are priced, dse map --set solver.tiling=smaug makes it again")
+        again = "--format directives prints it as dse simulate reads it" if "directives" in lines[0] else "dse map --set solver.tiling=smaug makes it again"
+        raise ValueError(f"mapping is {lines[0]}; only nests are priced, {again}")
     for number, line in enumerate(lines, 1):
         if line == "mac" and number == len(lines):
             break

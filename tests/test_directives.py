@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Sequence
@@ -15,12 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse import cli, directives
-from dse.directives import HEAD, Layer, index, mapping_of, parse, text, written
+from dse.directives import HEAD, WHOLE, Layer, index, mapping_of, parse, text, written
 from dse.nest import Loop, Mapping, Shared, Store, faults
 from dse.nest import parse as nest_of
+from dse.sim import directed
 from dse.sim.counts import count
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from hw import machine
 from hw.arch import Arch
+from hw.space import override
 from tests.nests import KINDS, random_arch, random_case, random_einsum
 from tests.oracle import walk
 from workloads.einsum import Einsum, einsum
@@ -87,8 +91,8 @@ SEEDS = st.integers(0, 2**32)
 def test_the_papers_example_row_stationary_conv_feeding_a_depthwise_one() -> None:
     """KAPLA, section III-B: K=6 stacked by 4 against C=4 stacked by 6, N by 64, and 15 updates of 3 words for a row of the output."""
     conv, depth = parse(PAPER)
-    nests = directives.mappings(PAPER, Workload("paper", (CONV, DEPTH)), machine.arch(machine.load("kapla_multi")))
-    assert nests == {"CONV": mapping_of(conv, CONV), "DWCONV": mapping_of(depth, DEPTH)}
+    nests = directives.mappings(PAPER.replace(HEAD, WHOLE, 1), Workload("paper", (CONV, DEPTH)), machine.arch(machine.load("kapla_multi")))
+    assert parse(text([conv, depth])) == [conv, depth] and nests == {"CONV": mapping_of(conv, CONV), "DWCONV": mapping_of(depth, DEPTH)}
     assert Shared("GBUF", "I", ("NY",)) in nests["CONV"].shares
     assert [b.parallel for b in conv.buffers] == [75, 64, 1] and [b.parallel for b in depth.buffers] == [48, 192, 1]
     made, read = conv.buffers[1], depth.buffers[1]
@@ -97,6 +101,128 @@ def test_the_papers_example_row_stationary_conv_feeding_a_depthwise_one() -> Non
     assert held["GBUF", "T"]["K"] * 4 == dict(read.tensors[1].size)["C"] * 6 == 24 and held["REGF", "T"] == {"N": 1, "K": 3, "Yo": 1, "Xo": 1}
     rows = {(row.level, row.tensor, row.action): row.elems for row in count(replace(nests["CONV"], shares=()), CONV, machine.arch(machine.load("kapla_multi")))}
     assert rows["GBUF", "T", "write"] == 15 * 3 * (15 * 128 * 16 * 12)  # per row of an image and group of channels, in each step over C
+
+
+def test_the_papers_example_is_priced_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its windows slide: a buffer gets 19 elements of a row, not 15 times 5, and 19 rows, on diagonals, serve 75 buffers. DWCONV reads CONV's T."""
+    given_file, net = tmp_path / "paper.txt", tmp_path / "paper.yaml"
+    given_file.write_text(PAPER)
+    net.write_text("""extents: {N: 128}
+einsums:
+- {name: CONV, text: "T[N,K,Yo,Xo] += I[N,C,Yo+S,Xo+R] * W[K,C,R,S]", extents: {K: 48, C: 12, Yo: 15, Xo: 15, R: 5, S: 5}}
+- {name: DWCONV, text: "O[N,C,Yo,Xo] += T[N,C,Yo+S,Xo+R] * V[C,R,S]", extents: {C: 48, Yo: 12, Xo: 12, R: 4, S: 4}}
+""")
+    wide = ["--set", "array.x=15", "--set", "array.y=5", "--set", "nodes.hop_pj=0"]
+    assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "directives that are no nest" in found["certificate"] and [row["lanes"] for row in found["einsums"]] == [75 * 64, 48 * 192]
+    arch = machine.arch(override(machine.load("kapla_multi"), {"array.x": 15, "array.y": 5, "nodes.hop_pj": 0}))
+    priced = directed.priced(given_file, Workload("paper", (CONV, DEPTH)), arch)
+    assert isinstance(priced, Solution) and priced.energy_pj == pytest.approx(found["energy_pj"], rel=1e-12)
+    conv, depth = ({(row.level, row.tensor, row.action): row.elems for row in c.counts} for c in priced.einsums)
+    fills = 128 * 12 * (48 // 3)  # of a row, per image and channel, in each group of 3 filters
+    assert conv["REGF", "I", "write"] == 75 * 19 * fills
+    brought = 4 * (48 // 24) * 128 * 12 * 19 * 19  # to four nodes that hold a quarter each, and pass it on
+    assert conv["GBUF", "I", "write"] == brought / 4 + brought * 3 / 4 and conv["DRAM", "I", "read"] == brought / 4
+    assert conv["GBUF", "I", "read"] == 19 * 19 * fills + brought * 3 / 4
+    assert conv["REGF", "W", "write"] == 75 * 15 * fills and conv["GBUF", "T", "write"] == 15 * 3 * (15 * fills)
+    assert conv["DRAM", "T", "write"] == 128 * 48 * 15 * 15 == depth["DRAM", "T", "read"]  # halves of 9 columns overlap, and come together
+    assert depth["GBUF", "T", "write"] == 128 * 48 * 15 * (9 + 9) and conv["MAC", "-", "compute"] == CONV.macs()
+    assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "directives"]) == 0
+    assert parse(capsys.readouterr().out) == parse(PAPER)
+    assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide[:4]]) == 2
+    assert "CONV: links of NODES are counted of nests only; --set nodes.hop_pj=0" in capsys.readouterr().err
+    assert cli.main(["map", str(net), "kapla_multi", "--schedule", str(given_file), *wide]) == 2
+    assert "directives of CONV: tiles overlap, so it is no nest: dse simulate prices it" in capsys.readouterr().err
+
+
+SHARED = """C:
+  REGF:
+    tensor{A}(m=1, k=1)
+    tensor{B}(k=1, n=2)
+    tensor{C}(m=1, n=2)
+    stack(m+=1, 2) over X
+    stack(k+=1, 2) over Y
+    update(n+=2)
+    update(m+=2)
+    update(k+=2)
+  GBUF:
+    tensor{A}(m=4, k=8)
+    tensor{B}(k=8, n=4, shr=4) over NY
+    tensor{C}(m=4, n=4)
+    stack(m+=4, 4) over NY
+    stack(n+=8, 2) over NX
+    update(n+=4)
+  DRAM:
+    tensor{A}(m=16, k=8)
+    tensor{B}(k=8, n=16)
+    tensor{C}(m=16, n=16)
+"""
+
+
+def test_what_nests_say_too_costs_the_same() -> None:
+    """Energy by part, cycles and room by boxes and by the nest; with a tile that goes round four nodes."""
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 16, "n": 16, "k": 8}, "C")
+    arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.hop_pj": 0, "nodes.lane_pj": 0.3}))
+    layer, problem = parse(SHARED)[0], Problem(arch, e, "energy")
+    mine, theirs = directed.layer_cost(layer, problem), einsum_cost(problem, mapping_of(layer, e))
+    assert isinstance(mine, EinsumCost) and isinstance(theirs, EinsumCost) and layer.buffers[1].tensors[1].shares == 4
+    assert {(part.level, part.tensor, part.action): part.energy_pj for part in mine.price.parts} == pytest.approx(
+        {(part.level, part.tensor, part.action): part.energy_pj for part in theirs.price.parts})
+    assert mine.latency_cycles == theirs.latency_cycles
+    room = {(level, tensor): n for level, tensor, n in theirs.footprint}  # a nest holds a tile of C one column at a time
+    assert {(level, tensor): n for level, tensor, n in mine.footprint} == room | {("REGF", "C"): 2}
+    rng, same = Random(5), 0
+    while same < 60:
+        e, arch, nest = raised_case(rng, ("gemm", "bmm", "add", "copy"))
+        arch = replace(arch, overlap="free", fanouts=tuple(replace(f, ramp="", lane_pj=rng.random()) for f in arch.fanouts))
+        layer, problem, left = written(nest, e), Problem(arch, e, "energy"), e.sizes()
+        trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
+        if any(n == tile or n % tile for n, _, tile in trips) or (layer.buffers[0].level == "mac" and any(step.repl for step in layer.buffers[0].steps)):
+            continue
+        mine, theirs = directed.layer_cost(layer, problem), einsum_cost(problem, nest)
+        assert isinstance(mine, EinsumCost) and isinstance(theirs, EinsumCost)
+        assert (mine.energy_pj, mine.latency_cycles) == pytest.approx((theirs.energy_pj, theirs.latency_cycles))
+        same += 1
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("shr=4", "shr=2", "4 along ny hold the same; say shr=4"),
+    ("    stack(k+=1, 2) over Y\n    update(n+=2)\n    update(m+=2)\n    update(k+=2)\n",
+     "    stack(k+=1, 4) over Y\n    update(n+=2)\n    update(m+=2)\n    update(k+=4)\n", "makes 2 trips, which are not shared out evenly"),
+    ("over NY\n    tensor{C}", "over X\n    tensor{C}", "1 along X hold the same"),
+    ("stack(m+=1, 2)", "stack(m+=1, 9)", "ARRAY.X needs 9 lanes, has 8"),
+    ("tensor{B}(k=8, n=4, shr=4)", "tensor{B}(k=8, n=5, shr=4)", "tiles that overlap there"),
+])
+def test_tiles_that_do_not_go_round_evenly_are_refused(old: str, new: str, says: str) -> None:
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 16, "n": 16, "k": 8}, "C")
+    arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.hop_pj": 0}))
+    words = SHARED.replace(old, new, 1)
+    assert words != SHARED
+    try:
+        found = str(directed.layer_cost(parse(words)[0], Problem(arch, e, "energy")))
+    except ValueError as fault:
+        found = str(fault)
+    assert says.lower() in found.lower() and len(found.splitlines()) == 1
+
+
+def test_windows_of_nests_are_said_to_come_in_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A nest brings a window in whole in each trip; what is printed of it says so, and comes back as that nest. Without the word it slides."""
+    path, net = tmp_path / "mine.txt", tmp_path / "net.yaml"
+    net.write_text('einsums: ["O[n,k,p] += I[n,c,p+r] * F[k,c,r]"]\nextents: {n: 2, k: 8, c: 4, p: 30, r: 5}\n')
+    nest = tmp_path / "nest.txt"
+    nest.write_text("store DRAM I F O\nstore GBUF F\nfor n in tiles of 1\nfor p in tiles of 10\nstore GBUF I O\nspatial k over X in tiles of 1\n"
+                    "spatial c over Y in tiles of 1\nstore REGF F\nfor p in tiles of 1\nstore REGF I O\nfor r in tiles of 1\nmac\n")
+    assert cli.main(["simulate", str(net), "kapla_single", str(nest), "--format", "directives"]) == 0
+    path.write_text(capsys.readouterr().out)
+    assert path.read_text().startswith(WHOLE)
+    costs = {}
+    for begin in (WHOLE, HEAD):
+        path.write_text(path.read_text().replace(WHOLE, begin, 1))
+        assert cli.main(["simulate", str(net), "kapla_single", str(path), "--format", "json"]) == 0
+        costs[begin] = json.loads(capsys.readouterr().out)["energy_pj"]
+    assert cli.main(["simulate", str(net), "kapla_single", str(nest), "--format", "json"]) == 0
+    assert costs[WHOLE] == json.loads(capsys.readouterr().out)["energy_pj"] > costs[HEAD]
 
 
 @given(SEEDS)

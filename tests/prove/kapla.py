@@ -1,5 +1,5 @@
 """Pipelines of small graphs against all of them, each nest listed (`tests/piped.py`): as cheap as the best and called so; on machines that leak against drawn
-ones; and directives, written and read back, of random nests."""
+ones; directives, written and read back, of random nests; and directives whose tiles overlap, against a walk of every element (`tests/boxed.py`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from random import Random
 from dse.directives import mapping_of, parse, text, written
 from tests.nests import random_case, rich_case
 from tests.piped import cheaper, compared
+from tests.test_boxes import unlike as miscounted
 from tests.test_directives import raised_case
 
 GRAPHS = int(os.environ.get("DSE_PIPES", "200"))
 DRAWN = 300
 CLOSE = 1e-9
 NESTS = int(os.environ.get("DSE_DIRECTIVES", "20000"))
+BOXES = int(os.environ.get("DSE_BOXES", "5000"))
 
 
 def unlike(seed: int) -> tuple[bool, str]:
@@ -38,6 +40,10 @@ def main() -> int:
         nests = list(pool.map(unlike, range(NESTS), chunksize=200))
         lines = [line for _, line in nests if line]
         print(f"  directives: {NESTS} nests, {sum(said for said, _ in nests)} said, {len(lines)} mismatches", flush=True)
+        walked = list(pool.map(miscounted, range(10**6, 10**6 + BOXES), chunksize=100))
+        off = [line for _, _, line in walked if line]
+        counted, overlapping = sum(one for one, _, _ in walked), sum(one and two for one, two, _ in walked)
+        print(f"  directives as they stand: {BOXES}, {counted} counted, {overlapping} with tiles that overlap, {len(off)} unlike their walk", flush=True)
         found = list(pool.map(compared, range(GRAPHS)))
         others = list(pool.map(partial(cheaper, tries=DRAWN), range(GRAPHS // 4)))
     wrong = [line or f"seed {seed}: {100 * share:.3g} % above the best" for seed, (line, share) in enumerate(found) if line or share > CLOSE]
@@ -45,5 +51,5 @@ def main() -> int:
     better = sum(bool(line) for line, _ in others)
     print(f"  pipelines that leak: {len(others)} graphs, {sum(many for _, many in others)} schedules drawn, {better} better", flush=True)
     wrong += [line for line, _ in others if line]
-    print("\n".join([*lines, *wrong][:3]))
-    return int(bool(lines or wrong))
+    print("\n".join([*lines, *off, *wrong][:3]))
+    return int(bool(lines or off or wrong))

@@ -67,6 +67,9 @@ WRITTEN, PIPES, STAGES, TABLE, UNEVEN = "dse/directives.py", "dse/reuse/pipeline
     "test_pipeline.py::test_the_bound_is_below_the_best_of_small_workloads", "test_network.py::test_hops_of_unequal_lanes_are_those_of_all_their_words"))
 WHOLLY, SMALL, DRAWN = "dse/reuse/whole.py", *(f"tests/test_pipeline.py::test_{name}" for name in (
     "small_workloads_are_solved_wholly", "nothing_that_is_drawn_is_better_where_machines_leak"))
+BOXES, DIRECTED = "dse/sim/boxes.py", "dse/sim/directed.py"
+STANDING, UNCOUNTED = (f"tests/test_boxes.py::test_{name}" for name in ("counts_are_those_of_a_walk", "what_cannot_be_counted_is_refused_in_one_line"))
+PRICED, SAME = (f"tests/test_directives.py::test_{name}" for name in ("the_papers_example_is_priced_as_it_stands", "what_nests_say_too_costs_the_same"))
 TOGETHER = "tests/test_fused.py::test_reuse_and_layouts_together_are_no_dearer_than_apart"
 RECTANGLES = "tests/test_pipeline.py::test_rectangles_do_all_the_parts"
 SUMS = "tests/test_schedule_walks.py::test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first"
@@ -75,6 +78,32 @@ MUTANTS = (
            "tests/test_directives.py::test_what_is_no_nest_is_refused_in_one_line"),
     Mutant("nodes rise above loops over lanes", WRITTEN, "while at and not loops[at - 1].over and", "while at and",
            "tests/test_directives.py::test_a_tensor_that_no_update_moves_stands_below_its_lanes"),
+    Mutant("boxes: an update stops a step early", BOXES, "1 - (max(t, s) - w) // s", "max(-((max(t, s) - w) // s), 1)", STANDING),
+    Mutant("boxes: an update goes on until the first tensor ends", BOXES, "max(n, found.get(index(d), 0))", "min(n, found.get(index(d), n))", STANDING),
+    Mutant("boxes: an update goes on until the last dimension ends", BOXES, "return min(found.values())", "return max(found.values())", STANDING),
+    Mutant("boxes: a window ends where a larger step takes over", BOXES, "or larger and len(d.terms) > 1:", "or larger and len(d.terms) > 9:", STANDING),
+    Mutant("boxes: a stack of the same shift reaches no further", BOXES, "if n < s or same)", "if n < s)",
+           "tests/test_boxes.py::test_an_update_by_what_a_stack_shifts_goes_on_behind_the_stack"),
+    Mutant("boxes: a box is not cut to the one around it", BOXES, "        if w <= v:\n            start", "        if w == v:\n            start", STANDING),
+    Mutant("boxes: what an update inside begins with is there yet", BOXES, "[(0, 0)] if i < 0 else [(n, n + 1)", "[(0, 0)] if i < 0 else [(n, n)", STANDING),
+    Mutant("boxes: updates inside go on from where they were", BOXES, "else [(turn.trips - 1, 0)]", "else [(0, 0)]", STANDING),
+    Mutant("boxes: buffers stay when a level outside goes on", BOXES, "return times * (wanted if i < 0 else wanted - had)",
+           "return times * (wanted if i < 0 or not own else wanted - had) // (2 if i < 0 and own else 1)", STANDING),
+    Mutant("boxes: what one buffer has nobody asks for", BOXES, "covered(after)\n        total, kept = total + now, kept + now - covered(fresh)",
+           "covered(after)\n        total, kept = total + now, kept + max(now - covered(fresh), covered(after) - covered(after[:1]))", STANDING),
+    Mutant("boxes: copies of what overlaps are read each by itself", BOXES, "return TOGETHER if joins[turn.over] else ALL", "return ALL", STANDING),
+    Mutant("boxes: sums are merged where they are added up only", BOXES, "ways(outer, lambda _: TOGETHER))", "ways(outer, together))", STANDING),
+    Mutant("boxes: results come back the first time", BOXES, "n -= first_met(g, p, v, mine) if g.levels[outer] in skips else 0",
+           "n -= first_met(g, p, v, mine) if g.levels[v] in skips else 0", STANDING),
+    Mutant("boxes: all buffers do all products of their boxes", BOXES, " - sum(done[low:high])", "", STANDING),
+    Mutant("boxes: products that nobody can do are left out", BOXES, "(gap := done.find(0)) >= 0:", "(gap := done.find(0)) > 99:", UNCOUNTED),
+    Mutant("boxes: results stand in two places", BOXES, "if overlaps(g, g.e.output, d, v):", "if v > 9 and overlaps(g, g.e.output, d, v):", UNCOUNTED),
+    Mutant("directives: a nest is said to slide", WRITTEN, "if not whole and overlap(", "if overlap(",
+           "tests/test_directives.py::test_windows_of_nests_are_said_to_come_in_whole"),
+    Mutant("directives: windows that slide are a nest", WRITTEN, "0 < by < dict(one.size).get(dim, 0)", "0 < by < 0", PRICED),
+    Mutant("directives: shared tiles go round once more", DIRECTED, "* (lanes - 1) / lanes *", "*", SAME),
+    Mutant("directives: a bus takes what is asked for together once", DIRECTED, "n = boxes.brought(g, p, v, lambda _: ALL)\n                back",
+           "n = boxes.brought(g, p, v, lambda _: boxes.TOGETHER)\n                back", SAME),
     Mutant("the bound of a stage pays for what is handed on", PIPES, "least(one, g.arch, r.handed, ", "least(one, g.arch, (), ", TABLE),
     Mutant("the bound of a stage pays for pinned weights", "dse/reuse/floors.py", "or p.tensor in pinned or", "or", TABLE),
     Mutant("small: a stage is bounded by itself too", WHOLLY, "in nests) + rest[j + 1]", "in nests) + rest[j]", SMALL),
