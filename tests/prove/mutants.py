@@ -65,7 +65,7 @@ NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"t
     "test_no_schedule_of_the_space_is_cheaper", "test_gaps_hold_where_fills_wait"))
 WRITTEN, PIPES, STAGES, TABLE, UNEVEN = "dse/directives.py", "dse/reuse/pipeline.py", "dse/reuse/stages.py", *(f"tests/{name}" for name in (
     "test_pipeline.py::test_the_bound_is_below_the_best_of_small_workloads", "test_network.py::test_hops_of_unequal_lanes_are_those_of_all_their_words"))
-WHOLLY, SMALL, DRAWN = "dse/reuse/whole.py", *(f"tests/test_pipeline.py::test_{name}" for name in (
+WHOLLY, SMALL, LEAKING = "dse/reuse/whole.py", *(f"tests/test_pipeline.py::test_{name}" for name in (
     "small_workloads_are_solved_wholly", "nothing_that_is_drawn_is_better_where_machines_leak"))
 BOXES, DIRECTED = "dse/sim/boxes.py", "dse/sim/directed.py"
 STANDING, UNCOUNTED = (f"tests/test_boxes.py::test_{name}" for name in ("counts_are_those_of_a_walk", "what_cannot_be_counted_is_refused_in_one_line"))
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant("small: it is all one where what is read lies", WHOLLY, "tuple(at[i] for i in range(j) if", "tuple(at[i] for i in range(0) if", SMALL),
     Mutant("small: words of one tensor are as good as those of another", WHOLLY, 'row.tensor if apart else ""', '""', SMALL),
     Mutant("small: nests of unequal parts undercut each other", WHOLLY, "undercut = equal and any(", "undercut = any(", SMALL),
-    Mutant("small: what leaks twice", WHOLLY, "- g.arch.leak_mw() / g.arch.clock_ghz * cycles", "- 2 * g.arch.leak_mw() / g.arch.clock_ghz * cycles", DRAWN),
+    Mutant("small: what leaks twice", WHOLLY, "- g.arch.leak_mw() / g.arch.clock_ghz * cycles", "- 2 * g.arch.leak_mw() / g.arch.clock_ghz * cycles", LEAKING),
     Mutant("nobody passes registers by", "dse/reuse/floors.py", "min(sum(use) + filled, past)", "(sum(use) + filled)",
            "tests/test_floors.py::test_no_mapping_costs_less"),
     Mutant("operands: one of them at most lacks a rank", BOUNDS, "tuple(max((sum(", "tuple(max((any(", ASKED),
