@@ -22,7 +22,12 @@ def njit(**options: Any) -> Callable[[F], F]:
 
 def lean(f: F) -> F:
     """Compiled without the counting of references to arrays, which costs nine tenths of the time of a search: such a function makes no array."""
-    return njit(cache=True, nogil=True, _nrt=False)(f)
+    return inner(_nrt=False)(f)
+
+
+def inner(**options: Any) -> Callable[[F], F]:
+    """For compiled functions alone: without a way in from Python, which unpacks every array of the arguments and takes long to compile."""
+    return njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
 def _once(found: Any) -> Any:

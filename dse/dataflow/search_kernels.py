@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.compiled import lean, njit
+from dse.compiled import inner, lean, njit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -1091,7 +1091,7 @@ class Choices(NamedTuple):
     hulls: Hulls
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def spread_lanes(i: int, o: int, used: Ints, many: Ints, c: Choices, m: Machine) -> bool:
     """The sets of lanes in use per dimension once option o of the i-th rank is taken: used [R + 1, ., D], none needing no fewer than another."""
     n, dims = 0, m.size.shape[0]
@@ -1122,7 +1122,7 @@ class Left(NamedTuple):
     cell: Ints
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def quotients(size: Ints) -> Left:
     """The cells of all that may be left: a dimension divided by whole numbers, in coarser steps where these are many."""
     dims, most, steps, many, cells = size.shape[0], 1, np.ones(size.shape[0], np.int64), np.zeros(size.shape[0], np.int64), CELLS + 1
@@ -1152,7 +1152,7 @@ def quotients(size: Ints) -> Left:
     return Left(lanes, cell)
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def least_inside(c: Choices, order: Ints, left: Left) -> Floats:
     """[R + 1, C, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if so many lanes are left to them."""
     ranks, dims = order.shape[0], left.lanes.shape[1]
@@ -1172,7 +1172,7 @@ def least_inside(c: Choices, order: Ints, left: Left) -> Floats:
     return found
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def least_later(c: Choices, order: Ints, caps: Ints) -> Floats:
     """[R + 1, J, Q]: at least what the i-th rank of an order and later ones bring to a quantity, if they share so many lanes (caps [J]) among them."""
     ranks = order.shape[0]
@@ -1188,7 +1188,7 @@ def least_later(c: Choices, order: Ints, caps: Ints) -> Floats:
     return found
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def least_around(earlier: Floats, later: Floats, caps: Ints) -> Floats:
     """[J, Q]: at least what two groups of ranks [J, Q] bring together."""
     found = np.full(later.shape, np.inf)
@@ -1206,7 +1206,7 @@ def fitting(lanes: int, caps: Ints) -> int:
     return int(np.searchsorted(caps, lanes))
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls:
     n, at, most = 0, 0, t.quantity.shape[0] * e.kind.shape[0]
     pairs, first, many = np.empty((most, 2), np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
@@ -1252,7 +1252,7 @@ def with_hulls(low: Floats, c: Choices, option: Ints, known: Bools, e: Einsum) -
             low[q] *= c.hulls.low[j, option[a] if a >= 0 and known[a] else option[b] if b >= 0 and known[b] else c.hulls.low.shape[1] - 1]
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
     """Options in a row with equally many lanes as one, and where each such group begins [G + 1]."""
     ranks, n = c.first.shape[0] - 1, 0
@@ -1302,7 +1302,7 @@ def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
     return Choices(first, alone, c.lanes[start[:n]], alive, ragged, way, ways, Hulls(c.hulls.pairs, begin, wide, value, low)), start[: n + 1]
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def usable(p: Pool, m: Machine) -> Bools:
     """[O]: whether the lanes of an option fit the machine, which may have fewer than the pool was made for."""
     found = np.zeros(p.way.shape[0], np.bool_)
@@ -1315,7 +1315,7 @@ def usable(p: Pool, m: Machine) -> Bools:
     return found
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def hopeful_options(c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, w: Work, best: Floats) -> None:
     """Options that cannot lead below the best, whatever lanes the other ranks have, are alive no more."""
     ranks, x = w.option.shape[0], scratch(t, w)
@@ -1343,7 +1343,7 @@ class Scratch(NamedTuple):
     at: Ints
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def scratch(t: Terms, w: Work) -> Scratch:
     parts, tensors = w.guess.shape[0], t.keeps.shape[0] - 1
     return Scratch(np.empty(t.quantity.shape[0]), np.zeros(w.option.shape[0], np.bool_), np.empty((t.keep.shape[0], parts)), np.empty((tensors + 1, parts)),
@@ -1361,7 +1361,7 @@ def may_beat(last: bool, c: Choices, t: Terms, e: Einsum, m: Machine, x: Scratch
     return held_somewhere(last, t, m, x.sums, x.rest, x.held, x.at, w, best)
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: Left, t: Terms, e: Einsum, m: Machine, rules: Rules, w: Work,
            best: Floats) -> tuple[Ints, Floats, Floats]:
     """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best, with the least figure [n, 3] that each may have: the
@@ -1422,7 +1422,7 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
     return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), limit if n == most else np.full(3, np.inf)
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Choices:
     """All options that fit the machine."""
     ranks, many_q, compute = w.option.shape[0], t.quantity.shape[0], int(m.position[m.room.shape[0]])
@@ -1498,7 +1498,7 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
     return float(bound[:n, 0].min()) if n > 0 else np.inf
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def follow(upto: float, chosen: Ints, bound: Floats, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work,
            outer: Work, seen: Seen, crowds: Crowds, best: Floats) -> int:
     """Follows those of the first n choices of lanes whose figure is no more than upto, lowest first; the others move to the front. Returns how many these are,
@@ -1582,7 +1582,7 @@ def lanes_fixed(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
             w.least[q] = value(q, w.largest, w.option, t, e, p, memo)
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def placements(t: Terms, sums: Floats, rest: Floats, m: Machine, w: Work, best: Floats) -> tuple[Ints, Floats]:
     """Which levels hold the tensors [n, X], numbers of `keep`, and the least figure [n, 3] of each that may beat the best."""
     tensors, size, n = t.keeps.shape[0] - 1, 64, 0
@@ -1596,13 +1596,13 @@ def placements(t: Terms, sums: Floats, rest: Floats, m: Machine, w: Work, best: 
     return chosen[:n], bound[:n]
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def by_bound(bound: Floats) -> Ints:
     later = np.argsort(bound[:, 1], kind="mergesort")
     return later[np.argsort(bound[later, 0], kind="mergesort")]
 
 
-@njit(cache=True, nogil=True)
+@inner()
 def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
              best: Floats) -> None:
     """All nests under the lanes of w.option that may beat the best."""
