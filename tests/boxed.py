@@ -4,12 +4,14 @@ dse/sim: it knows what docs/model.md says of them, and keeps boxes as sets of el
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from random import Random
 
 from dse.directives import Buffer, Held, Layer, Step
-from hw.arch import Arch
+from hw.arch import Arch, Fanout
 from tests.nests import random_arch, random_einsum
+from tests.rings import WALKED
 from workloads.einsum import Einsum
 
 
@@ -28,7 +30,7 @@ class Walked:
         self.stacks = [[step for step in b.steps if step.repl] for b in self.buffers]
         self.updates = [[step for step in reversed(b.steps) if not step.repl] for b in self.buffers]  # outermost first
         self.trips = [[self.iterations(v, step) for step in own] for v, own in enumerate(self.updates)]
-        self.total, self.each = Counter(), {}
+        self.total, self.each, self.hops = Counter(), {}, Counter()
         self.held, self.met = {}, {}
         self.joins = {name: (multicast, reduce) for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)}
         self.skips = {level.name for level in arch.levels if level.skip_first_read}
@@ -124,6 +126,7 @@ class Walked:
             for lanes, own in elements.items():
                 self.add(name, tensor, action, lanes, len(own))
             self.add_joint(outside, tensor, other, border, elements, v)
+            self.travel(v, outer, tensor, border, elements)
         if tensor == self.e.output.tensor:
             alike = {}
             for lanes, own in gone.items():
@@ -141,6 +144,34 @@ class Walked:
             asked.setdefault(alone, set()).update(own)
         for alone, own in asked.items():
             self.add(level, tensor, action, alone[:border], len(own))
+
+    def travel(self, v, outer, tensor, border, elements) -> None:
+        """Links of a mesh between two levels: of each element to, or from, all buffers that it comes to at once, from the corner or edge that is nearest."""
+        order = [level.name for level in self.arch.levels]
+        for f in self.arch.fanouts:
+            if not f.hop_pj or not order.index(self.buffers[outer].level) < f.outside <= order.index(self.buffers[v].level):
+                continue
+            names, output = [name for name, _ in f.dims], tensor == self.e.output.tensor
+            inner_first = [(w, i) for w in reversed(range(len(self.stacks))) for i in range(len(self.stacks[w]))]
+            (y0, rows), (x0, columns) = f.place or tuple((0, n) for _, n in f.dims)
+            sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.rim == "edge" or y in (0, rows - 1))]
+            asked = {}
+            for lanes, own in elements.items():
+                at, place, stride = {}, {names[0]: y0, names[1]: x0}, dict.fromkeys(names, 1)
+                flat = list(lanes)
+                for w in range(v + 1):
+                    for i in range(len(self.stacks[w])):
+                        at[w, i] = flat.pop(0)
+                for w, i in inner_first:
+                    step = self.stacks[w][i]
+                    if step.over in names and (w, i) in at:
+                        place[step.over] += stride[step.over] * at[w, i]
+                        stride[step.over] *= step.repl
+                lane = place[names[0]], place[names[1]]
+                alone = tuple(None if self.joins[name][output] else place[name] for name in names)
+                for element in own:
+                    asked.setdefault((lanes[:border], element, alone), set()).add(lane)
+            self.hops[f.name, tensor] += sum(min(WALKED[f.source](source, places) for source in sources) for places in asked.values())
 
     def add(self, level, tensor, action, lanes, n) -> None:
         self.total[level, tensor, action] += n
@@ -241,6 +272,7 @@ def random_directives(rng: Random) -> tuple[Layer, Einsum, Arch]:
     """Steps that mostly go through all of an einsum, tensors that are often larger than the steps: some are refused."""
     while True:
         e, arch = random_einsum(rng, KINDS), random_arch(rng)
+        arch = replace(arch, fanouts=tuple(meshed(f, rng) for f in arch.fanouts))
         buffers, places = [], 1
         tile = e.sizes()
         outer = {p.tensor: sized(p, tile) for p in e.tensors()}
@@ -251,6 +283,11 @@ def random_directives(rng: Random) -> tuple[Layer, Einsum, Arch]:
             lanes = {name: (rng.choice([*tile, ""]) if rng.random() < 0.8 else None) for name, _ in dims}
             for name, n in dims:
                 rank = lanes[name]
+                if n == 4 and rank and rng.random() < 0.4:
+                    other = rng.choice(sorted(tile))  # two stacks along one dimension
+                    if other != rank and other not in lanes.values():
+                        steps += turned(rng, e, tile, other, name, 2)
+                        lanes[f"{name}, further out"], n = other, 2
                 if rank == "" and rng.random() < 0.2:
                     steps.append(Step((), rng.randint(2, n), name))
                 elif rank and list(lanes.values()).count(rank) == 1:
@@ -273,6 +310,14 @@ def random_directives(rng: Random) -> tuple[Layer, Einsum, Arch]:
         layer = Layer(e.name, tuple(reversed(buffers)))
         if e.points() <= 400 and all(b.tensors for b in layer.buffers):
             return layer, e, arch
+
+
+def meshed(f: Fanout, rng: Random) -> Fanout:
+    """A fan-out of two dimensions as a part of a mesh."""
+    if len(f.dims) < 2:
+        return f
+    place = tuple((rng.randint(0, 2), n + rng.randint(2, 4)) for _, n in f.dims)
+    return replace(f, hop_pj=1.0, source=rng.choice(["same_level", "next_level"]), rim=rng.choice(["corners", "edge"]), place=place)
 
 
 def sized(p, tile):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dse.directives import overlap, parse, text, written
 from dse.nest import Loop
-from dse.sim import boxes
+from dse.sim import box_hops, boxes
 from dse.sim.counts import count, each
 from dse.sim.counts import footprints as held_by_nest
 from hw import machine
@@ -41,6 +41,13 @@ def unlike(seed: int) -> tuple[bool, bool, str]:
         first = (0,) * min(places[key[0]], len(lanes))
         if key[2] != "merge" and own[0] != seen.each[first][key]:
             return True, overlap(layer, e), f"seed {seed}: {key} of the first buffer {own[0]}, walked {seen.each[first][key]}\n{layer}"
+    for f in arch.fanouts:
+        try:
+            links = {p.tensor: box_hops.links(g, f, p, outer, v, arch) for p, outer, v in box_hops.crossing(g, f, arch)} if f.hop_pj else {}
+        except ValueError:  # compute takes some from outside, or two fan-outs are crossed at once
+            continue
+        if any(abs(n - seen.hops[f.name, tensor]) > 1e-9 for tensor, n in links.items()):
+            return True, overlap(layer, e), f"seed {seed}: {f} links {links}, walked {seen.hops}\n{layer}"
     missing = {key: n for key, n in seen.total.items() if n and key not in rows}
     same = parse(text([layer])) == [layer]
     return True, overlap(layer, e), "" if same and not missing and seen.homeless is None else f"seed {seed}: {missing} {seen.homeless}\n{layer}"

@@ -112,11 +112,11 @@ einsums:
 - {name: CONV, text: "T[N,K,Yo,Xo] += I[N,C,Yo+S,Xo+R] * W[K,C,R,S]", extents: {K: 48, C: 12, Yo: 15, Xo: 15, R: 5, S: 5}}
 - {name: DWCONV, text: "O[N,C,Yo,Xo] += T[N,C,Yo+S,Xo+R] * V[C,R,S]", extents: {C: 48, Yo: 12, Xo: 12, R: 4, S: 4}}
 """)
-    wide = ["--set", "array.x=15", "--set", "array.y=5", "--set", "nodes.hop_pj=0"]
+    wide = ["--set", "array.x=15", "--set", "array.y=5"]
     assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert "directives that are no nest" in found["certificate"] and [row["lanes"] for row in found["einsums"]] == [75 * 64, 48 * 192]
-    arch = machine.arch(override(machine.load("kapla_multi"), {"array.x": 15, "array.y": 5, "nodes.hop_pj": 0}))
+    arch = machine.arch(override(machine.load("kapla_multi"), {"array.x": 15, "array.y": 5}))
     priced = directed.priced(given_file, Workload("paper", (CONV, DEPTH)), arch)
     assert isinstance(priced, Solution) and priced.energy_pj == pytest.approx(found["energy_pj"], rel=1e-12)
     conv, depth = ({(row.level, row.tensor, row.action): row.elems for row in c.counts} for c in priced.einsums)
@@ -130,8 +130,9 @@ einsums:
     assert depth["GBUF", "T", "write"] == 128 * 48 * 15 * (9 + 9) and conv["MAC", "-", "compute"] == CONV.macs()
     assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide, "--format", "directives"]) == 0
     assert parse(capsys.readouterr().out) == parse(PAPER)
-    assert cli.main(["simulate", str(net), "kapla_multi", str(given_file), *wide[:4]]) == 2
-    assert "CONV: links of NODES are counted of nests only; --set nodes.hop_pj=0" in capsys.readouterr().err
+    hops = {(part.tensor, part.action): part.actions / 16 for part in priced.einsums[0].price.parts if part.level == "NODES"}
+    assert hops["I", "rotate"] == brought * 3 / 4 * (3 + 3) / 4  # down four nodes one by one and back
+    assert hops["T", "hop"] == 128 * 48 * 15 * 15 * (1.5 + sum(min(x, 15 - x) for x in range(16)) / 16)  # 4 rows by 16 columns, to the nearer corner
     assert cli.main(["map", str(net), "kapla_multi", "--schedule", str(given_file), *wide]) == 2
     assert "directives of CONV: tiles overlap, so it is no nest: dse simulate prices it" in capsys.readouterr().err
 
@@ -163,7 +164,7 @@ SHARED = """C:
 def test_what_nests_say_too_costs_the_same() -> None:
     """Energy by part, cycles and room by boxes and by the nest; with a tile that goes round four nodes."""
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 16, "n": 16, "k": 8}, "C")
-    arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.hop_pj": 0, "nodes.lane_pj": 0.3}))
+    arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.lane_pj": 0.3}))
     layer, problem = parse(SHARED)[0], Problem(arch, e, "energy")
     mine, theirs = directed.layer_cost(layer, problem), einsum_cost(problem, mapping_of(layer, e))
     assert isinstance(mine, EinsumCost) and isinstance(theirs, EinsumCost) and layer.buffers[1].tensors[1].shares == 4
@@ -172,10 +173,14 @@ def test_what_nests_say_too_costs_the_same() -> None:
     assert mine.latency_cycles == theirs.latency_cycles
     room = {(level, tensor): n for level, tensor, n in theirs.footprint}  # a nest holds a tile of C one column at a time
     assert {(level, tensor): n for level, tensor, n in mine.footprint} == room | {("REGF", "C"): 2}
-    rng, same = Random(5), 0
+    rng, same, meshes = Random(5), 0, 0
     while same < 60:
         e, arch, nest = raised_case(rng, ("gemm", "bmm", "add", "copy"))
         arch = replace(arch, overlap="free", fanouts=tuple(replace(f, ramp="", lane_pj=rng.random()) for f in arch.fanouts))
+        inside = {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == arch.levels[-1].name}
+        f = arch.fanouts[0] if len(arch.fanouts) == 1 else None
+        if f and len(f.dims) == 2 and f.outside < len(arch.levels) and inside == {p.tensor for p in e.tensors()}:
+            arch, meshes = replace(arch, fanouts=(replace(f, hop_pj=rng.random(), source=rng.choice(["next_level", "same_level"])),)), meshes + 1
         layer, problem, left = written(nest, e), Problem(arch, e, "energy"), e.sizes()
         trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
         if any(n == tile or n % tile for n, _, tile in trips) or (layer.buffers[0].level == "mac" and any(step.repl for step in layer.buffers[0].steps)):
@@ -184,6 +189,7 @@ def test_what_nests_say_too_costs_the_same() -> None:
         assert isinstance(mine, EinsumCost) and isinstance(theirs, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == pytest.approx((theirs.energy_pj, theirs.latency_cycles))
         same += 1
+    assert meshes > 5
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [

@@ -159,14 +159,14 @@ def _fits(g: Program, arch: Arch, where: str) -> None:
                 raise ValueError(f"{where}, {g.levels[v]}: tensor{{{g.e.output.tensor}}} overlaps along {index(d)}: one result would be added up in two places")
 
 
-def _moving(g: Program, p: Projection, d: Dim, v: int) -> list[Turn]:
+def moving(g: Program, p: Projection, d: Dim, v: int) -> list[Turn]:
     found = [turn for turn in g.turns if turn.level <= v and turn.by(d) and turn.trips > 1]
     if prod(turn.trips for turn in found) > MOST_PLACES:
         raise ValueError(f"directives of {g.e.name}, {g.levels[v]}: tensor{{{p.tensor}}} stands at more than {MOST_PLACES} places along {index(d)}")
     return found
 
 
-def _box(g: Program, p: Projection, d: Dim, v: int, turns: Sequence[Turn], at: Sequence[int]) -> tuple[int, int]:
+def box(g: Program, p: Projection, d: Dim, v: int, turns: Sequence[Turn], at: Sequence[int]) -> tuple[int, int]:
     """First place and the one behind the last; empty where they are not in order. turns, at: those that move the dimension, and their iterations."""
     low, high = 0, d.size
     for w in g.at(p):
@@ -178,8 +178,8 @@ def _box(g: Program, p: Projection, d: Dim, v: int, turns: Sequence[Turn], at: S
 
 def overlaps(g: Program, p: Projection, d: Dim, v: int) -> bool:
     """Whether two boxes of a tensor at a level, of any buffers and iterations, have places of a dimension in common."""
-    turns = _moving(g, p, d, v)
-    boxes = [_box(g, p, d, v, turns, at) for at in product(*(range(turn.trips) for turn in turns))]
+    turns = moving(g, p, d, v)
+    boxes = [box(g, p, d, v, turns, at) for at in product(*(range(turn.trips) for turn in turns))]
     return sum(max(high - low, 0) for low, high in boxes) != covered(boxes)
 
 
@@ -202,12 +202,7 @@ def brought(g: Program, p: Projection, v: int, ways: Ways) -> int:
 def _brought(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, ways: Ways) -> int:
     """Of all iterations in which update i goes on, those outside of it stay and those inside begin again; -1: of the first ones."""
     def steps(turn: Turn) -> list[tuple[int, int]]:
-        if turn.over:
-            return [(n, n) for n in (range(turn.trips) if ways(turn) < 0 else [ways(turn)])]
-        j = own.index(turn) if turn.level == v else -1
-        if turn.level < v or j < i:
-            return [(n, n) for n in range(turn.trips)]
-        return [(0, 0)] if i < 0 else [(n, n + 1) for n in range(turn.trips - 1)] if j == i else [(turn.trips - 1, 0)]
+        return [(ways(turn), ways(turn))] if turn.over and ways(turn) >= 0 else steps_of(turn, v, own, i)
 
     still = [turn for turn in g.turns if turn.level <= v and turn.trips > 1 and not any(turn.by(d) for d in p.dims)]
     times = prod(1 if turn.over and ways(turn) == TOGETHER else len(steps(turn)) for turn in still)
@@ -218,15 +213,23 @@ def _brought(g: Program, p: Projection, v: int, own: Sequence[Turn], i: int, way
     return times * (wanted if i < 0 else wanted - had)
 
 
+def steps_of(turn: Turn, v: int, own: Sequence[Turn], i: int) -> list[tuple[int, int]]:
+    """Iterations of a turn before and after update i of a level goes on; of a stack, its places."""
+    j = own.index(turn) if turn.level == v and not turn.over else -1
+    if turn.over or turn.level < v or j < i:
+        return [(n, n) for n in range(turn.trips)]
+    return [(0, 0)] if i < 0 else [(n, n + 1) for n in range(turn.trips - 1)] if j == i else [(turn.trips - 1, 0)]
+
+
 def _places_of(g: Program, p: Projection, d: Dim, v: int, steps: Callable[[Turn], list[tuple[int, int]]], ways: Ways) -> tuple[int, int]:
     """Places of a dimension in the boxes after a step, and those of them that were there before wherever they are now."""
-    turns = _moving(g, p, d, v)
+    turns = moving(g, p, d, v)
     alone, joint = ([turn for turn in turns if bool(turn.over and ways(turn) == TOGETHER) == both] for both in (False, True))
     order, total, kept = [*alone, *joint], 0, 0
     for outer in product(*map(steps, alone)):
         after, fresh = [], []
         for inner in product(*map(steps, joint)):
-            (low, high), (was, end) = (_box(g, p, d, v, order, [pair[way] for pair in (*outer, *inner)]) for way in (1, 0))
+            (low, high), (was, end) = (box(g, p, d, v, order, [pair[way] for pair in (*outer, *inner)]) for way in (1, 0))
             after.append((low, high))
             fresh += [(low, min(high, was)), (max(low, end), high)] if was < end else [(low, high)]
         now = covered(after)
@@ -239,11 +242,11 @@ def first_met(g: Program, p: Projection, v: int, ways: Ways) -> int:
     still = [turn for turn in g.turns if turn.level <= v and turn.over and not any(turn.by(d) for d in p.dims)]
     found = prod(turn.trips for turn in still if ways(turn) == ALL)
     for d in p.dims:
-        turns = _moving(g, p, d, v)
+        turns = moving(g, p, d, v)
         apart = [turn for turn in turns if turn.over and ways(turn) == ALL]
         others = [turn for turn in turns if turn not in apart]
         spans = [[ways(turn)] if turn.over and ways(turn) >= 0 else range(turn.trips) for turn in others]
-        found *= sum(covered([_box(g, p, d, v, [*apart, *others], [*outer, *inner]) for inner in product(*spans)])
+        found *= sum(covered([box(g, p, d, v, [*apart, *others], [*outer, *inner]) for inner in product(*spans)])
                      for outer in product(*(range(turn.trips) for turn in apart)))
     return found
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from dse import directives, nest
 from dse.directives import HEAD, WHOLE, Held, Layer, Unnested
 from dse.nest import OUTSIDE, Infeasible
-from dse.sim import boxes, cost, counts, sharing
-from dse.sim.boxes import ALL, Program
+from dse.sim import box_hops, boxes, cost, counts, sharing
+from dse.sim.boxes import ALL, Program, Turn
 from dse.sim.counts import Elems, Key
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, in_turn
 from dse.sim.parts import bits_of
@@ -24,10 +24,11 @@ SAID = f"{OUTSIDE}: directives whose tiles overlap"
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Buffers that share out a tile: how many, and how often it goes round per fill (dse/sim/sharing.py). words: that buffers take from the next one."""
+    """Buffers along some stacks that share out a tile (dse/sim/sharing.py): how many, and words that each takes from the next one, of all."""
 
     level: int
     tensor: Projection
+    stacks: tuple[Turn, ...]
     lanes: int
     words: float
 
@@ -78,8 +79,6 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     if arch.described() or any(f.ramp for f in arch.fanouts):
         what = "lines, rows or banks" if arch.described() else "the ramp of a systolic array"
         raise ValueError(f'{where}: {what} of {arch.name} are counted of nests only; "{WHOLE}" prices tiles as a nest brings them in')
-    if mesh := [f for f in arch.fanouts if f.hop_pj and prod(n for _, n in f.dims) > 1]:
-        raise ValueError(f"{where}: links of {mesh[0].name} are counted of nests only; --set {mesh[0].name.lower()}.hop_pj=0 leaves them out")
     g = boxes.program(layer, e, arch)
     if full := _overfull(g, arch):
         return full
@@ -92,10 +91,12 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     found = counts.busiest(rows, e, arch)
     p = cost.price(nest.Mapping(()), found, e, arch)
     lanes = [cost.Part(f.name, tensor, action, bits, bits * f.lane_pj) for f in arch.fanouts if f.lane_pj for tensor, action, bits in _bus(g, f, rings, arch)]
+    lanes += [cost.Part(f.name, tensor, action, bits, bits * f.hop_pj) for f in arch.fanouts if f.hop_pj for tensor, action, bits in _hops(g, f, rings, arch)]
     energy = p.energy_pj + sum(part.energy_pj for part in lanes)
     p = replace(p, energy_pj=energy, parts=(*p.parts, *lanes))
     mapping, key = nest.Mapping((), f"{SAID}\n{layer}"), canonical_key(e)
-    number = nest.mapping_key(f"{key} {arch.word_bits} {[(f.name, f.dims, f.multicast, f.reduce, f.lane_pj) for f in arch.fanouts]}", mapping)
+    nets = [(f.name, f.dims, f.multicast, f.reduce, f.lane_pj, f.hop_pj, f.rim, f.source, f.place) for f in arch.fanouts]
+    number = nest.mapping_key(f"{key} {arch.word_bits} {nets}", mapping)
     return EinsumCost(e.name, key, 1, mapping, number, found, tuple((row.level, row.tensor, row.elems) for row in held), energy, p.latency_cycles, p.bound_by,
                       0.0, 0.0, p)
 
@@ -118,7 +119,8 @@ def _ring(g: Program, v: int, one: Held, arch: Arch) -> Ring:
     where = f"directives of {g.e.name}, {g.levels[v]}: tensor{{{one.tensor}}} shared by {one.shares} buffers: "
     p = next(p for p in g.e.tensors() if p.tensor == one.tensor)
     f = next((f for f in arch.fanouts if set(one.over) <= {name for name, _ in f.dims}), None)
-    lanes = prod(turn.trips for turn in g.turns if turn.level == v and turn.over in one.over and turn.rank not in p.ranks())
+    stacks = tuple(turn for turn in g.turns if turn.level == v and turn.over in one.over and turn.rank not in p.ranks())
+    lanes = prod(turn.trips for turn in stacks)
     if p is g.e.output or f is None or not all(dict(zip((name for name, _ in f.dims), f.multicast, strict=True))[dim] for dim in one.over):
         raise ValueError(f"{where}it must be an input, and {' '.join(one.over)} dimensions of one fan-out that multicasts")
     if lanes != one.shares:
@@ -135,7 +137,7 @@ def _ring(g: Program, v: int, one: Held, arch: Arch) -> Ring:
     if any(rank in q.partial() for q in g.e.tensors()) or any(boxes.overlaps(g, q, d, w) for q, d, w in held if w == v or rank in d.ranks()):
         raise ValueError(f"{where}tiles that overlap there, or along {rank}, cannot go round; hold them whole")
     words = prod(turn.trips for turn in inside[:at]) * (lanes - 1) / lanes * boxes.brought(g, p, v, lambda _: ALL)
-    return Ring(v, p, lanes, words)
+    return Ring(v, p, stacks, lanes, words)
 
 
 def _turned(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
@@ -145,6 +147,16 @@ def _turned(rows: dict[Key, Elems], ring: Ring, g: Program) -> None:
     for action, share in (("read", 1), ("write", ring.lanes)):
         total, own = rows.get((level, tensor, action), (0, [0.0] * len(next(iter(rows.values()))[1])))
         rows[level, tensor, action] = total / share + ring.words, [n / share + ring.words / buffers for n in own]
+
+
+def _hops(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
+    """Bits times links of a mesh."""
+    bits = bits_of(g.e, arch)
+    for p, outer, v in box_hops.crossing(g, f, arch):
+        ring = next((ring for ring in rings if ring.level == v and ring.tensor is p), None)
+        yield p.tensor, "hop", bits[p.tensor] * box_hops.links(g, f, p, outer, v, arch, ring.stacks if ring else ())
+        if ring:
+            yield p.tensor, "rotate", bits[p.tensor] * ring.words * box_hops.turned(box_hops.mesh(g, f, ring.stacks))
 
 
 def _bus(g: Program, f: Fanout, rings: list[Ring], arch: Arch) -> Iterator[tuple[str, str, float]]:
