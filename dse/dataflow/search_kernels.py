@@ -230,7 +230,7 @@ class Work(NamedTuple):
     best_at: Ints
 
 
-@lean
+@njit(cache=True, nogil=True, _nrt=False)
 def below(a: Floats, b: Floats) -> bool:
     """Whether cost a [3] is lower than b: the first of its numbers that differ by more than rounding."""
     for i in range(3):
@@ -1122,7 +1122,7 @@ class Left(NamedTuple):
     cell: Ints
 
 
-@inner()
+@njit(cache=True, nogil=True)
 def quotients(size: Ints) -> Left:
     """The cells of all that may be left: a dimension divided by whole numbers, in coarser steps where these are many."""
     dims, most, steps, many, cells = size.shape[0], 1, np.ones(size.shape[0], np.int64), np.zeros(size.shape[0], np.int64), CELLS + 1
