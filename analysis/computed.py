@@ -18,6 +18,7 @@ import pyarrow as pa
 
 VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")  # of einsums in turn computed, else stored
 PACKED = "chosen"  # the table that choices are stored in
+ONLY = "SEMI JOIN internal.asked USING (machine)"
 WHOLE = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")
 
 
@@ -40,12 +41,13 @@ def register(con: duckdb.DuckDBPyConnection, computed: Computed) -> None:
 def views(con: duckdb.DuckDBPyConnection) -> None:
     """Over what is stored of choices (internal.stored_chosen) and machines."""
     keys = [name for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall() if name.startswith("mapping_")]
-    _source(con, "")
     con.execute(_sql("computed").replace("[places]", str(list(range(1, len(keys) + 1)))))
 
 
-def _source(con: duckdb.DuckDBPyConnection, only: str) -> None:
-    """What the views take machines and choices from."""
+def source(con: duckdb.DuckDBPyConnection, only: str = "") -> None:
+    """What the views take machines, points and choices from, where any are computed. only: a join that leaves machines out."""
+    if con.execute("SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'uniques'").fetchall() == [(0,)]:
+        return
     keys = [name for (name, *_) in con.execute(f"DESCRIBE internal.stored_{PACKED}").fetchall() if name.startswith("mapping_")]
     con.execute(_sql("packed").replace("[keys]", f"[{', '.join(keys)}]").replace("[only]", only))
 
@@ -66,8 +68,21 @@ def narrowed(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
         yield text
         return
     try:
-        _source(con, "SEMI JOIN internal.asked USING (machine)")
+        source(con, ONLY)
         yield found
+    finally:
+        widened(con)
+
+
+@contextmanager
+def only(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
+    """Meanwhile the views hold only these machines, and internal.asked the rows given."""
+    con.register("machines_of_a_front", machines)
+    con.execute("CREATE OR REPLACE TABLE internal.asked AS FROM machines_of_a_front")
+    con.unregister("machines_of_a_front")
+    try:
+        source(con, ONLY)
+        yield
     finally:
         widened(con)
 
@@ -75,7 +90,7 @@ def narrowed(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
 def widened(con: duckdb.DuckDBPyConnection) -> None:
     """All machines again, also after an interrupt that came between."""
     if con.execute("SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'").fetchall() != [(0,)]:
-        _source(con, "")
+        source(con)
         con.execute("DROP TABLE internal.asked")
 
 

@@ -2,6 +2,7 @@
 
 Views follow a run that goes on: each query looks at the manifest again, and no part is read that is not what was committed (dse/folder.py). The gate reads
 the syntax tree: a statement names views and harmless table functions only; what it could still reach is the folder's parts and an empty one of its own.
+Longer than 400 lines: what a statement may reach is seen in one place.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -112,21 +114,33 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
 
     Raises QueryError in one line for anything else, for a statement that DuckDB refuses, and for one that takes too long; Damaged for the folder.
     """
-    try:
+    with _told():
         text.encode()  # what the command line could not decode stands for no character
         computed.widened(con)
         refresh(con)
         _gate(con, text)
-        for attempt in range(TRIES):
-            try:
-                return _answer(con, text, seconds)
-            except (duckdb.IOException, OSError):
-                if attempt == TRIES - 1:
-                    raise
-                con.execute("UPDATE internal.run SET generation = -1")
-                refresh(con)
+        return _tried(con, text, seconds)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Whatever refuses a statement, as one line."""
+    try:
+        yield
     except (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError) as error:
         raise QueryError(_line(error)) from None
+
+
+def _tried(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
+    """The answer, also where compaction takes a part away meanwhile."""
+    for attempt in range(TRIES):
+        try:
+            return _answer(con, text, seconds)
+        except (duckdb.IOException, OSError):
+            if attempt == TRIES - 1:
+                raise
+            con.execute("UPDATE internal.run SET generation = -1")
+            refresh(con)
     raise AssertionError("every attempt returns or raises")
 
 
@@ -162,8 +176,12 @@ def front(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], where: str 
     equal = ", ".join([*groups, *map(_quoted, names)])
     alike = f", count(*) OVER (PARTITION BY {equal}) AS alike" if distinct else ""
     once = f" QUALIFY row_number() OVER (PARTITION BY {equal} ORDER BY machine, schedule) = 1" if distinct else ""
-    fronts = f"pareto({_literal(rows)}, [{', '.join(map(_literal, objectives))}], grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
-    return query(con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {fronts}{once} ORDER BY {', '.join([*groups, *order, 'machine', 'schedule'])}", seconds)
+    fronts = f"pareto('compared', [{', '.join(map(_literal, objectives))}], grp := [{', '.join(map(_literal, by))}]::VARCHAR[])"
+    ordered = ", ".join([*groups, *order, "machine", "schedule"])
+    best = query(con, f"WITH compared AS MATERIALIZED (SELECT {first} FROM {rows}) SELECT machine, schedule FROM {fronts}", seconds)
+    with _told(), computed.only(con, best):  # all else of them alone
+        chosen = f"designs SEMI JOIN internal.asked USING (machine, schedule){once}"
+        return _tried(con, f"SELECT {first}{alike}, * EXCLUDE ({first}) FROM {chosen} ORDER BY {ordered}", seconds)
 
 
 def column_of(objective: str) -> str:
@@ -236,14 +254,18 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         once = "SELECT DISTINCT * FROM ({})" if table in ONCE else "{}"
         name = f"internal.stored_{table}" if table in (*computed.VIEWS, "points", computed.PACKED) else _quoted(table)
         con.execute(f"CREATE OR REPLACE VIEW {name} AS {once.format(' UNION ALL BY NAME '.join(sources))}")
+    asks = asks and {computed.PACKED, "points", "machines", "einsums"} <= there.keys()
+    if asks:
+        computed.source(con)
     if {"points", "machines"} <= there.keys():
         points = computed.points(con)
         own = [f"m.{_quoted(name)}" for name in _columns(con, "machines") if name not in points]
         for view, columns in (("points", [*points.values()]), ("designs", [*points.values(), *own])):
-            con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(columns)} FROM internal.stored_points p JOIN main.machines m USING (machine)")
+            rows = f"internal.{'point_rows' if asks else 'stored_points'}"
+            con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT {', '.join(columns)} FROM {rows} p JOIN main.machines m USING (machine)")
     elif "points" in there:
         con.execute("CREATE OR REPLACE VIEW points AS FROM internal.stored_points")
-    if asks and computed.PACKED in there:
+    if asks:
         computed.views(con)
     for table in computed.VIEWS if not asks else ():
         if table in there:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +80,7 @@ class Cell(NamedTuple):
 @dataclass(slots=True)
 class Asked:
     """A run's folder and study, and what of it is decoded. groups: different einsums by workload; machines: each with the number of its kind, which equal nests
-    are costed together on; nests: by mapping key."""
+    are costed together on; nests: by mapping key. lock: DuckDB asks from several threads."""
 
     root: Path
     study: Study
@@ -87,6 +88,7 @@ class Asked:
     machines: dict[int, tuple[Arch, int] | None] = field(default_factory=dict)
     kinds: dict[Arch, int] = field(default_factory=dict)
     nests: dict[str, str] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         named = zip(self.study.workloads, studies.workloads_of(self.study), strict=True)
@@ -172,13 +174,13 @@ def _machine(asked: Asked, number: int) -> tuple[Arch, int]:
 
 def _built(asked: Asked, number: int) -> tuple[Arch, int] | None:
     """A machine and its kind; None: there is none, or it cannot be built."""
-    if number not in asked.machines:
-        if len(asked.machines) >= MOST:
-            asked.machines.clear()
-            asked.kinds.clear()
-        arch = decode(asked.study.space, number) if 0 <= number < asked.study.space.size else None
-        asked.machines[number] = (arch, asked.kinds.setdefault(_alike(arch), len(asked.kinds))) if isinstance(arch, Arch) else None
-    return asked.machines[number]
+    with asked.lock:
+        if number not in asked.machines:
+            if len(asked.machines) >= MOST:
+                asked.machines.clear()
+            arch = decode(asked.study.space, number) if 0 <= number < asked.study.space.size else None
+            asked.machines[number] = (arch, asked.kinds.setdefault(_alike(arch), len(asked.kinds))) if isinstance(arch, Arch) else None
+        return asked.machines[number]
 
 
 def _alike(arch: Arch) -> Arch:
@@ -199,23 +201,27 @@ def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
     return replace(wide, fanouts=tuple(replace(f, dims=dims(at)) for at, f in enumerate(wide.fanouts)))
 
 
-def _cells(asked: Asked, rows: Sequence[Chosen]) -> Iterator[Cell]:
-    """All choices of the rows, equal ones together."""
-    _learn(asked, {key for row in rows for key in row.keys})
+def _equal(asked: Asked, rows: Sequence[Chosen]) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
+    """Equal choices of all rows: which rows, the place of the einsum, its mapping's key and nest, the machines."""
+    nests = _learnt(asked, {key for row in rows for key in row.keys})
     cells: dict[tuple[str, int, str, int], list[int]] = {}
     for i, row in enumerate(rows):
         kind = _machine(asked, row.machine)[1]
         for place, key in enumerate(row.keys):
             cells.setdefault((row.workload, place, key, kind), []).append(i)
-    for (workload, place, key, _), own in cells.items():
-        e, nest = asked.groups[workload][place].einsum, parse(asked.nests[key])
-        arches = [_machine(asked, rows[i].machine)[0] for i in own]
+    for (_, place, key, _), own in cells.items():
+        yield own, place, key, parse(nests[key]), [_machine(asked, rows[i].machine)[0] for i in own]
+
+
+def _cells(asked: Asked, rows: Sequence[Chosen]) -> Iterator[Cell]:
+    """All choices of the rows, equal ones together."""
+    for own, place, key, nest, arches in _equal(asked, rows):
+        e, alone = asked.groups[rows[own[0]].workload][place].einsum, len(own) == 1 or arches[0].felt()
         problem = Problem(arches[0], e, asked.study.solver.objective)
-        found = einsum_cost(problem, nest) if arches[0].felt() or len(own) == 1 else _uncosted(problem, nest)
+        found = einsum_cost(problem, nest) if alone else _uncosted(problem, nest)
         if isinstance(found, Infeasible) or found.mapping_key != key:
             raise ValueError(f"{asked.root}: machine {rows[own[0]].machine}: mapping {key} is none of {e.name} there, or does not fit")
-        price = found.price if len(own) == 1 or arches[0].felt() else cost.price(nest, found.counts, e, _sizes(together(arches), arches))
-        yield Cell(own, place, nest, found, price)
+        yield Cell(own, place, nest, found, found.price if alone else cost.price(nest, found.counts, e, _sizes(together(arches), arches)))
 
 
 def _uncosted(problem: Problem, nest: Nest) -> EinsumCost:
@@ -224,10 +230,16 @@ def _uncosted(problem: Problem, nest: Nest) -> EinsumCost:
     return EinsumCost(e.name, canonical_key(e), 1, nest, key_of(problem, nest), count(nest, e, problem.arch), (), 0.0, 0.0, "", 0.0, 0.0, nothing)
 
 
+def _learnt(asked: Asked, keys: Collection[str]) -> dict[str, str]:
+    """Nests by key, read from the row groups of mappings that may have them. Raises ValueError."""
+    with asked.lock:
+        if len(asked.nests) > MOST:
+            asked.nests.clear()
+        _learn(asked, keys)
+        return {key: asked.nests[key] for key in keys}
+
+
 def _learn(asked: Asked, keys: Collection[str]) -> None:
-    """Reads nests, of the row groups of mappings that may have them. Raises ValueError."""
-    if len(asked.nests) > MOST:
-        asked.nests.clear()
     wanted = sorted(set(keys) - asked.nests.keys())
     if wanted:
         manifest, wrong = folder.sound(asked.root)
@@ -266,8 +278,11 @@ def _cycles(asked: Asked, machines: Any, workloads: Any, keys: Any) -> pa.Array:
         return pa.array([[c.latency_cycles for c in found.einsums] for found in solutions(asked, rows)], pa.list_(pa.float64()))
     ends = np.cumsum([0, *(len(row.keys) for row in rows)])
     flat = np.empty(ends[-1])
-    for cell in _cells(asked, rows):
-        flat[ends[cell.rows] + cell.place] = cell.price.latency_cycles
+    for own, place, _, nest, arches in _equal(asked, rows):
+        e, felt = asked.groups[rows[own[0]].workload][place].einsum, arches[0].felt()
+        one = einsum_cost(Problem(arches[0], e, asked.study.solver.objective), nest) if felt else count(nest, e, arches[0])
+        flat[ends[own] + place] = one.latency_cycles if isinstance(one, EinsumCost) else np.nan if isinstance(one, Infeasible) else cost.taken(
+            *cost.ports(nest, one, e, _sizes(together(arches), arches) if len(own) > 1 else arches[0]))
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat))
 
 

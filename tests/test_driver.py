@@ -59,7 +59,7 @@ def rows(out: Path) -> Rows:
     """All published rows but events, sorted; fails on a key that stands twice (mappings and counts may repeat equal rows)."""
     listed = json.loads((out / "manifest.json").read_text())["parts"]
     found: Rows = {}
-    for table in record.TABLES:
+    for table in record.STORED:
         if table == "events" or not listed.get(table):
             continue
         whole = pa.concat_tables([pq.read_table(out / path) for path in listed[table]])

@@ -41,16 +41,16 @@ FROM (SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, k
 -- Actions and energy per point, einsum, level, tensor and action, of all runs of the einsum. Leakage of a level (action leak) is billed over the cycles of the
 -- einsum; of stages of a pipeline over those of their segment, which stands for the einsum, and back to back where the segment is the whole schedule.
 CREATE OR REPLACE VIEW internal.priced AS
-SELECT machine, schedule, workload, einsum, kind, count, mapping_key, levels
+SELECT machine, schedule, workload, einsum, kind, count, mapping_key, unnest(levels) AS p
 FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(keys) AS mapping_key, levels
       FROM (SELECT *, levels_of(machine) AS levels FROM internal.packed))
 JOIN internal.uniques USING (workload, place)
 UNION ALL
-SELECT machine, schedule, workload, einsum, kind, count, mapping_key, levels_of(machine) AS levels FROM internal.whole;
+SELECT machine, schedule, workload, einsum, kind, count, mapping_key, unnest(levels_of(machine)) AS p FROM internal.whole;
 
 CREATE OR REPLACE VIEW internal.moved AS
-SELECT e.*, c.level, c.tensor, c.action, c.elems, c.bits, list_filter(e.levels, lambda one: one.level = c.level)[1] AS p
-FROM internal.priced e JOIN main.counts c USING (mapping_key)
+SELECT e.*, c.level, c.tensor, c.action, c.elems, c.bits
+FROM internal.priced e JOIN main.counts c ON (c.mapping_key = e.mapping_key AND c.level = e.p.level)
 WHERE c.action <> 'enter';
 
 CREATE OR REPLACE VIEW internal.timed AS

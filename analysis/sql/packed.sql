@@ -4,6 +4,9 @@ SELECT machine, schedule, workload, [keys] AS keys, coalesce(space, '') AS space
     coalesce(spaces, []) AS spaces
 FROM internal.stored_chosen [only];
 
+CREATE OR REPLACE VIEW internal.point_rows AS
+FROM internal.stored_points [only];
+
 -- Machines that can be built and were not pruned before.
 CREATE OR REPLACE VIEW internal.built AS
 SELECT machine FROM main.machines [only] WHERE status IN ('ok', 'infeasible') AND area_mm2 IS NOT NULL;
