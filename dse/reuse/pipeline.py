@@ -82,9 +82,10 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
         return _whole(g, [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else [], made)
     floors, before = _floors(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
-    for r in sorted(floors[1], key=lambda r: low[0][r.first] + floors[1][r][0] + low[1][r.last + 1]):
-        through = low[0][r.first] + floors[1][r][0] + low[1][r.last + 1]
-        if through == inf or (plain and through >= _cheapest_chain(g, alone, made)):
+    through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
+    ends = {(r.first, r.last): min(one for s, one in through.items() if (s.first, s.last) == (r.first, r.last)) for r in through}
+    for r in sorted(through, key=lambda r: (ends[r.first, r.last], r.tile > 0, through[r])):  # of einsums whose chain may be cheapest, all at once first
+        if through[r] == inf or (plain and through[r] >= _cheapest_chain(g, alone, made)):
             continue
         if g.nodes.searches > before + BUDGET and likeness(g, r) not in g.solved:
             g.undone += 1
