@@ -50,8 +50,11 @@ def test_no_mapping_costs_less(seed: int) -> None:
 
 
 def test_fetches_of_registers_are_those_of_the_best_boxes() -> None:
-    """31 registers hold 5 x 5 results, 5 weights and a word of the image: each word of an input serves 5 operations, a result leaves after 1,000. 30 do not."""
+    """31 registers hold 5 x 5 results, 5 weights and a word of the image: each word of an input serves 5 operations, a result leaves after 1,000. 30 do not.
+    Of a buffer's words four lanes ask for half as many, each input's by two of them."""
     r = roles(einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 50, "n": 50, "k": 1000}, "e"))
     assert r is not None
     assert isclose(filled_pj(r, 31, (1.0, 1.0, 1.0)), 2 / 5 + 1 / 1000)
     assert isclose(filled_pj(r, 30, (1.0, 1.0, 1.0)), 1 / 4 + 1 / 6 + 1 / 1000)
+    one, four = (filled_pj(r, 31, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), lanes) for lanes in (1, 4))
+    assert 0.35 < one <= 2 / 5 + 1 / 1000 and 0.4 < four / one < 0.6

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations
-from math import inf, prod
+from math import inf, prod, sqrt
 
 from dse.sim import bounds
 from dse.sim.parts import op_pj
@@ -74,8 +74,12 @@ def roles(e: Einsum) -> Roles | None:
 
 
 @lru_cache(maxsize=1 << 12)
-def filled_pj(r: Roles, room: int, pj: tuple[float, float, float]) -> float:
-    """Of one operation: what image, weights and result cost at least to come to registers of so many words, or to leave them. pj: of a word of each."""
+def filled_pj(r: Roles, room: int, pj: tuple[float, float, float], buffer: tuple[float, float, float] = (0.0, 0.0, 0.0), lanes: int = 1) -> float:
+    """Of one operation: what image, weights and result cost at least to come to registers of so many words, or to leave them. pj: of a word of each.
+
+    buffer: of a word of each there, which s_t of the lanes of an array share. They share a word of t along ranks that t does not have, and no rank is missed by
+    two tensors, so any of the s_t are no more than the lanes when multiplied: a_1 / s_1 + a_2 / s_2 >= 2 (a_1 a_2 / lanes)^(1/2), of all three 3 ( )^(1/3).
+    """
     def words(tensor: int, x: int, y: int) -> int:  # a window's tile has at least as many as the larger one of its two ranks
         return -(-x * y // min(x, y, r.slid)) if tensor == IMAGE else x * y
 
@@ -89,7 +93,7 @@ def filled_pj(r: Roles, room: int, pj: tuple[float, float, float]) -> float:
             for y in range(1, min(r.sizes[b], room) + 1):
                 outer = [r.sizes[kind] if kind == c else x if kind == a else y for kind in range(3)]
                 left = room - words(third, x, y)
-                cost = pj[third] / (r.sizes[c] * shared(third, [*r.sizes], room))
+                outward = 1 / (r.sizes[c] * shared(third, [*r.sizes], room))
                 if left < 2:
                     break
                 for u in range(1, min(x, left) + 1):
@@ -98,8 +102,10 @@ def filled_pj(r: Roles, room: int, pj: tuple[float, float, float]) -> float:
                         if rest < 1:
                             break
                         middle = [v if kind == c else u if kind == a else y for kind in range(3)]
-                        inner = pj[second] / (y * shared(second, outer, left)) + pj[first] / (u * shared(first, middle, rest))
-                        best = min(best, cost + inner)
+                        inner, inmost = 1 / (y * shared(second, outer, left)), 1 / (u * shared(first, middle, rest))
+                        p, q, s = buffer[third] * outward, buffer[second] * inner, buffer[first] * inmost
+                        taken = max(3 * (p * q * s / lanes) ** (1 / 3), 2 * sqrt(max(p * q, p * s, q * s) / lanes))
+                        best = min(best, pj[third] * outward + pj[second] * inner + pj[first] * inmost + taken)
     return best
 
 
@@ -133,15 +139,15 @@ def _in_lanes(e: Einsum, arch: Arch) -> float:
     r, inner = roles(e), arch.levels[-1]
     if r is None or len(arch.levels) != 3 or inner.capacity_bits is None or bounds.needs(e).share < 1 or any(p.format != "dense" for p in e.tensors()):
         return 0.0
-    between = [f for f in arch.fanouts if f.outside == 2]
-    at_once = prod(size for f in between for (_, size), shared in zip(f.dims, f.multicast, strict=True) if shared)
+    between, level = [f for f in arch.fanouts if f.outside == 2], arch.levels[1]
+    at_once = prod(size for f in between for _, size in f.dims)
     bits = [p.bits or arch.word_bits for p in e.tensors()]
     lane = [sum(f.lane_pj for f in between) * b for b in bits]
     use = [b / inner.width_bits * (inner.read_pj + (inner.write_pj if p is e.output else 0.0)) for p, b in zip(e.tensors(), bits, strict=True)]
-    buffer = arch.levels[1].read_pj / arch.levels[1].width_bits / at_once
-    fill = [a + b * (inner.write_pj / inner.width_bits + buffer) for a, b in zip(lane[:2], bits, strict=False)]
+    fill = [a + b * inner.write_pj / inner.width_bits for a, b in zip(lane[:2], bits, strict=False)]
     order = (1, 0) if any(len(d.terms) > 1 for d in e.inputs[1].dims) else (0, 1)
-    filled = filled_pj(r, inner.capacity_bits // min(bits), (fill[order[0]], fill[order[1]], lane[2]))
+    buffer = [b * (level.write_pj if p is e.output else level.read_pj) / level.width_bits * (not level.bypass) for p, b in zip(e.tensors(), bits, strict=True)]
+    filled = filled_pj(r, inner.capacity_bits // min(bits), (fill[order[0]], fill[order[1]], lane[2]), (buffer[order[0]], buffer[order[1]], buffer[2]), at_once)
     past = sum(map(min, use, lane)) + max(0.0, min(b - a for a, b in zip(use, lane, strict=True)))  # one of them at least not in registers
     return e.points() * min(sum(use) + filled, past)
 
@@ -158,5 +164,5 @@ def _in_buffers(e: Einsum, arch: Arch, handed: Collection[str], pinned: Collecti
         if not written and p.tensor not in pinned:
             total += words * bits * (level.write_pj / level.width_bits + (p.tensor in handed) * (level.read_pj / level.width_bits + hop))
         elif written:
-            total += words * bits * (level.write_pj + (not hands) * level.read_pj) / level.width_bits
+            total += words * bits * (not hands) * level.read_pj / level.width_bits  # lanes write it there: `_in_lanes`
     return total

@@ -82,9 +82,10 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
         return _whole(g, [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else [], made)
     floors, before = _floors(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
-    for r in sorted(floors[1], key=lambda r: low[0][r.first] + floors[1][r][0] + low[1][r.last + 1]):
-        through = low[0][r.first] + floors[1][r][0] + low[1][r.last + 1]
-        if through == inf or (plain and through >= _cheapest_chain(g, alone, made)):
+    through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
+    ends = {(r.first, r.last): min(one for s, one in through.items() if (s.first, s.last) == (r.first, r.last)) for r in through}
+    for r in sorted(through, key=lambda r: (ends[r.first, r.last], r.tile > 0, through[r])):  # of einsums whose chain may be cheapest, all at once first
+        if through[r] == inf or (plain and through[r] >= _cheapest_chain(g, alone, made)):
             continue
         if g.nodes.searches > before + BUDGET and likeness(g, r) not in g.solved:
             g.undone += 1
@@ -130,26 +131,33 @@ def _alone(g: Found, e: Einsum) -> Option | None:
     cycles = np.maximum(own.cycles, time_of([least(e, g.arch, pinned=around.pinned)], g.arch))
     floors = [figure(g.objective, energy + leak * slow, slow) for energy, slow in zip(own.energy.tolist(), cycles.tolist(), strict=True)]
     found: list[Stage] = []
+    bar = inf
     for at in sorted((i for i, energy in enumerate(own.energy) if energy < inf), key=lambda i: floors[i])[:FEW]:
-        if found and floors[at] >= ROUGHLY * min(_rough(g, [one], 1) for one in found):
+        if floors[at] >= ROUGHLY * bar:
             break
-        found += _asked(g, e, own.tile(at, e), around)
-    best: Option | None = None
-    for stage in sorted(found, key=lambda one: _rough(g, [one], 1))[:CLOSER]:
-        for shape in stage.shapes[:2]:
+        found += _asked(g, e, own.tile(at, e), around, bar)
+        bar = min([bar, *(_rough(g, [one], 1) for one in found)])
+    found.sort(key=lambda one: _rough(g, [one], 1))
+    priced = [(one, stage) for stage in found[:TRIED] if (one := by_itself(g, e, stage, stage.shapes[0]))]
+    priced.sort(key=lambda pair: value(g, pair[0]))
+    best = priced[0][0] if priced else None
+    for _, stage in priced[:2]:
+        for shape in stage.shapes[1:CLOSER]:
             best = _better(g, best, by_itself(g, e, stage, shape))
     return best
 
 
-def _asked(g: Found, e: Einsum, tile: dict[str, int], around: Around) -> list[Stage]:
-    """Ways to run a part: the cheapest one, and faster ones where that leaves lanes idle."""
-    found = []
-    if stage := g.nodes.stage(e, tile, around, "energy"):
-        found.append(stage)
-        lanes, most = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
-        if stage.cycles * lanes * g.arch.instances(len(g.arch.levels)) > SLOW * e.points() * most:
-            found += [fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, around, objective))]
-    return found
+def _asked(g: Found, e: Einsum, tile: dict[str, int], around: Around, bar: float = inf) -> list[Stage]:
+    """Ways to run a part: the cheapest one, and faster ones where that leaves lanes idle, and one that left none would cost less than is known."""
+    stage = g.nodes.stage(e, tile, around, "energy")
+    if not stage:
+        return []
+    lanes, most = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
+    fastest = e.points() / lanes / g.arch.instances(len(g.arch.levels)) * most
+    leak = g.arch.leak_mw() / g.arch.clock_ghz
+    if stage.cycles <= SLOW * fastest or figure(g.objective, stage.energy + leak * fastest, fastest) >= bar:
+        return [stage]
+    return [stage, *(fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, around, objective)))]
 
 
 def _better(g: Found, one: Option | None, other: Option | None) -> Option | None:
@@ -158,7 +166,7 @@ def _better(g: Found, one: Option | None, other: Option | None) -> Option | None
 
 def _rough(g: Found, stages: Sequence[Stage], granules: int) -> float:
     energy, cycles = sum(one.energy for one in stages) * granules, max(one.cycles for one in stages) * granules
-    return figure(g.objective, energy, cycles)
+    return figure(g.objective, energy + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles)
 
 
 def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PARTS, limit: float = inf) -> list[Stage]:
@@ -212,12 +220,16 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) 
         return None
     own = g.workload.einsums[r.first:r.last + 1]
     many = own[0].points() // members[0][0].points()
+    best: Option | None = None
+    if g.limit < inf:  # what is best without a limit may keep to it
+        limit, g.limit = g.limit, inf
+        free, g.limit = _segment(g, r, alone, CLOSER), limit
+        best = free if free and free.steady <= limit else None
     parts = TIGHT if g.limit < inf else PARTS
     ways = [(part, around, _stages(g, part, around, share, parts, g.limit / many))
             for (part, around), share in zip(members, _shares(g, members), strict=True)]
     if not all(own for _, _, own in ways):
-        return None
-    best: Option | None = None
+        return best
     bar = sum(value(g, one) if one else inf for one in alone) if g.objective != "edp" and g.weights != "pinned" else inf
     arounds = [around for _, around, _ in ways]
     for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
@@ -234,10 +246,12 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) 
 
 
 def _shares(g: Found, members: Sequence[tuple[Einsum, Around]]) -> list[float]:
-    """Parts of the nodes for stages that take equally long; a stage that what it hands on and its weights need more nodes for has as many as these need."""
+    """Parts of the nodes for stages that take equally long, as long as main memory takes; a stage that what it hands on and its weights need more nodes for
+    has as many as these need."""
     most, each, held = g.arch.instances(1), g.arch.levels[1].capacity_bits or inf, [e.points() for e, _ in members]
     need = [ceil(CROWDED * kept_bits(e, around, g.arch) / each) if around.hands or around.pinned else 0 for e, around in members]
-    cycles = sum(held) / most  # of one node for one point
+    memory = time_of([replace(least(e, g.arch, a.handed, a.pinned, a.hands and not a.leaves), compute=0.0) for e, a in members], g.arch)
+    cycles = max(sum(held) / most, memory * g.arch.instances(len(g.arch.levels)) / most)  # of one node for one point
     for _ in members:
         short = [n > w / cycles for n, w in zip(need, held, strict=True)]
         left = most - sum(n for n, less in zip(need, short, strict=True) if less)

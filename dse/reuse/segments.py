@@ -145,18 +145,24 @@ def fits(g: Found, r: Range) -> bool:
     return members is not None and sum(kept_bits(e, around, g.arch) for e, around in members) <= g.arch.instances(1) * (g.arch.levels[1].capacity_bits or inf)
 
 
-def laid(g: Found, stages: Sequence[Stage], given: Sequence[int] = ()) -> list[tuple[Shape, int, int]] | None:
-    """Rectangles side by side, each with its first row and column, the largest first, or in a given order, at a corner of the grid or of those before; None:
-    none were found."""
+def laid(g: Found, stages: Sequence[Stage], given: Sequence[int] = (), apart: bool = False) -> list[tuple[Shape, int, int]] | None:
+    """Rectangles side by side, each with its first row and column, the largest first, or in a given order, at a corner of the grid or of those before; apart:
+    near corners of the grid, where main memory is; None: none were found."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
     order, visited = given or sorted(range(len(stages)), key=lambda j: -stages[j].nodes), 0
+
+    def places(shape: Shape, there: Sequence[tuple[Shape, int, int]]) -> list[tuple[int, int]]:
+        far = [(rows - shape.rows, columns - shape.columns)] * apart
+        at = product(sorted({0, *(b + one.rows for one, b, _ in there), *(y for y, _ in far)}),
+                     sorted({0, *(c + one.columns for one, _, c in there), *(x for _, x in far)}))
+        return sorted(at, key=lambda p: min(p[0], abs(far[0][0] - p[0])) + min(p[1], abs(far[0][1] - p[1]))) if apart else list(at)
 
     def put(there: list[tuple[Shape, int, int]]) -> list[tuple[Shape, int, int]] | None:
         nonlocal visited
         if len(there) == len(order):
             return there
         for shape in stages[order[len(there)]].shapes:
-            for y, x in product(sorted({0, *(b + one.rows for one, b, _ in there)}), sorted({0, *(c + one.columns for one, _, c in there)})):
+            for y, x in places(shape, there):
                 visited += 1
                 if visited > VISITED:
                     return None
@@ -177,8 +183,8 @@ def moved(g: Found, r: Range, one: Option) -> Option:
     lanes = [{lane.dim: lane for lane in branch.region} for branch in branches]
     stages = [Stage((), branch.mapping, (Shape(at[ny].size, at[nx].size, ()),), 0.0, 0.0) for branch, at in zip(branches, lanes, strict=True)]
     seen, best = {tuple((at[ny].first, at[nx].first) for at in lanes)}, one
-    for order in islice(permutations(range(len(branches))), MOVED):
-        places = laid(g, stages, order) or ()
+    for order, apart in islice(product(permutations(range(len(branches))), (False, True)), 2 * MOVED):
+        places = laid(g, stages, order, apart) or ()
         for down, right in product((False, True), repeat=2):
             at = tuple((rows - y - s.rows if down else y, columns - x - s.columns if right else x) for s, y, x in places)
             if places and at not in seen and len(seen) <= MOVED:

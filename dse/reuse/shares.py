@@ -129,7 +129,7 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
             total += moved * (write * at_once + source + link * hops)
         elif written:
             out = not around.hands or around.leaves
-            total += moved * at_once * (write * (len(arch.levels) > 2) + read * (out | (at_once > 1)))  # else operations write it there
+            total += moved * at_once * read * (out | (at_once > 1))  # operations or lanes write it there
             total += moved * (link * (at_once - 1 + near * out) + outer.write_pj / outer.width_bits * out)
     if roles(e) and not level.bypass and not outer.bypass:
         energy = np.maximum(energy, total)

@@ -31,7 +31,7 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
 
 ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
-PLACED = 5000  # nodes of a nest that a search places at most
+PLACED = 3000  # nodes of a nest that a search places at most
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
 
 

@@ -65,8 +65,11 @@ NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"t
     "test_no_schedule_of_the_space_is_cheaper", "test_gaps_hold_where_fills_wait"))
 WRITTEN, PIPES, STAGES, TABLE, UNEVEN = "dse/directives.py", "dse/reuse/pipeline.py", "dse/reuse/stages.py", *(f"tests/{name}" for name in (
     "test_pipeline.py::test_the_bound_is_below_the_best_of_small_workloads", "test_network.py::test_hops_of_unequal_lanes_are_those_of_all_their_words"))
-WHOLLY, SMALL, LEAKING = "dse/reuse/whole.py", *(f"tests/test_pipeline.py::test_{name}" for name in (
-    "small_workloads_are_solved_wholly", "nothing_that_is_drawn_is_better_where_machines_leak"))
+WHOLLY, SHARES, SMALL, CUT, ADDED, LEFT, HAND, TOLD_APART = "dse/reuse/whole.py", "dse/reuse/shares.py", *(f"tests/test_pipeline.py::test_{name}" for name in (
+    "small_workloads_are_solved_wholly", "what_is_cut_is_no_better", "energies_of_stages_add_up_to_that_of_their_segment",
+    "nests_that_may_be_best_somewhere_are_left", "floors_of_parts_by_hand",
+    "the_floor_of_a_segment_is_below_what_is_found"))
+FETCHED = "tests/test_floors.py::test_fetches_of_registers_are_those_of_the_best_boxes"
 BOXES, DIRECTED = "dse/sim/boxes.py", "dse/sim/directed.py"
 STANDING, UNCOUNTED = (f"tests/test_boxes.py::test_{name}" for name in ("counts_are_those_of_a_walk", "what_cannot_be_counted_is_refused_in_one_line"))
 PRICED, SAME = (f"tests/test_directives.py::test_{name}" for name in ("the_papers_example_is_priced_as_it_stands", "what_nests_say_too_costs_the_same"))
@@ -111,11 +114,13 @@ MUTANTS = (
     Mutant("the bound of a stage pays for what is handed on", PIPES, "least(one, g.arch, r.handed, ", "least(one, g.arch, (), ", TABLE),
     Mutant("the bound of a stage pays for pinned weights", "dse/reuse/floors.py", "or p.tensor in pinned or", "or", TABLE),
     Mutant("small: a stage is bounded by itself too", WHOLLY, "in nests) + rest[j + 1]", "in nests) + rest[j]", SMALL),
-    Mutant("small: of nests without hops the cheapest alone is priced", WHOLLY, "while self.done < len(self.base) and", "while self.done < 1 and", SMALL),
-    Mutant("small: it is all one where what is read lies", WHOLLY, "tuple(at[i] for i in range(j) if", "tuple(at[i] for i in range(0) if", SMALL),
-    Mutant("small: words of one tensor are as good as those of another", WHOLLY, 'row.tensor if apart else ""', '""', SMALL),
-    Mutant("small: nests of unequal parts undercut each other", WHOLLY, "undercut = equal and any(", "undercut = any(", SMALL),
-    Mutant("small: what leaks twice", WHOLLY, "- g.arch.leak_mw() / g.arch.clock_ghz * cycles", "- 2 * g.arch.leak_mw() / g.arch.clock_ghz * cycles", LEAKING),
+    Mutant("small: it is all one where what is read lies", WHOLLY, "tuple(at[i] for i in range(j) if", "tuple(at[i] for i in range(0) if", ADDED),
+    Mutant("small: nests undercut each other whatever they move", WHOLLY, "found[key] += np.array", "found[ports[0]] += 0 * np.array", LEFT),
+    Mutant("small: what leaks thrice", WHOLLY, "- g.arch.leak_mw() / g.arch.clock_ghz * cycles", "- 3 * g.arch.leak_mw() / g.arch.clock_ghz * cycles", CUT),
+    Mutant("floors: a word takes a link more", SHARES, "hops = at_once - 1 + (1.0 if", "hops = at_once + (1.0 if", HAND),
+    Mutant("floors: a node holds what a stage holds", SHARES, "sizes) * np.where(own, cut / whole, 1.0)", "sizes) * np.ones(cut.shape)", HAND),
+    Mutant("floors: slow ways leak as the slowest do", PIPES, "+ leak * slower)", "+ leak * within)", TOLD_APART),
+    Mutant("floors: lanes share no word of a buffer", "dse/reuse/floors.py", "max(p * q, p * s, q * s) / lanes", "max(p * q, p * s, q * s)", FETCHED),
     Mutant("nobody passes registers by", "dse/reuse/floors.py", "min(sum(use) + filled, past)", "(sum(use) + filled)",
            "tests/test_floors.py::test_no_mapping_costs_less"),
     Mutant("operands: one of them at most lacks a rank", BOUNDS, "tuple(max((sum(", "tuple(max((any(", ASKED),
