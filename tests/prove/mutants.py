@@ -32,7 +32,7 @@ WALKED = 600  # nests and schedules that are walked element by element
 SECONDS = 1500  # for one proof of one mutant
 CHECKED = "import sys, pathlib; from tests.prove import mutants; sys.exit(mutants.checked(sys.argv[1], pathlib.Path(sys.argv[2])))"  # in the copy
 COSTED = "tests/test_asked.py::test_machines_costed_together_are_those_costed_alone"
-ASKED = "tests/test_asked.py::test_machines_are_found_before_anything_is_computed"
+NARROWED = "tests/test_asked.py::test_machines_are_found_before_anything_is_computed"
 COLUMNS, TWIN, ONE_BY_ONE = "hw/columns.py", "dse/sim/bound_kernels.py", "tests/test_columns.py::test_columns_and_bounds_are_those_of_the_machines"
 GROUPS = ("array", "array", "array", "one level", "two levels", "windows", "two fan-outs", "holds", "sparse", "symmetric")
 
@@ -390,8 +390,9 @@ MUTANTS = (
     Mutant("asked: all arrays are as large as the first", "dse/asked.py", "_sizes(together(arches), arches)", "together(arches)", COSTED),
     Mutant("asked: a nest stands in no row group that ends with it", "dse/asked.py", "keys[first] > span.max", "keys[first] >= span.max",
            "tests/test_asked.py::test_nests_are_found_in_whichever_row_group_they_stand"),
-    Mutant("asked: names of a statement's own are looked up outside of it", "analysis/computed.py", "len(views) != 1 or named or", "len(views) != 1 or", ASKED),
-    Mutant("asked: one of two conditions is enough", "analysis/computed.py", '"CONJUNCTION_AND" else', '"CONJUNCTION_OR" else', ASKED),
+    Mutant("asked: names of a statement's own are looked up outside of it", "analysis/computed.py", "len(views) != 1 or named or", "len(views) != 1 or",
+           NARROWED),
+    Mutant("asked: one of two conditions is enough", "analysis/computed.py", '"CONJUNCTION_AND" else', '"CONJUNCTION_OR" else', NARROWED),
     Mutant("follows: what is nearly right is left out", "dse/study/follows.py", "equal = values.view(np.int64) == right.view(np.int64)",
            "equal = np.isclose(values, right)",
            "tests/test_follows.py::test_what_differs_in_the_last_bit_stays"),
