@@ -25,6 +25,7 @@ from dse import folder, record, stack
 from dse.dataflow.cost_descending import cost_descending
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem, Violated
+from dse.study import follows
 from dse.study import study as studies
 from dse.study.study import Study
 
@@ -74,9 +75,13 @@ def rows(out: Path) -> Rows:
 
 
 def table(out: Path, name: str) -> list[dict[str, Any]]:
-    """Published rows of one table."""
+    """Published rows of one table, with what follows."""
     listed = json.loads((out / "manifest.json").read_text())["parts"]
-    return [row for path in listed.get(name, []) for row in pq.read_table(out / path).to_pylist()]
+    found = [pq.read_table(out / path) for path in listed.get(name, [])]
+    if name == "points" and found:
+        machines = pa.concat_tables([pq.read_table(out / path, columns=["machine", *follows.OF_MACHINES]) for path in listed["machines"]])
+        found = [follows.lengthened(one, machines) for one in found]
+    return [row for one in found for row in one.to_pylist()]
 
 
 def events(out: Path, kind: str) -> list[str]:
