@@ -18,7 +18,8 @@ from dse.reuse import pipeline, segments, shares, whole
 from dse.reuse.pipeline import pipelined
 from dse.reuse.published import _scheme, divisors, published
 from dse.reuse.stages import Around, Nodes, Shape, Stage, shapes, tiles
-from dse.sim.evaluate import Solution, figure
+from dse.sim.evaluate import EinsumCost, Solution, figure
+from dse.sim.placed import Placed
 from hw import machine
 from tests.piped import cheaper, compared, random_case
 from tests.test_schedule_walks import compared as walked
@@ -81,6 +82,7 @@ def test_energies_of_stages_add_up_to_that_of_their_segment(monkeypatch: pytest.
     pipelined(arch, PAIR, "energy")
     assert len(sums) > 20 and max(map(abs, sums)) < 1e-6
 
+
 @pytest.mark.parametrize("seed", [0, 4, 7])
 def test_nests_that_may_be_best_somewhere_are_left(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     left: set[int] = set()
@@ -91,10 +93,16 @@ def test_nests_that_may_be_best_somewhere_are_left(seed: int, monkeypatch: pytes
         left.update(len(base) for base in known.bases.values())
         return answer
 
+    def moved(at: Placed, c: EinsumCost) -> np.ndarray:
+        seen.add(tuple(count(at, c).tolist()))
+        return count(at, c)
+
+    count, seen = whole.moved_of, set[tuple[float, ...]]()
     monkeypatch.setattr("dse.reuse.whole.segment", asked)
+    monkeypatch.setattr("dse.reuse.whole.moved_of", moved)
     arch, workload, weights = random_case(seed)
     pipelined(arch, workload, "energy", weights)
-    assert max(left) > 1
+    assert max(left) > 1 and len(seen) > 1  # nests that move other words are told apart
 
 
 def test_floors_of_parts_by_hand() -> None:
