@@ -9,7 +9,6 @@ layer. "as there": our counts in the conventions of the listed answers (Case); "
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ from typing import Any
 
 from bench import nn_dataflow as peer
 from bench.kapla import REFERENCE, THEIRS, components
-from bench.peers.environment import python_of
 from dse import screen
 from dse.reuse.published import published
 from dse.sim.evaluate import Solution
@@ -112,16 +110,10 @@ def rows_of(case: Case, answer: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def main(folder: Path) -> None:
-    python = python_of("nn_dataflow", folder)
     for case in CASES:
-        arch, widths = machine.arch(machine.load(case.arch)), "-".join(map(str, peer.MLP_M))
-        kept = folder / f"{case.arch}_{widths}_{case.batch}.json"
-        if not kept.exists():
-            driver = Path(__file__).parent / "peers" / "nn_dataflow_schedules.py"
-            asked = [str(python), str(driver), widths, str(case.batch), json.dumps(peer.hardware(arch))]
-            kept.write_text(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+        answer = peer.answered(folder, case.arch, peer.MLP_M, case.batch)
         heads = ("component", "listed", "kapla here", "as there", "left", "nn_dataflow", "its structures here", "listed, exhaustive")
-        screen.print_table(heads, list(rows_of(case, json.loads(kept.read_text()))), f"mlp_m, batch {case.batch}, on {case.arch}: uJ, and cycles")
+        screen.print_table(heads, list(rows_of(case, answer)), f"mlp_m, batch {case.batch}, on {case.arch}: uJ, and cycles")
     print(NOTES)
 
 

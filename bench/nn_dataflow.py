@@ -158,16 +158,23 @@ def compared(name: str, units: Sequence[int], batch: int, answer: Mapping[str, A
         yield key, value, mine[key], ratio, "" if again is None else f"{again / 1e6:.4g}", "" if again is None or not value else f"{again / value:.3f}"
 
 
+def answered(folder: Path, name: str, units: Sequence[int], batch: int) -> Mapping[str, Any]:
+    """What nn_dataflow finds for a machine of ours; kept in the folder, where its environment is, too."""
+    widths = "-".join(map(str, units))
+    kept = folder / f"{name}_{widths}_{batch}.json"
+    if not kept.exists():
+        driver = Path(__file__).parent / "peers" / "nn_dataflow_schedules.py"
+        asked = [python_of("nn_dataflow", folder), driver, widths, str(batch), json.dumps(hardware(machine.arch(machine.load(name))))]
+        kept.write_text(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+    found: Mapping[str, Any] = json.loads(kept.read_text())
+    return found
+
+
 def main(folder: Path) -> None:
-    python = python_of("nn_dataflow", folder)
-    driver = Path(__file__).parent / "peers" / "nn_dataflow_schedules.py"
     for name, units, batch in CASES:
-        given, widths = json.dumps(hardware(machine.arch(machine.load(name)))), "-".join(map(str, units))
-        kept = folder / f"{name}_{widths}_{batch}.json"
-        if not kept.exists():
-            kept.write_text(subprocess.run([python, driver, widths, str(batch), given], check=True, capture_output=True, text=True).stdout)
+        widths = "-".join(map(str, units))
         rows = [(key, *(f"{n:.0f}" if key == "cycles" else f"{n / 1e6:.5g}" for n in (a, b)), *rest)
-                for key, a, b, *rest in compared(name, units, batch, json.loads(kept.read_text()))]
+                for key, a, b, *rest in compared(name, units, batch, answered(folder, name, units, batch))]
         heads = ("component", "nn_dataflow", "ours", "ours_over", "alike", "alike_over")
         screen.print_table(heads, rows, f"{widths}, batch {batch}, on {name}: uJ, and cycles")
     print(NOTES)

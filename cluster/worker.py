@@ -333,21 +333,16 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
         worst = max(choice, key=lambda solution: solution.gap_to_bound)
-        rows["points"].append({**at, **point, **_proof(worst), **VERSIONS})
+        rows["points"].append({**at, **point, **asked.proof(worst), **VERSIONS})
         for ref, macs, groups, workload, solution in zip(job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True):
             if solution.schedule:  # of einsums in turn all follows from chosen
-                own = {"workload": ref.name, "weight": ref.weight, "macs": macs, **_proof(solution)}
-                rows["workload_costs"].append({**at, **pareto.metrics(pareto.cost_of(solution, arch.clock_ghz)), **own})
+                rows["workload_costs"].append({**at, "workload": ref.name, **asked.workload_row(solution, arch, ref.weight, macs)})
                 rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
                 rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
                 rows["conversions"] += [{**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)]
                 groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in explain.listed(converted(workload, solution.conversions), solution))
             laid.append(Laid(machine, schedule, ref.name, solution, groups))
     return {table: found for table, found in rows.items() if found}, laid
-
-
-def _proof(solution: Solution) -> Row:
-    return {"gap_in_space": solution.gap_in_space, "gap_to_bound": solution.gap_to_bound, "certificate": solution.certificate}
 
 
 def _head(job: Job, ask: Ask) -> Row:

@@ -104,6 +104,16 @@ def packed(solution: Solution) -> dict[str, Any]:
     return {**keys, "space": space, **dict(zip(("places", "gaps", "spaces"), map(list, zip(*own, strict=True)), strict=False))}
 
 
+def workload_row(found: Solution, arch: Arch, weight: float, macs: int) -> dict[str, Any]:
+    """A row of `workload_costs` but for its names."""
+    return {**pareto.metrics(pareto.cost_of(found, arch.clock_ghz)), **proof(found), "weight": weight, "macs": macs}
+
+
+def proof(found: Solution) -> dict[str, Any]:
+    """Columns of what is proven of a solution."""
+    return {"gap_in_space": found.gap_in_space, "gap_to_bound": found.gap_to_bound, "certificate": found.certificate}
+
+
 def uniques(asked: Asked) -> pa.Table:
     """A row per workload and different einsum: what of `einsums` is the same on all machines."""
     rows = [{"workload": name, "place": place, "einsum": g.einsum.name, "einsum_key": g.key, "kind": g.einsum.kind, "count": g.count}
@@ -186,11 +196,7 @@ def _built(asked: Asked, number: int) -> tuple[Arch, int] | None:
 def _alike(arch: Arch) -> Arch:
     """A machine without all that may differ between those that one nest is costed on at once. Capacities decide what fits, which was decided; sizes of arrays
     how many lanes leak and how long a systolic array takes to fill (`_sizes`)."""
-    if arch.felt():
-        return arch
-    one = structure(arch)
-    fanouts = tuple(replace(f, dims=tuple((name, 1) for name, _ in f.dims)) for f in one.fanouts)
-    return replace(one, levels=tuple(replace(level, capacity_bits=None) for level in one.levels), fanouts=fanouts)
+    return arch if arch.felt() else structure(arch).sizeless()
 
 
 def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
@@ -299,9 +305,7 @@ def _workloads(asked: Asked, machines: Any, workloads: Any, keys: Any, space: An
     macs = dict(zip(asked.groups, (workload.macs() for workload in studies.workloads_of(asked.study)), strict=True))
     found = []
     for row, one in zip(rows, solutions(asked, rows), strict=True):
-        proof = {"gap_in_space": one.gap_in_space, "gap_to_bound": one.gap_to_bound, "certificate": one.certificate}
-        metrics = pareto.metrics(pareto.cost_of(one, _machine(asked, row.machine)[0].clock_ghz))
-        found.append([{**metrics, **proof, "weight": refs[row.workload].weight, "macs": macs[row.workload]}])
+        found.append([workload_row(one, _machine(asked, row.machine)[0], refs[row.workload].weight, macs[row.workload])])
     return _listed("workload_costs", OF_WORKLOADS, found)
 
 

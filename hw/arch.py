@@ -366,6 +366,11 @@ class Arch:
         levels = tuple(replace(level, access=None) for level in self.levels) if self.described() else self.levels
         return replace(self, levels=levels, fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in self.fanouts)) if self.felt() else self
 
+    def sizeless(self) -> Arch:
+        """The machine without a word on capacities and sizes of arrays."""
+        levels = tuple(replace(level, capacity_bits=None) for level in self.levels)
+        return replace(self, levels=levels, fanouts=tuple(replace(f, dims=tuple((name, 1) for name, _ in f.dims)) for f in self.fanouts))
+
     def felt(self) -> bool:
         """Whether anything costs that mappers do not see: layouts, or networks."""
         return self.described() or any(f.hop_pj or f.lane_pj for f in self.fanouts)

@@ -333,13 +333,11 @@ def _prices(arch: Arch) -> list[float]:
 
 def _bare(arch: Arch) -> Arch:
     """The machine with prices of 1, or 0 where they are 0, and without sizes: what the form of its terms depends on."""
-    c = arch.compute
-    levels = tuple(replace(level, capacity_bits=None, read_pj=float(level.read_pj > 0), write_pj=float(level.write_pj > 0),
-                           bandwidth=1.0 if level.bandwidth < inf else inf, leak_mw=0.0, area_mm2=0.0, access_cycles=1)
-                   for level in arch.levels)
+    c, one = arch.compute, arch.sizeless()
+    levels = tuple(replace(level, read_pj=float(level.read_pj > 0), write_pj=float(level.write_pj > 0), bandwidth=1.0 if level.bandwidth < inf else inf,
+                           leak_mw=0.0, area_mm2=0.0, access_cycles=1) for level in one.levels)
     lane = Compute(float(c.mac_pj > 0), float(c.alu_pj > 0), 1.0, alu_per_cycle=c.alu_per_cycle and 1.0, merge_pj=float(c.merge_pj > 0))
-    fanouts = tuple(replace(f, dims=tuple((name, 1) for name, _ in f.dims)) for f in arch.fanouts)
-    return replace(arch, name="", levels=levels, fanouts=fanouts, compute=lane, clock_ghz=1.0, tiling=Tiling())
+    return replace(one, name="", levels=levels, compute=lane, clock_ghz=1.0, tiling=Tiling())
 
 
 def _in_units(bare: Arch) -> Arch:
@@ -355,7 +353,8 @@ def _in_units(bare: Arch) -> Arch:
 
 def _terms(arch: Arch, form: Form, e: Einsum) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on one machine."""
-    coef, sums, low, base = (entries.at(np.array(_prices(arch))) for entries in form.coefs)
+    prices = np.array(_prices(arch))
+    coef, sums, low, base = (entries.at(prices) for entries in form.coefs)
     base[kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
     return form.terms._replace(coef=coef, sum_coef=sums, low_coef=low, base=base)
 

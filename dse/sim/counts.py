@@ -95,7 +95,7 @@ Elems = tuple[float, list[float]]  # of all instances, and of each that may be t
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Reads and writes per level and tensor, operations, folds of systolic arrays; rows without elements left out."""
-    return _count(Mapping(mapping.nodes), e, wiring(arch), _ports(arch), arch.word_bits)
+    return _count(Mapping(mapping.nodes), e, wiring(arch), _ports(arch), tuple(bits_of(e, arch).items()))
 
 
 Ports = tuple[tuple[str, bool], ...]  # levels, and whether reads and writes have a port each
@@ -106,8 +106,8 @@ def _ports(arch: Arch) -> Ports:
 
 
 @lru_cache(maxsize=1 << 13)
-def _count(mapping: Mapping, e: Einsum, wires: Wiring, ports: Ports, word_bits: int) -> tuple[Count, ...]:
-    return _busiest(_each(mapping, e, wires), ports, {p.tensor: p.bits or word_bits for p in e.tensors()})
+def _count(mapping: Mapping, e: Einsum, wires: Wiring, ports: Ports, bits: tuple[tuple[str, int], ...]) -> tuple[Count, ...]:
+    return _busiest(_each(mapping, e, wires), ports, dict(bits))
 
 
 def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
