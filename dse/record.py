@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 9
-SOLVER_VERSION = 15
+SOLVER_VERSION = 16
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

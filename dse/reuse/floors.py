@@ -117,8 +117,7 @@ def least(e: Einsum, arch: Arch, handed: Collection[str] = (), pinned: Collectio
     computed = n.computed * op_pj(e, arch)
     moved = sum(words * (outer.write_pj if p is e.output else outer.read_pj) for p, words in zip(e.tensors(), far, strict=True)) * (not outer.bypass)
     operands = tuple((0.0 if inside else words, own, written) for inside, (words, own, written) in zip(near, n.operands, strict=True))
-    calm = replace(arch, levels=tuple(replace(level, leak_mw=0.0) for level in arch.levels))
-    anywhere = bounds.floor(replace(n, operands=operands), bounds.rates(calm))[0]
+    anywhere = bounds.floor(replace(n, operands=operands), replace(bounds.rates(arch), leak_mw=0.0))[0]
     on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
     cycles = 0.0 if on_unit else n.computed / arch.instances(len(arch.levels)) / arch.compute.ops_per_cycle
     energy = max(anywhere, computed + moved + _in_lanes(e, arch) + _in_buffers(e, arch, handed, pinned, hands))
