@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
+from math import inf
 from random import Random
 
 import pytest
 
-from dse.nest import Infeasible, Mapping
-from dse.reuse import pipeline, published, segments
+from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.reuse import pipeline, published, segments, shares
 from dse.reuse.pipeline import _ways, pipelined
 from dse.reuse.published import Scheme
 from dse.reuse.segments import Found, Option, Range
@@ -20,9 +22,14 @@ from workloads.einsum import einsum
 from workloads.graph import Workload
 
 MULTI = machine.arch(machine.load("kapla_multi_4x4"))
-SIZES = (6, 8, 10, 12, 14, 15)
-LAYERS = Workload("layers", tuple(einsum(f"T{i + 1}[m,n] += T{i}[m,k] * W{i}[k,n]", {"m": 4, "k": k, "n": n}, f"e{i}")
-                                  for i, (k, n) in enumerate(zip(SIZES, SIZES[1:], strict=False))), frozenset(f"W{i}" for i in range(5)))
+
+
+def chain(sizes: Sequence[int], weights: frozenset[str] = frozenset()) -> Workload:
+    return Workload("chain", tuple(einsum(f"T{i + 1}[m,n] += T{i}[m,k] * W{i}[k,n]", {"m": 4, "k": k, "n": n}, f"e{i}")
+                                   for i, (k, n) in enumerate(pairwise(sizes))), weights)
+
+
+LAYERS = chain((6, 8, 10, 12, 14, 15), frozenset(f"W{i}" for i in range(5)))
 
 
 def found(workload: Workload = LAYERS, weights: str = "streamed", objective: segments.Objective = "energy") -> Found:
@@ -82,8 +89,7 @@ def test_segments_that_are_passed_over_are_in_no_cheaper_chain(monkeypatch: pyte
 
 def test_segments_that_are_no_candidates_hold_more_than_all_buffers() -> None:
     """240 words of weights and 32 of what is handed on, on 16 nodes."""
-    one = Workload("two", tuple(einsum(f"T{i + 1}[m,n] += T{i}[m,k] * W{i}[k,n]", {"m": 4, "k": k, "n": n}, f"e{i}") for i, (k, n) in enumerate([(12, 8), (8, 18)])),
-                   frozenset({"W0", "W1"}))
+    one = chain((12, 8, 18), frozenset({"W0", "W1"}))
     for words, few in ((16, True), (17, False)):
         arch = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
         g = Found(arch, one, "energy", "pinned", Nodes(arch))
@@ -92,7 +98,7 @@ def test_segments_that_are_no_candidates_hold_more_than_all_buffers() -> None:
 
 
 def test_equal_einsums_of_which_one_is_pinned_are_solved_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    same = Workload("same", tuple(einsum(f"T{i + 1}[m,n] += T{i}[m,k] * W{i}[k,n]", {"m": 4, "k": 6, "n": 6}, f"e{i}") for i in range(4)), frozenset({"W0", "W1"}))
+    same = chain((6,) * 5, frozenset({"W0", "W1"}))
     asked: list[str] = []
 
     def solve(_: Found, e: object) -> Option:
@@ -123,7 +129,8 @@ def test_segments_alike_are_so_in_all_that_costs() -> None:
 
 def test_bounds_of_stages_are_told_apart_by_what_they_are_handed() -> None:
     g, e = found(), LAYERS.einsums[1]
-    free, handed, pinned = (float(_ways(g, e, around).energy.min()) for around in (Around(), Around(handed=frozenset({"T1"})), Around(pinned=frozenset({"W1"}))))
+    cases = Around(), Around(handed=frozenset({"T1"})), Around(pinned=frozenset({"W1"}))
+    free, handed, pinned = (float(_ways(g, e, around).energy.min()) for around in cases)
     assert len({free, handed, pinned}) == 3 and max(handed, pinned) < free
     assert float(_ways(g, e, Around(hands=True, copies=2)).energy.min()) < free
 
@@ -182,3 +189,41 @@ def test_published_segments_are_those_of_the_cheapest_chains(monkeypatch: pytest
         for kept in (1, 2, 4):
             wanted = {(r.first, r.last) for taken in ranked[:kept] for r in taken}
             assert published._in_chains(found(), [Scheme(r, (), one, one) for r, one in made.items()], kept) == wanted
+
+
+def test_a_nest_that_has_a_home_in_registers_only_is_none() -> None:
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 2, "k": 2, "n": 2}, "e")
+    far, near = tuple(Store("DRAM", t) for t in "CAB"), tuple(Store("GBUF", t) for t in "CA")
+    for offered, taken in ((Store("REGF", "B"), False), (Store("GBUF", "B"), True)):
+        nest = Mapping((*far, *near, offered, Loop("n", 1), Loop("k", 1), Loop("m", 1), Store("REGF", "C")))
+        stage = Nodes(MULTI, lambda _, nest=nest: [nest]).stage(e, {}, Around(pinned=frozenset({"B"})), "energy")  # type: ignore[misc]
+        assert stage and Store("GBUF", "B") in stage.nest.nodes
+        assert taken == (not any(isinstance(node, Loop) and node.over for node in stage.nest.nodes))  # the exact mapper spreads it over lanes
+
+
+def test_stages_side_by_side_take_the_longer_of_all_work_and_all_words() -> None:
+    """One waits for its lanes, the other one for main memory."""
+    slow = replace(MULTI, levels=(replace(MULTI.levels[0], bandwidth=200.0), *MULTI.levels[1:]))
+    g = replace(found(), arch=slow)
+    heavy = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "k": 64, "n": 64}, "heavy")  # 256 cycles, 12,288 words: 61.44
+    light = einsum("F[m,n] += D[m,k] * E[k,n]", {"m": 1, "k": 128, "n": 256}, "light")  # 32 cycles, 33,152 words: 165.76
+    _, cycles = published._floor(g, [(heavy, Around()), (light, Around())], 3)
+    assert cycles == pytest.approx(3 * (256 + 32))  # not 256 + 165.76
+
+
+def test_parts_that_bounds_know_are_the_smallest_of_as_many_lanes() -> None:
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 7, "k": 3, "n": 10}, "e")
+    known = {tuple(row) for row in shares.cut_ways(e, ["m", "n"], 16).tolist()}
+    best: dict[tuple[int, int], tuple[int, int]] = {}
+    for m, n in product(range(7, 0, -1), range(10, 0, -1)):
+        if -(-7 // m) * -(-10 // n) <= 16:
+            best[-(-7 // m), -(-10 // n)] = m, n
+    assert known == set(best.values()) and len(known) > 20
+
+
+def test_a_part_has_room_if_a_word_of_all_else_stands_beside_what_stays() -> None:
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "k": 12, "n": 20}, "e")  # 240 words of B: 15 on each node
+    for words in (16, 17):
+        arch = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
+        low = float(shares.ways(e, arch, Around(pinned=frozenset("B"))).energy.min())
+        assert (low < inf) == (words == 17)
