@@ -159,8 +159,8 @@ def pruned(names: Sequence[str] = NETWORKS) -> None:
 def main(parts: Sequence[str]) -> None:
     multi, single = (machine.arch(machine.load(name)) for name in ("kapla_multi", "kapla_single"))
     known = {"listed": listed, "networks": lambda: compared("networks", ((name, name, multi) for name in NETWORKS)),
-             "training": lambda: compared("training", ((name, f"train:net={name.replace(':', ',')}", multi) for name in NETWORKS)),
-             "edge": lambda: compared("edge", ((name, name.replace("64", "1"), single) for name in NETWORKS)),
+             "training": lambda: compared("training", ((name, name, multi) for name in (f"train:net={name.replace(':', ',')}" for name in NETWORKS))),
+             "edge": lambda: compared("edge", ((name, name, single) for name in (name.replace("64", "1") for name in NETWORKS))),
              "chains": chains, "machines": lambda: compared("machines", machines()), "pruned": pruned}
     if strange := [part for part in parts if part not in known]:
         sys.exit(f"{strange[0]} is no part; take {', '.join(known)}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 9
+MODEL_VERSION = 10
 SOLVER_VERSION = 16
 
 STATUS = ("ok", "infeasible", "pruned", "error")
