@@ -164,7 +164,7 @@ def _scheme(g: Found, r: Range) -> Scheme | None:
 
 def _floor(g: Found, members: Sequence[tuple[Einsum, Around]], many: int) -> tuple[float, float]:
     """Energy and cycles of stages at least, that often."""
-    own = [least(e, g.arch, a.handed, a.pinned, a.hands and not a.leaves).times(many) for e, a in members]
+    own = [least(e, g.arch, a.handed, a.pinned, a.hands and not a.leaves, roughly=True).times(many) for e, a in members]
     cycles = time_of(own, g.arch)
     return sum(one.energy for one in own) + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles
 
