@@ -1,6 +1,7 @@
 """Networks on KAPLA's machines: our pipelines, the published solver and what it is compared with, under one evaluator (KAPLA, arXiv 2306.15676).
 
-python -m bench.kapla [PART]...    PARTS: listed networks training edge chains machines pruned; default: listed, two minutes; each search has LIMIT CPU seconds
+python -m bench.kapla [PART]...    PARTS: listed networks training edge chains machines pruned; default: listed, two minutes. Each search has DSE_KAPLA_SECONDS
+                                   of CPU time (120); DSE_KAPLA_METHODS: which searches networks, training, edge and machines compare (all, by commas)
 
 Beside: what the paper prints, and the answers of tests/data/kapla_reference.json, under nn_dataflow's counts: it charges a word of a buffer when it is used, we
 also when it arrives. The reference `best` is the least of all searches of a row: nobody's optimum.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -35,6 +37,7 @@ LISTED = (("mlp_m:batch=64", "kapla_multi", "pinned"), ("mlp_m:batch=64", "kapla
           ("mlp_m:batch=1", "kapla_single", "streamed"))
 NETWORKS = tuple(f"{name}:batch=64" for name in ("mlp_m", "lstm", "alexnet", "vgg16", "mobilenet_v1", "resnet50", "googlenet"))
 LIMIT = float(os.environ.get("DSE_KAPLA_SECONDS", "120"))
+METHODS = tuple(os.environ.get("DSE_KAPLA_METHODS", ",".join(PIPED)).split(","))
 MACHINES = ((16, 16, 64, 32), (8, 8, 64, 32), (8, 8, 64, 64), (8, 8, 512, 32), (4, 4, 64, 64))  # nodes, REGF bytes, GBUF KiB; ours, not the paper's
 PAPER = {"networks": "inference: 7.7 % over exhaustive, random 59 %, annealing 36.1 %", "training": "training: 2.2 % over exhaustive, annealing 17.7 %",
          "edge": "edge: 1.9 % over exhaustive, at most 10 %; annealing up to 16 %, random 3.8 %", "chains": "fewer chains: energy hardly rises, time falls",
@@ -52,6 +55,9 @@ def solved(method: str, name: str, arch: Arch, weights: str = "streamed", object
     try:
         answer: Answer = here.recv()
     except EOFError:
+        child.join()
+        if child.exitcode not in (-signal.SIGXCPU, -signal.SIGKILL):
+            raise RuntimeError(f"{method} of {name} on {arch.name} ended with {child.exitcode}") from None
         answer = "not finished", LIMIT
     child.join()
     return answer
@@ -107,18 +113,19 @@ def components(found: Solution) -> list[float]:
     return [energy.get(key, 0.0) / 1e6 for key in ("DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static")]
 
 
-def compared(title: str, cases: Iterable[tuple[str, str, Arch]], methods: Sequence[str] = PIPED, objective: str = "energy") -> None:
-    """Every search over the best of its row, with its CPU seconds."""
+def compared(title: str, cases: Iterable[tuple[str, str, Arch]], methods: Sequence[str] = METHODS, objective: str = "energy") -> None:
+    """What every search finds, over the best of its row, and its CPU seconds."""
     rows = []
     for label, name, arch in cases:
         found = [solved(method, name, arch, objective=objective) for method in methods]
         values = [(one.energy_pj if objective == "energy" else one.latency_cycles) if isinstance(one, Solution) else 0.0 for one, _ in found]
         best = min([value for value in values if value], default=0.0)
-        told = [f"{value / best:.3f}, {seconds:.1f} s" if value else f"{one}" for (one, seconds), value in zip(found, values, strict=True)]
-        rows.append((label, f"{best / (1e9 if objective == 'energy' else 1):.4g}", *told))
+        unit = 1e9 if objective == "energy" else 1
+        told = [f"{value / unit:.4g}, {value / best:.3f}, {seconds:.1f} s" if value else f"{one}" for (one, seconds), value in zip(found, values, strict=True)]
+        rows.append((label, *told))
         print(*rows[-1], sep=" | ", flush=True)
-    heads = ("", "best, mJ" if objective == "energy" else "best, cycles", *methods)
-    screen.print_table(heads, rows, f"over the best of a row, CPU seconds; paper: {PAPER[title]}")
+    said = f"{'mJ' if objective == 'energy' else 'cycles'}, over the best of the row, CPU seconds ({LIMIT:.0f} at most)"
+    screen.print_table(("", *methods), rows, f"{said}; paper: {PAPER[title]}")
 
 
 def chains() -> None:
@@ -152,8 +159,8 @@ def pruned(names: Sequence[str] = NETWORKS) -> None:
 def main(parts: Sequence[str]) -> None:
     multi, single = (machine.arch(machine.load(name)) for name in ("kapla_multi", "kapla_single"))
     known = {"listed": listed, "networks": lambda: compared("networks", ((name, name, multi) for name in NETWORKS)),
-             "training": lambda: compared("training", ((name, f"train:net={name.replace(':', ',')}", multi) for name in NETWORKS)),
-             "edge": lambda: compared("edge", ((name, name.replace("64", "1"), single) for name in NETWORKS)),
+             "training": lambda: compared("training", ((name, name, multi) for name in (f"train:net={name.replace(':', ',')}" for name in NETWORKS))),
+             "edge": lambda: compared("edge", ((name, name, single) for name in (name.replace("64", "1") for name in NETWORKS))),
              "chains": chains, "machines": lambda: compared("machines", machines()), "pruned": pruned}
     if strange := [part for part in parts if part not in known]:
         sys.exit(f"{strange[0]} is no part; take {', '.join(known)}")

@@ -40,6 +40,7 @@ from workloads import document
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, unique
 
+BEGIN = 512  # bytes of a file that say what it is
 HEAD, WHOLE = "directives", "directives whole"  # how a text of them begins; the latter: of nests, whose tiles overlap where windows do
 COMPUTE = "mac"
 TENSOR = re.compile(r"^tensor\{(\w+)\}\(([^)]*)\)(?:\s+over((?:\s+\w+)+))?$")
@@ -465,7 +466,10 @@ def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tu
 
 def words_of(path: Path) -> str | None:
     """The text of a file of directives, None for another one. Raises ValueError naming the file."""
-    if not path.is_file() or not path.read_bytes()[:64].lstrip().startswith(HEAD.encode()):
+    begin = path.read_bytes()[:BEGIN].lstrip() if path.is_file() else b""
+    if not begin.startswith(HEAD.encode()):
+        if b"tensor{" in begin:
+            raise ValueError(f'{path}: directives begin with the line "{HEAD}", or "{WHOLE}"; add it')
         return None
     if path.stat().st_size > document.MOST_BYTES:
         raise ValueError(f"{path}: has more than {document.MOST_BYTES} bytes")

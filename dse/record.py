@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 9
-SOLVER_VERSION = 15
+MODEL_VERSION = 10
+SOLVER_VERSION = 16
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

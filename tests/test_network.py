@@ -394,3 +394,34 @@ def test_hops_of_sums_that_lanes_share_are_those_to_the_first_of_them(seed: int)
 @given(st.integers(0, 10**9))
 def test_hops_between_stages_are_those_of_all_their_words(seed: int) -> None:
     assert handing_unlike(seed) == ""
+
+
+TURNED = """segment
+  store DRAM T0 T2
+  for m in tiles of 2
+    store BUF T1
+    einsum a on Y[0:1] X[0:2]
+      spatial m over X in tiles of 1
+        store BUF T0
+        for g in tiles of 1
+          for h in tiles of 1
+            mac
+    einsum b on Y[1:2] X[0:3] with m = p
+      spatial k over X in tiles of 2
+        store BUF T2
+        for k in tiles of 1
+          for p in tiles of 1
+            mac
+"""
+
+
+def test_words_of_a_dimension_that_several_ranks_make_are_all_with_the_lane_that_makes_them() -> None:
+    """As the gradient of a gate makes its quarter: h and g stand in one dimension, which the next stage splits."""
+    gates = Workload("gates", (einsum("T1[m,3*g+h] = neg(T0[m,g,h])", {"m": 8, "g": 2, "h": 3}, "a"), einsum("T2[p,k] = relu(T1[p,k])", {"p": 8, "k": 6}, "b")))
+    schedule = parse_schedule(TURNED)
+    found = evaluate(meshed(), gates, schedule)
+    assert isinstance(found, Solution)
+    hops = {(c.name, part.tensor): part.energy_pj for c in found.einsums for part in c.price.parts if (part.action, part.tensor) == ("hop", "T1")}
+    assert hops == walked_handing(meshed(), gates, schedule.segments[0]) and hops["b", "T1"] > 0
+    with pytest.raises(ValueError, match="spatial h cuts windows of T1, whose hops are not counted; split another rank"):
+        evaluate(meshed(), gates, parse_schedule(TURNED.replace("spatial m over X in tiles of 1", "spatial h over X in tiles of 2")))

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from dse import cli, door, stack
 from dse.nest import Infeasible, Mapping
 from dse.reuse import pipeline, segments, shares, whole
+from dse.reuse.floors import least
 from dse.reuse.pipeline import pipelined
-from dse.reuse.published import _scheme, divisors, published
+from dse.reuse.published import _scheme, divisors, options, published, stacked
 from dse.reuse.stages import Around, Nodes, Shape, Stage, shapes, tiles
 from dse.sim.evaluate import EinsumCost, Solution, figure
 from dse.sim.placed import Placed
@@ -225,7 +226,7 @@ def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
     assert isinstance(found, Solution) and found.steady_cycles <= limit and found.energy_pj <= free.energy_pj * 1.1
     assert found.latency_cycles >= found.steady_cycles
     none = pipelined(MULTI, CHAIN, "energy", "pinned", steady=1.0)
-    assert isinstance(none, Infeasible) and str(none).startswith("chain: a run back to back needs ") and str(none).endswith(" cycles, has 1")
+    assert isinstance(none, Infeasible) and str(none).startswith("chain: a run within solver.steady_cycles needs ") and str(none).endswith(" cycles, has 1")
 
 
 def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
@@ -263,6 +264,56 @@ def test_where_nothing_fits_the_answer_says_so() -> None:
     assert published(tiny, CHAIN, "kapla", "energy") == found
 
 
+@pytest.mark.parametrize(("words", "says"), [(12, "a: GBUF with pinned weights needs 34 bytes, has 24"),
+                                             (24, "chain: GBUF with pinned weights needs 50 bytes, has 48")])
+def test_weights_that_the_nodes_cannot_hold_are_told_with_what_they_need(words: int, says: str) -> None:
+    """W has 240 words: 15 on each of 16 nodes beside one of X and A each. V has 120: 8 more."""
+    tight = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
+    assert str(pipelined(tight, CHAIN, "energy", "pinned")) == says
+    assert str(pipelined(tight, CHAIN, "energy", "pinned", steady=1.0)) == says
+
+
+def test_lanes_that_leak_are_billed_once() -> None:
+    """As on gogeta_clusters: a bound that has what lanes leak twice lies above the cost, which stops a run."""
+    leaky = replace(MULTI, compute=replace(MULTI.compute, leak_mw=50.0))
+    assert least(CHAIN.einsums[0], leaky) == least(CHAIN.einsums[0], MULTI)
+    for arch in (leaky, machine.arch(machine.load("gogeta_clusters"))):
+        for found in (pipelined(arch, CHAIN, "energy"), published(arch, CHAIN, "kapla", "energy")):
+            assert isinstance(found, Solution) and found.gap_in_space < 2.0
+
+
+def test_weights_stay_in_buffers_that_may_be_passed_by() -> None:
+    """Descended and drawn nests may leave out the buffer that pinned weights stand in: these are none, and the exact mapper is asked."""
+    past = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], bypass=True), replace(MULTI.levels[2], bypass=True)))
+    for name in ("kapla", "kapla-random"):
+        found = published(past, NETWORK, name, "energy", "pinned")
+        assert isinstance(found, Solution)
+        where = {(level, t) for c in found.einsums for level, t, _ in c.footprint}
+        assert {("GBUF", "W"), ("GBUF", "V"), ("GBUF", "U")} <= where
+
+
+def test_parts_are_equal_where_hops_of_unequal_ones_are_not_counted() -> None:
+    """A drawn nest brings X in twice in some of its lanes of 250 and 232."""
+    e = einsum("Z[b,z] += X[b,i] * W[z,i]", {"b": 64, "z": 4000, "i": 1000}, "z")
+    multi = machine.arch(machine.load("kapla_multi"))
+    found = published(multi, Workload("z", (e,), frozenset({"W"})), "kapla-random", "energy")
+    assert isinstance(found, Solution)
+    g = segments.Found(multi, CHAIN, "energy", "streamed", Nodes(multi))
+    (uneven, _), (even, _) = (stacked(g, e, Shape(16, 16, ()), even=either) for either in (False, True))
+    cut = [[(loop.rank, loop.tile) for loop in shape.loops] for shape in (uneven, even)]
+    assert ("z", 250) in cut[0] and ("z", 32) in cut[0]  # the last of eight lanes has 26
+    assert cut[1] == [("z", 250), ("z", 125), ("b", 8)] and (even.rows, even.columns) == (16, 16)
+
+
+def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
+    """Of stages side by side the longest decides, not their sum: the upper level of the published solver drops by a bound."""
+    for objective in ("energy", "latency"):
+        g = segments.Found(MULTI, NETWORK, objective, "streamed", Nodes(MULTI))  # type: ignore[arg-type]
+        known = {r: scheme for r in segments.ranges_of(g, 5, divisors) if (scheme := _scheme(g, r))}
+        _, made, _ = options(g, list(known), "kapla-exhaustive")
+        assert made and all(known[r].energy <= one.energy * (1 + 1e-9) and known[r].cycles <= one.latency * (1 + 1e-9) for r, one in made.items())
+
+
 @pytest.mark.parametrize(("sets", "says"), [
     ({"solver.reuse": "pipelines"}, "needs nodes in rows and columns between main memory and a buffer in each"),
     ({"solver.reuse": "kapla"}, "solver.reuse = kapla needs nodes in rows and columns between main memory and a buffer in each"),
@@ -272,6 +323,9 @@ def test_where_nothing_fits_the_answer_says_so() -> None:
     ({"solver.weights": "pinned"}, "is a choice of solver.reuse: pipelines; take that, or leave it out"),
     ({"solver.reuse": "pipelines", "solver.mapper": "annealing"}, "needs the mapper optimal"),
     ({"solver.reuse": "pipelines", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),
+    ({"solver.reuse": "pipelines", "solver.tiles": "perfect"}, "solver.tiles = \"perfect\" counts for nests of all of a machine"),
+    ({"solver.reuse": "kapla", "solver.dataflow": "weight_stationary"}, "not for solver.reuse = \"kapla\"; leave it out"),
+    ({"solver.reuse": "pipelines", "solver.near": 0.0}, "solver.near = 0.0 counts for nests of all of a machine"),
 ])
 def test_contradicting_choices_are_one_line(sets: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says) as fault:

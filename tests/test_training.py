@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -245,7 +246,7 @@ def test_what_has_no_gradient() -> None:
     (embedding,) = transformer.embedding(t=3, v=4, d=2)
     assert {g.wrt for g in gradients(Workload("e", (embedding,), frozenset({"T"})), inputs=True)} == {"T"}
     steps = text.workload({"m": 4}, "Y[m] = floor(W[m])", weights=["W"])
-    with pytest.raises(WorkloadError, match="no weight lies behind a result, so there is nothing to train"):
+    with pytest.raises(WorkloadError, match=r": Y \(floor\) has no gradient, and no weight lies behind a result by another way"):
         training.training(steps)
     lost = text.workload({"m": 4, "n": 3}, "Y[m] += A[m,n] + B[m]", weights=["B"])
     with pytest.raises(WorkloadError, match="Y: sums B over rank n, which it does not have"):
@@ -260,3 +261,14 @@ def test_faults_are_one_line(source: str, fault: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         catalog.load(source)
     assert fault in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("last", "fault"), [
+    ("Y[m] = argmax(H[m,n])", "Y (argmax) has no gradient, and no weight lies behind a result by another way, so there is nothing to train; leave it out"),
+    ("Y[m] += H[m,n] + W2[m]", "Y: sums W2 over rank n, which it does not have; leave that sum out to train it")])
+def test_operators_without_gradient_are_named_with_their_file(last: str, fault: str, tmp_path: Path) -> None:
+    net = tmp_path / "net.yaml"
+    net.write_text(f'extents: {{m: 8, k: 4, n: 6}}\neinsums: ["H[m,n] += X[m,k] * W[k,n]", "{last}"]\nweights: [W{", W2" * ("W2" in last)}]\n')
+    with pytest.raises(WorkloadError) as caught:
+        catalog.load(f"train:net={net}")
+    assert str(caught.value) == f"{net}: {fault}"

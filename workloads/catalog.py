@@ -139,7 +139,11 @@ def train(net: str, optimizer: training.Method = "sgd", inputs: Literal["no", "y
     """
     stem, _, tail = net.partition(":")
     forward = _network(stem, net, _parameters(net, tail)) if stem in NETWORKS else load(net, bind, False)
-    return ride(training.training(forward, optimizer, inputs == "yes"), fuse_elementwise)
+    try:
+        step = training.training(forward, optimizer, inputs == "yes")
+    except WorkloadError as fault:  # of an operator, which does not know its file
+        raise WorkloadError(f"{net}: {str(fault).removeprefix(f'{forward.name}: ')}") from None
+    return ride(step, fuse_elementwise)
 
 
 def _step(source: str, given: Mapping[str, str], bind: Mapping[str, int] | None, fuse_elementwise: bool) -> Workload:

@@ -42,7 +42,7 @@ DERIVATIVES: dict[str, tuple[Rule | None, ...]] = {
 DERIVATIVES["batchnormalization"] = DERIVATIVES["batchnorm"]  # scale and shift are trained; running mean and variance are not, nor are angles of rope
 STEPS = frozenset({
     "floor", "ceil", "round", "sign", "not", "isnan", "isinf", "equal", "less", "greater", "lessorequal", "greaterorequal", "and", "or", "xor", "hardmax",
-    "bitshift", "bitwiseand", "bitwiseor", "bitwisexor", "bitwisenot"})  # flat wherever they have a derivative
+    "bitshift", "bitwiseand", "bitwiseor", "bitwisexor", "bitwisenot", "argmax", "argmin"})  # flat wherever they have a derivative
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,16 @@ class Life:
 
 @dataclass(slots=True)
 class Tape:
-    """What the backward pass knows while it grows. shares: parts of a gradient that are still to be summed: a tensor, or a broadcast not yet written."""
+    """What the backward pass knows while it grows. used: names; flat: einsums behind a weight that have no gradient; shares: parts of a gradient that are still
+    to be summed: a tensor, or a broadcast not yet written."""
 
     forward: Workload
     uses: Counter[str]
     stored: dict[str, tuple[Dim, ...]]
+    used: set[str]
+    flat: tuple[str, ...]
     grads: dict[str, str] = field(default_factory=dict)
     shares: dict[str, list[str | Gradient]] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
 
     def fresh(self, name: str) -> str:
         while name in self.used:
@@ -126,6 +128,9 @@ def gradients(forward: Workload, method: Method = "sgd", inputs: bool = False, r
             if p.tensor in tape.shares and p.tensor not in made and firsts[p.tensor] == e.name:
                 found += _whole(tape, p.tensor, count)
                 found += _update(tape, p, count, method) if p.tensor in forward.weights else ()
+    if not found and tape.flat:
+        raise WorkloadError(f"{forward.name}: {tape.flat[0]} has no gradient, and no weight lies behind a result by another way, so there is nothing to train; "
+                            "leave it out")
     if not found:
         raise WorkloadError(f"{forward.name}: no weight lies behind a result, so there is nothing to train; inputs = yes differentiates the data")
     return tuple(found)
@@ -141,9 +146,11 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
         raise WorkloadError(f"{forward.name}: results: no einsum makes {', '.join(unknown)}; tensors that nothing reads are "
                             f"{', '.join(t for t in made if t not in read)}")
     wanted = set(forward.weights) | (set(stored) - set(made) if inputs else set())
+    flat = []
     for e in forward.einsums:
-        if any(_owner(stored, p) in wanted and _rule(e, i) for i, p in enumerate(e.inputs)):
-            wanted.add(e.output.tensor)
+        rules = [_rule(e, i) for i, p in enumerate(e.inputs) if _owner(stored, p) in wanted]
+        wanted |= {e.output.tensor} if any(rules) else set()
+        flat += [f"{e.name} ({e.kind})"] if rules and not any(rules) else []
     moved = {e.output.tensor for e in forward.einsums if e.kind == "copy"}
     unread = [t for t in made if t in wanted and t not in read]
     ends = [t for t in made if t in wanted and t in results] or [t for t in unread if t not in moved] or unread
@@ -151,7 +158,7 @@ def _tape(forward: Workload, inputs: bool, results: Collection[str]) -> tuple[Ta
     for e in reversed(forward.einsums):
         if uses[e.output.tensor]:
             uses.update(owner for i, p in enumerate(e.inputs) if (owner := _owner(stored, p)) in wanted and _rule(e, i))
-    return Tape(forward, uses, stored, used=set(stored) | {e.name for e in forward.einsums}), ends
+    return Tape(forward, uses, stored, set(stored) | {e.name for e in forward.einsums}, tuple(flat)), ends
 
 
 def _owner(stored: Collection[str], p: Projection) -> str:

@@ -109,19 +109,19 @@ def filled_pj(r: Roles, room: int, pj: tuple[float, float, float], buffer: tuple
     return best
 
 
-def least(e: Einsum, arch: Arch, handed: Collection[str] = (), pinned: Collection[str] = (), hands: bool = False) -> Least:
-    """handed, pinned: inputs that other lanes, or the buffers, have; hands: the result need not go to main memory."""
+def least(e: Einsum, arch: Arch, handed: Collection[str] = (), pinned: Collection[str] = (), hands: bool = False, roughly: bool = False) -> Least:
+    """handed, pinned: inputs that other lanes, or the buffers, have; hands: the result need not go to main memory; roughly: boxes of registers, which take
+    most of the time, are left out."""
     n, outer, bits = bounds.needs(e), arch.levels[0], [p.bits or arch.word_bits for p in e.tensors()]
     near = [p.tensor in handed or p.tensor in pinned or (p is e.output and hands) for p in e.tensors()]
     far = [0.0 if inside else words * b / outer.width_bits for inside, (words, _, _), b in zip(near, n.operands, bits, strict=True)]
     computed = n.computed * op_pj(e, arch)
     moved = sum(words * (outer.write_pj if p is e.output else outer.read_pj) for p, words in zip(e.tensors(), far, strict=True)) * (not outer.bypass)
     operands = tuple((0.0 if inside else words, own, written) for inside, (words, own, written) in zip(near, n.operands, strict=True))
-    calm = replace(arch, levels=tuple(replace(level, leak_mw=0.0) for level in arch.levels))
-    anywhere = bounds.floor(replace(n, operands=operands), bounds.rates(calm))[0]
+    anywhere = bounds.floor(replace(n, operands=operands), replace(bounds.rates(arch), leak_mw=0.0))[0]
     on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
     cycles = 0.0 if on_unit else n.computed / arch.instances(len(arch.levels)) / arch.compute.ops_per_cycle
-    energy = max(anywhere, computed + moved + _in_lanes(e, arch) + _in_buffers(e, arch, handed, pinned, hands))
+    energy = anywhere if roughly else max(anywhere, computed + moved + _in_lanes(e, arch) + _in_buffers(e, arch, handed, pinned, hands))
     return Least(energy, cycles, 0.0 if outer.bypass else sum(far))
 
 

@@ -21,6 +21,7 @@ from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import candidates, topology
 from dse.dataflow.random import primes, random
 from dse.nest import Infeasible, Loop, Mapping
+from dse.reuse.floors import least
 from dse.reuse.segments import (
     Found,
     Objective,
@@ -38,7 +39,8 @@ from dse.reuse.segments import (
     solved_alone,
     written,
 )
-from dse.reuse.stages import Around, Inside, Nodes, Shape, Stage, floor, kept_bits, split_ranks
+from dse.reuse.shares import time_of
+from dse.reuse.stages import Around, Inside, Nodes, Shape, Stage, kept_bits, split_ranks
 from dse.sim.counts import held_elems
 from dse.sim.evaluate import Problem, Pruned, Solution, certified, figure
 from hw.arch import Arch
@@ -151,16 +153,20 @@ def _scheme(g: Found, r: Range) -> Scheme | None:
     if not members or not places:
         return None
     many = g.workload.einsums[r.first].points() // members[0][0].points()
-    words, energy, cycles = [], 0.0, 0.0
+    words = list[float]()
     for (part, around), (shape, _, _) in zip(members, places, strict=True):
         if kept_bits(part, around, g.arch) > shape.rows * shape.columns * (g.arch.levels[1].capacity_bits or inf):
             return None
         far = [p for p in part.inputs if p.tensor not in around.pinned | around.handed]
         words += [float(held_elems(p, part.sizes()) * many) for p in far]
-        near = [p for p in part.tensors() if p.tensor in around.pinned | around.handed or (p is part.output and around.hands and not around.leaves)]
-        own = floor(part, g.arch, near)
-        energy, cycles = energy + many * own[0], cycles + many * own[1]
-    return Scheme(r, tuple(words), energy, cycles)
+    return Scheme(r, tuple(words), *_floor(g, members, many))
+
+
+def _floor(g: Found, members: Sequence[tuple[Einsum, Around]], many: int) -> tuple[float, float]:
+    """Energy and cycles of stages at least, that often."""
+    own = [least(e, g.arch, a.handed, a.pinned, a.hands and not a.leaves, roughly=True).times(many) for e, a in members]
+    cycles = time_of(own, g.arch)
+    return sum(one.energy for one in own) + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles
 
 
 def _in_chains(g: Found, schemes: Sequence[Scheme], kept: int) -> set[tuple[int, int]]:
@@ -171,8 +177,8 @@ def _in_chains(g: Found, schemes: Sequence[Scheme], kept: int) -> set[tuple[int,
     Chain = tuple[float, float, tuple[tuple[int, int], ...]]
     best: list[list[Chain]] = [[(0.0, 0.0, ())]]
     for i, (e, n) in enumerate(zip(g.workload.einsums, counts(g.workload), strict=True)):
-        energy, cycles = floor(e, g.arch, [p for p in e.inputs if p.tensor in pinned(g, e)])
-        chains = [(a + n * energy, b + n * cycles, past) for a, b, past in best[i]]
+        energy, cycles = _floor(g, [(e, Around(pinned=pinned(g, e)))], n)
+        chains = [(a + energy, b + cycles, past) for a, b, past in best[i]]
         for one in ends.get(i, ()):
             chains += [(a + one.energy, b + one.cycles, (*past, _ends(one.range))) for a, b, past in best[one.range.first]]
         best.append(sorted(chains, key=lambda chain: (figure(g.objective, chain[0], chain[1]), chain[2]))[:kept])
@@ -212,29 +218,31 @@ def _solved(g: Found, r: Range) -> Option | None:
 
 
 def _alone(g: Found, e: Einsum) -> Option | None:
-    """On all nodes."""
+    """On all nodes; in equal parts, where hops of unequal ones are not counted."""
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    stage = _stage(g, e, Around(pinned=pinned(g, e)), Shape(rows, columns, ()))
-    return by_itself(g, e, stage, stage.shapes[0]) if stage else None
+    stages = (_stage(g, e, Around(pinned=pinned(g, e)), Shape(rows, columns, ()), even) for even in (False, True))
+    return next((one for stage in stages if stage and (one := by_itself(g, e, stage, stage.shapes[0]))), None)
 
 
-def _stage(g: Found, e: Einsum, around: Around, room: Shape) -> Stage | None:
-    shape, tile = stacked(g, e, room, around.slid)
+def _stage(g: Found, e: Einsum, around: Around, room: Shape, even: bool = False) -> Stage | None:
+    shape, tile = stacked(g, e, room, around.slid, even)
     return g.nodes.on(e, tile, around, g.objective, (shape,))
 
 
-def stacked(g: Found, e: Einsum, room: Shape, slid: frozenset[str] = frozenset()) -> tuple[Shape, dict[str, int]]:
-    """A rectangle of nodes over an einsum: each prime of a side goes to the rank that leaves a node the smallest tiles, padding included."""
+def stacked(g: Found, e: Einsum, room: Shape, slid: frozenset[str] = frozenset(), even: bool = False) -> tuple[Shape, dict[str, int]]:
+    """A rectangle of nodes over an einsum: each prime of a side goes to the rank that leaves a node the smallest tiles, padding included; even: to one that it
+    divides."""
     tile, loops, used = e.sizes(), list[Loop](), []
     for (dim, _), side in zip(g.arch.fanouts[0].dims, (room.rows, room.columns), strict=True):
         parts = dict[str, int]()
         for prime in primes(side):
             def left(rank: str, prime: int = prime) -> tuple[float, float]:
-                cut = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}  # noqa: B023
+                mine = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}  # noqa: B023
                 others = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}  # noqa: B023
-                return sum(held_elems(p, cut | others) for p in e.tensors()), prod((cut | others).values())
+                return sum(held_elems(p, mine | others) for p in e.tensors()), prod((mine | others).values())
 
-            if open_ := [rank for rank in split_ranks(e) if rank not in slid and tile[rank] >= parts.get(rank, 1) * prime]:
+            cut = {rank: parts.get(rank, 1) * prime for rank in split_ranks(e) if rank not in slid}
+            if open_ := [rank for rank, n in cut.items() if tile[rank] >= n and not (even and tile[rank] % n)]:
                 rank = min(open_, key=left)
                 parts[rank] = parts.get(rank, 1) * prime
         trips = 1

@@ -20,7 +20,7 @@ from dse.dataflow.cost_descending import least_held
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
 from dse.reuse.shares import Ways
-from dse.reuse.stages import Around, Nodes, Shape, Stage, kept_bits, own_nest
+from dse.reuse.stages import Around, Nodes, Shape, Stage, kept_bits, may_share, own_nest, part_of, tiles
 from dse.reuse.trips import alike, runs, trips
 from dse.reuse.trips import segments as looped
 from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
@@ -307,21 +307,32 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
         near = [j for j in (i - 1, i) if 0 <= j < n - 1]
         found = list(_agreed(i, near, labels, alone, made))
         if not found:
-            none = Infeasible("the nodes", 1, 0, workload.einsums[i].name, "mappings")
-            return blocked if isinstance(blocked := least_held(workload.einsums[i], arch), Infeasible) else none
+            e = workload.einsums[i]
+            return blocked if isinstance(blocked := least_held(e, arch), Infeasible) else _crowded(g, [e], e.name)
         rows.append([o for _, o in found])
         costs = [[o.energy, o.latency, *_rooms(g, o, i)] if o else [0.0] * (2 + len(rooms)) for o in rows[-1]]
         tables.append(table([f"border {j}" for j in near], [(at, row) for (at, _), row in zip(found, costs, strict=True)], tuple(rooms)))
     joined = join(tables, rooms, objective)
     if not joined.choices and g.limit < inf:
         least = chosen(replace(g, limit=inf, objective="latency"), alone, made)
-        if isinstance(least, Solution):
-            return Infeasible("a run back to back", ceil(min(g.fastest, least.steady_cycles)), floor(g.limit), workload.name, "cycles")
+        return least if isinstance(least, Infeasible) else Infeasible(
+            "a run within solver.steady_cycles", ceil(min(g.fastest, least.steady_cycles)), floor(g.limit), workload.name, "cycles")
     if not joined.choices:
-        return Infeasible("the nodes", 1, 0, workload.einsums[0].name, "mappings")
+        return _crowded(g, workload.einsums, workload.name)
     best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))
     taken = [o for own, pick in zip(rows, best.rows, strict=True) if (o := own[pick])]
     return evaluate(arch, workload, Schedule(tuple(o.segment for o in taken), weights=g.weights), objective)
+
+
+def _crowded(g: Found, own: Sequence[Einsum], name: str) -> Infeasible:
+    """Why einsums run on no nodes: what a buffer holds at least, weights shared out over as many as there are; or none was found."""
+    level, most = g.arch.levels[1], g.arch.instances(1)
+    around = [Around(pinned=pinned(g, e)) for e in own]
+    held = sum(min(kept_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, most, may_share(g.arch, a))) for e, a in zip(own, around, strict=True))
+    beside = max(sum(n for t, n in bits_of(e, g.arch).items() if t not in a.pinned) for e, a in zip(own, around, strict=True))
+    if held and held + beside > (level.capacity_bits or inf):
+        return Infeasible(f"{level.name} with pinned weights", -(-(held + beside) // 8), (level.capacity_bits or 0) // 8, name)
+    return Infeasible("the search", 1, 0, name, "way to run it on the nodes")
 
 
 def _rooms(g: Found, one: Option, first: int) -> list[float]:

@@ -22,13 +22,12 @@ from dse.dataflow.space import Constraints
 from dse.nest import Loop, Mapping, Store, holdable
 from dse.reuse.nests import BELOW
 from dse.schedule import renamed
-from dse.sim import bounds
 from dse.sim.cost import overflow
 from dse.sim.counts import count, footprints, held_elems
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced
 from dse.sim.parts import bits_of
 from hw.arch import Arch
-from workloads.einsum import Einsum, Projection, canonical_key
+from workloads.einsum import Einsum, canonical_key
 
 ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
 PLACED = 3000  # nodes of a nest that a search places at most
@@ -143,7 +142,8 @@ Inside = Callable[[Problem], list[Mapping]]  # nests that a mapper offers, for a
 
 @dataclass(slots=True)
 class Nodes:
-    """Answers of the mapper for one node, by its part of the einsum and what stands around it. inside: None, the exact one."""
+    """Answers of the mapper for one node, by its part of the einsum and what stands around it. inside: None, the exact one, which is asked too where inside
+    offers nothing that fits."""
 
     arch: Arch
     inside: Inside | None = None
@@ -212,15 +212,16 @@ class Nodes:
         own = tuple(replace(level, leak_mw=0.0, access=None) for level in arch.levels)
         own = (replace(own[0], read_pj=price, write_pj=price, bandwidth=inf, leak_mw=arch.leak_mw() / arch.instances(1)),
                replace(own[1], capacity_bits=room), *own[2:])
-        node = replace(arch, levels=own, fanouts=arch.fanouts[1:])
+        node = replace(arch, levels=own, fanouts=arch.fanouts[1:], compute=replace(arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
         inner = [sum(f.lane_pj * level.width_bits for f in node.fanouts if f.outside == v) for v, level in enumerate(own)]
         asked = replace(node, levels=tuple(replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)),
                         fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in node.fanouts))
         kept = tuple((level.name, t) for level, more in zip(own, inner, strict=True) if more for t in holdable(part, level))  # else charged nowhere
         constraints = Constraints(homes=tuple(sorted((t, own[1].name) for t in homes)), kept=kept, name="a node")
         if self.inside:
-            offered = self.inside(Problem(asked, part, objective, BELOW))
-            return _best(Problem(node, part, objective, BELOW), [whole(nest, homes, outer.name) for nest in offered], homes)
+            offered = [whole(nest, homes, outer.name) for nest in self.inside(Problem(asked, part, objective, BELOW)) if homes <= _in(nest, own[1].name)]
+            if best := _best(Problem(node, part, objective, BELOW), offered, homes):
+                return best
         nests = []
         for machine in (asked, replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts))):
             problem = Problem(machine, part, objective, BELOW)
@@ -229,6 +230,10 @@ class Nodes:
             if not any(isinstance(n, Loop) and n.over and n.rank not in part.output.ranks() for nest in nests for n in nest.nodes):
                 break
         return _best(Problem(node, part, objective, BELOW), nests, homes)
+
+
+def _in(nest: Mapping, level: str) -> set[str]:
+    return {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == level}
 
 
 def whole(nest: Mapping, homes: Collection[str], outer: str) -> Mapping:
@@ -259,10 +264,3 @@ def own_nest(stage: Stage, shape: Shape, e: Einsum, around: Around, outer: str) 
 
 def _first(nest: Mapping, tensor: str) -> Store:
     return next(one for one in nest.nodes if isinstance(one, Store) and one.tensor == tensor)
-
-
-def floor(e: Einsum, arch: Arch, inside: Sequence[Projection]) -> tuple[float, float]:
-    """Energy and cycles that no stage of an einsum goes below. inside: tensors that need not come from, or go to, the outermost level."""
-    n = bounds.needs(e)
-    operands = tuple((0.0 if p in inside else words, bits, written) for p, (words, bits, written) in zip(e.tensors(), n.operands, strict=True))
-    return bounds.floor(replace(n, operands=operands), bounds.rates(arch))

@@ -37,6 +37,7 @@ from workloads.graph import Workload
 
 Floats = NDArray[np.float64]
 NESTS = 400  # of a node, at most
+WAYS = 2000  # nests of all parts
 NODES = 16
 POINTS = 4096  # operations of an einsum
 SAME = 1e-12
@@ -90,7 +91,9 @@ class Listed:
 def small(g: Found) -> bool:
     """Whether every einsum has few nests, and there are few nodes."""
     node = replace(g.arch, fanouts=g.arch.fanouts[1:])
-    return g.arch.instances(1) <= NODES and all(e.points() <= POINTS and size(e, node, "perfect") <= NESTS for e in g.workload.einsums)
+    if g.arch.instances(1) > NODES or any(e.points() > POINTS or size(e, node, "perfect") > NESTS for e in g.workload.einsums):
+        return False
+    return all(len(cuts(e, g.arch, Around())) * size(e, node, "perfect") <= WAYS for e in g.workload.einsums)
 
 
 def cuts(e: Einsum, arch: Arch, around: Around) -> list[Cut]:

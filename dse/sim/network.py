@@ -19,7 +19,7 @@ from dse.nest import Loop, Mapping, Store
 from dse.sim import sharing
 from dse.sim.counts import Delivered, delivered
 from hw.arch import Arch, Fanout
-from workloads.einsum import Einsum, Projection
+from workloads.einsum import Dim, Einsum, Projection
 
 WAYS = ("hop", "lane", "rotate", "rotate_lane")  # actions of networks, in bits
 Place = tuple[int, int]  # row, column
@@ -160,9 +160,18 @@ def owners(mapping: Mapping, e: Einsum, p: Projection, f: Fanout, granule: dict[
     loops, found = cuts(mapping, e, f), []
     for group in groups(loops, [c.rank in p.ranks() for c in loops], _first(f)):
         if (share := _share(loops, group.at)) is not None:
-            spans = tuple(share.get(d.terms[0][0], (0, granule[d.terms[0][0]])) for d in p.dims)
-            found.append(Owned((group.rows[0], group.columns[0]), spans))
+            found.append(Owned((group.rows[0], group.columns[0]), tuple(_made(p, d, share, granule) for d in p.dims)))
     return tuple(found)
+
+
+def _made(p: Projection, d: Dim, share: dict[str, Span], granule: dict[str, int]) -> Span:
+    """Indices of a dimension that a lane makes; where several ranks make them, or one in steps, all that there are."""
+    rank, step = d.terms[0] if d.terms else ("", 0)
+    if (step, len(d.terms), d.offset) == (1, 1, 0):
+        return share.get(rank, (0, granule[rank]))
+    if parted := [rank for rank, _ in d.terms if rank in share]:
+        raise ValueError(f"spatial {parted[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank")
+    return 0, 1 << 60
 
 
 def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:

@@ -131,6 +131,9 @@ def solver(raw: object, faults: Faults) -> Picks:
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not piped and isinstance(raw, Mapping) and key in raw:
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.reuse: pipelines; take that, or leave it out")
+    for key in ("tiles", "dataflow", "near"):
+        if piped and isinstance(raw, Mapping) and key in raw:
+            faults.add(f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for solver.reuse = {show(picks.reuse)}; leave it out")
     if picks.steady_cycles and picks.reuse != "pipelines":
         faults.add(f"solver.steady_cycles = {show(picks.steady_cycles)} is a choice of solver.reuse: pipelines; take that, or leave it out")
     if piped and picks.temporal_layer_pipe and not picks.spatial_layer_pipe and isinstance(raw, Mapping) and "temporal_layer_pipe" in raw:

@@ -69,6 +69,13 @@ WHOLLY, SHARES, SMALL, CUT, ADDED, LEFT, HAND, TOLD_APART = "dse/reuse/whole.py"
     "small_workloads_are_solved_wholly", "what_is_cut_is_no_better", "energies_of_stages_add_up_to_that_of_their_segment",
     "nests_that_may_be_best_somewhere_are_left", "floors_of_parts_by_hand",
     "the_floor_of_a_segment_is_below_what_is_found"))
+SEGMENTS, PUBLISHED, OUT = "dse/reuse/segments.py", "dse/reuse/published.py", "tests/test_left_out.py::test_"
+PASSED, ALIKE, ANEW, SKIPPED = (f"{OUT}{name}" for name in (
+    "segments_that_are_passed_over_are_in_no_cheaper_chain", "segments_alike_are_so_in_all_that_costs",
+    "nodes_are_asked_anew_for_other_rooms_homes_and_figures", "published_schemes_that_are_skipped_read_no_less_than_a_solved_one"))
+ESTIMATE, PARTED, ROOMY = (f"{OUT}{name}" for name in (
+    "stages_side_by_side_take_the_longer_of_all_work_and_all_words", "parts_that_bounds_know_are_the_smallest_of_as_many_lanes",
+    "a_part_has_room_if_a_word_of_all_else_stands_beside_what_stays"))
 FETCHED = "tests/test_floors.py::test_fetches_of_registers_are_those_of_the_best_boxes"
 BOXES, DIRECTED = "dse/sim/boxes.py", "dse/sim/directed.py"
 STANDING, UNCOUNTED = (f"tests/test_boxes.py::test_{name}" for name in ("counts_are_those_of_a_walk", "what_cannot_be_counted_is_refused_in_one_line"))
@@ -153,6 +160,39 @@ MUTANTS = (
            "tests/test_schedule.py::test_sums_that_lanes_share_are_added_up_on_the_way_or_refused"),
     Mutant("published: a node holds all that a stage holds", "dse/reuse/published.py", "shape.rows * shape.columns * (g.arch", "(g.arch",
            "tests/test_pipeline.py::test_what_cannot_fit_falls_and_nothing_that_does"),
+    Mutant("segments: what costs the same as the best chain is passed over with a tenth more to spare", PIPES, "through[r] >= _cheapest_chain(g, alone, made)",
+           "1.1 * through[r] >= _cheapest_chain(g, alone, made)", PASSED),
+    Mutant("segments: what follows a segment begins with its last einsum", PIPES, "+ energy + low[1][r.last + 1]", "+ energy + low[1][r.last]", PASSED),
+    Mutant("segments: cycles are passed over by energy", PIPES, "(plain and through[r]", "(through[r]", PASSED),
+    Mutant("segments: one that all buffers hold is none", SEGMENTS, "in members) <= g.arch.instances(1)", "in members) < g.arch.instances(1)",
+           f"{OUT}segments_that_are_no_candidates_hold_more_than_all_buffers"),
+    Mutant("segments: a pinned weight is like one that is not", SEGMENTS, "key = canonical_key(e), *(p.tensor in pinned(g, e) for p in e.inputs)",
+           "key = canonical_key(e), 0", f"{OUT}equal_einsums_of_which_one_is_pinned_are_solved_each"),
+    Mutant("segments: alike whatever leaves", SEGMENTS, "in r.handed, e.output.tensor in r.leaving) for", "in r.handed, 0) for", ALIKE),
+    Mutant("segments: alike whatever is pinned", SEGMENTS, "tuple(p.tensor in pinned(g, e) for p in e.inputs)) for e in own)", "0) for e in own)", ALIKE),
+    Mutant("segments: alike whatever loop is shared", SEGMENTS, "axis, r.tile, len(own)", "r.tile, len(own)", ALIKE),
+    Mutant("segments: alike whatever the granule", SEGMENTS, "axis, r.tile, len(own)", "axis, len(own)", ALIKE),
+    Mutant("stages: bounds of what is handed are those of what is read", PIPES, "key = canonical_key(e), tuple(e.sizes()), inside, replace",
+           "key = canonical_key(e), tuple(e.sizes()), replace", f"{OUT}bounds_of_stages_are_told_apart_by_what_they_are_handed"),
+    Mutant("nodes: asked once for any home", STAGES, "(canonical_key(part), homes, room, price, objective)", "(canonical_key(part), price, objective)", ANEW),
+    Mutant("nodes: asked once for any price", STAGES, "(canonical_key(part), homes, room, price, objective)", "(canonical_key(part), homes, room, objective)",
+           ANEW),
+    Mutant("nodes: asked once for any figure", STAGES, "(canonical_key(part), homes, room, price, objective)", "(canonical_key(part), homes, room, price)",
+           ANEW),
+    Mutant("nodes: a home may be in registers", STAGES, "if homes <= _in(nest, own[1].name)]", "if homes <= _in(nest, own[1].name) | _in(nest, own[-1].name)]",
+           f"{OUT}a_nest_that_has_a_home_in_registers_only_is_none"),
+    Mutant("published: skipped if one tensor is read no less", PUBLISHED, "any(all(a <= b for a, b", "any(any(a <= b for a, b", SKIPPED),
+    Mutant("published: what was not solved skips too", PUBLISHED, "                made[scheme.range] = option\n                done.append(scheme)",
+           "                made[scheme.range] = option\n            done.append(scheme)", SKIPPED),
+    Mutant("published: one chain goes on", PUBLISHED, "chain[2]))[:kept])", "chain[2]))[:1])", f"{OUT}published_segments_are_those_of_the_cheapest_chains"),
+    Mutant("published: stages side by side take their times together", PUBLISHED, "cycles = time_of(own, g.arch)",
+           "cycles = sum(time_of([one], g.arch) for one in own)", ESTIMATE),
+    Mutant("floors: what lanes leak is billed twice", "dse/reuse/floors.py", "replace(bounds.rates(arch), leak_mw=0.0)", "bounds.rates(arch)",
+           "tests/test_pipeline.py::test_lanes_that_leak_are_billed_once"),
+    Mutant("small: nests undercut each other on unequal parts", WHOLLY, "undercut = equal and any(", "undercut = any(", LEFT),
+    Mutant("floors: of tiles that leave as many lanes the largest", SHARES, "np.array(sorted({-(-sizes[rank] // parts) for",
+           "np.array(sorted({-(-sizes[rank] // parts) + (parts > 1) for", PARTED),
+    Mutant("floors: what is handed on leaves no room for a word of all else", SHARES, "there = (room <= (level", "there = (1.2 * room <= (level", ROOMY),
     Mutant("a rectangle is a row too low", STAGES, "-(-sizes[rest] // outer), -(-outer // tile[rest])", "sizes[rest] // outer, -(-outer // tile[rest])",
            RECTANGLES),
     Mutant("what later ranks bring x 1.1", KERNELS, "min(x.low[q], rows[i + 1, q] * later[i + 1, cell, q])",
