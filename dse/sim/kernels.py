@@ -151,7 +151,7 @@ def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     totals = [at.whole(row.total) * one for row in rows]
     energy = sum(total * action_pj(key, e, arch) for key, total in zip(keys, totals, strict=True))
     own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
-    cycles = (latency(port_times(at, t.nest, e, arch)[0], own.steps, own.ramp) if arch.overlap == "buffered"
+    cycles = (latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp) if arch.overlap == "buffered"
               else largest(own.steps, *own.levels) + own.ramp) * one
     return Costs(energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, e, arch) * one[:, None])
 
