@@ -95,7 +95,7 @@ def _held(s: Sums, p: Projection, rest: int) -> list[Term]:
     for number, (i, loop) in enumerate(s.loops):
         if i < rest:
             cuts[loop.rank] = (*cuts.get(loop.rank, ()), (number, FIRST))
-    whole = tuple([s.number(dim, (p.tensor, i), dim.ranks(), cuts) for i, dim in enumerate(p.dims)])
+    whole = s.of_dims(p, cuts, clip=False)
     return [Term(1, whole)] if p.format == "dense" else [Term(2 * p.density, whole), Term(1, whole[:-1])]
 
 

@@ -232,8 +232,9 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
     between = _exchanges(c, nodes, span)
     if not c.steady:
         return replace(found, between=between)
-    return replace(found, between=between, move=between + _exchange(*(_total(_ends(c, s, way, span) for s in own) for own, way in (
-        (outputs, "drain"), (nodes, "fill"), (outputs, "fill")))))
+    drains, fills, back = (_total(_ends(c, s, "drain" if way == "drain" else "fill", span) for s in (nodes if way == "all" else outputs))
+                           for way in ("drain", "all", "fill"))
+    return replace(found, between=between, move=between + _exchange(drains, fills, back))
 
 
 def _starts(c: Clock, nodes: Sequence[Step], way: Way, span: Span) -> Number:
