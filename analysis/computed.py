@@ -20,6 +20,7 @@ VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segment
 PACKED = "chosen"  # the table that choices are stored in
 ONLY = "SEMI JOIN internal.asked USING (machine)"
 WHOLE = ("BIGINT", "INTEGER", "UBIGINT", "HUGEINT")
+GATHERED = 50_000  # machines whose choices are read before `traffic` computes anything of them: once, though it reads them twice, and costed in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,13 @@ def narrowed(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
     if found is None:
         yield text
         return
+    narrow, view = found
     try:
         source(con, ONLY)
-        yield found
+        if view == "traffic" and con.execute("SELECT count(*) <= ? FROM internal.asked", [GATHERED]).fetchall() == [(True,)]:
+            con.execute("CREATE OR REPLACE TABLE internal.gathered AS SELECT machine, schedule, workload, keys FROM internal.packed")
+            con.execute("CREATE OR REPLACE VIEW internal.packed AS FROM internal.gathered")
+        yield narrow
     finally:
         widened(con)
 
@@ -91,12 +96,12 @@ def widened(con: duckdb.DuckDBPyConnection) -> None:
     """All machines again, also after an interrupt that came between."""
     if con.execute("SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'").fetchall() != [(0,)]:
         source(con)
-        con.execute("DROP TABLE internal.asked")
+        con.execute("DROP TABLE internal.asked; DROP TABLE IF EXISTS internal.gathered")
 
 
-def _rewritten(con: duckdb.DuckDBPyConnection, text: str) -> str | None:
-    """With the machines of its one condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` in internal.asked; None where nothing is gained or the
-    SELECT cannot stand alone."""
+def _rewritten(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | None:
+    """With the machines of its one condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` in internal.asked, and the view that it is on; None where
+    nothing is gained or the SELECT cannot stand alone."""
     tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
     parts = list(nodes(tree))
     views = [node for node in parts if node.get("type") == "BASE_TABLE" and node["table_name"].lower() in (*VIEWS, "traffic")]
@@ -120,7 +125,7 @@ def _rewritten(con: duckdb.DuckDBPyConnection, text: str) -> str | None:
     stands = json.loads(con.execute("SELECT json_serialize_sql('SELECT machine FROM internal.asked')").fetchall()[0][0])
     inner["node"] = stands["statements"][0]["node"]
     (found,) = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()[0]
-    return str(found)
+    return str(found), str(views[0]["table_name"]).lower()
 
 
 def _conditions(where: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -244,7 +244,7 @@ def _fronts(groups: pa.ListArray) -> pa.ListArray:
 def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Sequence[str]]) -> None:
     known = {name for (name,) in con.execute("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'internal'").fetchall()} - {"run"}
     asks = "uniques" in known
-    known -= {"uniques", "asked"}
+    known -= {"uniques", "asked", "gathered"}
     there = dict.fromkeys([*sorted(known), *parts])
     for table in there:
         sources = [f"FROM internal.{_quoted(table)}"] if table in known else []

@@ -277,16 +277,10 @@ def _versions() -> dict[str, str]:
 
 def _read_back(run: Run) -> None:
     """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back."""
-    left = [machine for part in stores.batches(run.store, {"machines": ["machine", "status", "reason"]})
-            for machine in part["machines"].filter(undone(part["machines"]))["machine"].to_pylist()]
-    run.store = stores.retract(run.store, left)
-    rows: Counter[int] = Counter()
-    broken: Counter[int] = Counter()
-    for part in stores.batches(run.store, {"machines": ["machine", "key", "generation", "status", "beaten_by"]}):
-        _same_keys(run, part["machines"])
-        of_constraints = pc.and_(pc.equal(part["machines"]["status"], "pruned"), pc.is_null(part["machines"]["beaten_by"]))
-        for found, column in ((rows, part["machines"]["generation"]), (broken, part["machines"]["generation"].filter(of_constraints))):
-            found.update({pair["values"]: pair["counts"] for pair in pc.value_counts(column).to_pylist()})
+    rows, broken, left = _counted(run)
+    if left:
+        run.store = stores.retract(run.store, left)
+        rows, broken, _ = _counted(run)
     study, asked = run.job.study, []
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
         first, last = block(study.search, study.space.size, number)
@@ -303,6 +297,20 @@ def _read_back(run: Run) -> None:
         _learn(run, part["machines"], part.get("points"))
     for asks in asked:
         _take(run, asks, rows[asks.generation] - broken[asks.generation], broken[asks.generation])
+
+
+def _counted(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
+    """Committed machines by generation, those of them that broke a constraint before, and machines that were left undone."""
+    rows, broken, left = Counter[int](), Counter[int](), list[int]()
+    for part in stores.batches(run.store, {"machines": ["machine", "key", "generation", "status", "reason", "beaten_by"]}):
+        machines = part["machines"]
+        _same_keys(run, machines)
+        of_constraints = pc.and_(pc.equal(machines["status"], "pruned"), pc.is_null(machines["beaten_by"]))
+        for found, column in ((rows, machines["generation"]), (broken, machines["generation"].filter(of_constraints))):
+            found.update({pair["values"]: pair["counts"] for pair in pc.value_counts(column).to_pylist()})
+        failed = machines.filter(pc.equal(machines["status"], "error"))
+        left += failed["machine"].filter(undone(failed)).to_pylist()
+    return rows, broken, left
 
 
 def _same_keys(run: Run, machines: pa.Table) -> None:

@@ -224,7 +224,7 @@ def _put_away_strangers(store: Store) -> list[str]:
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
         elif relative.startswith("asks/"):
-            if (found := unseal(path, "asks")) is None or path.name != asks_name(found.get("generation")):
+            if path.name != asks_name(folders.asks_of(path)):
                 _quarantine(store.path, relative)
                 lines.append(f"{path}: damaged or foreign; put into quarantine/")
         elif relative not in listed:
@@ -391,7 +391,7 @@ def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Table
             beside = {table: _read_part(there[table], tables[table]) for table in others if table in there}
             with pq.ParquetFile(there[first], page_checksum_verification=True) as part:
                 for number in range(part.num_row_groups):
-                    rows = part.read_row_group(number, columns=list(tables[first]))
+                    rows = part.read_row_group(number, columns=list(tables[first]), use_threads=False)  # each thread keeps what it once took
                     own = beside if part.num_row_groups == 1 else {
                         table: found.filter(pc.is_in(found["machine"], rows["machine"].combine_chunks())) for table, found in beside.items()}
                     yield {first: rows, **own}
@@ -399,7 +399,7 @@ def batches(store: Store, tables: Mapping[str, Sequence[str]]) -> Iterator[Table
 
 def _read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     with pq.ParquetFile(path, page_checksum_verification=True) as part:
-        return part.read(columns=list(columns) if columns else None)
+        return part.read(columns=list(columns) if columns else None, use_threads=False)
 
 
 def compact(store: Store, fan_in: int = FAN_IN) -> Store:

@@ -286,9 +286,9 @@ def _cycles(asked: Asked, machines: Any, workloads: Any, keys: Any) -> pa.Array:
     flat = np.empty(ends[-1])
     for own, place, _, nest, arches in _equal(asked, rows):
         e, felt = asked.groups[rows[own[0]].workload][place].einsum, arches[0].felt()
-        one = einsum_cost(Problem(arches[0], e, asked.study.solver.objective), nest) if felt else count(nest, e, arches[0])
-        flat[ends[own] + place] = one.latency_cycles if isinstance(one, EinsumCost) else np.nan if isinstance(one, Infeasible) else cost.taken(
-            *cost.ports(nest, one, e, _sizes(together(arches), arches) if len(own) > 1 else arches[0]))
+        alone = einsum_cost(Problem(arches[0], e, asked.study.solver.objective), nest) if felt else None
+        flat[ends[own] + place] = alone.latency_cycles if isinstance(alone, EinsumCost) else np.nan if isinstance(alone, Infeasible) else cost.cycles_of(
+            nest, e, _sizes(together(arches), arches) if len(own) > 1 else arches[0])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat))
 
 

@@ -31,6 +31,7 @@ NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
 FILES = (MANIFEST, BEFORE, ENV, STATUS, STUDY, ".lock")
+SEAL = re.compile(rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "kind": "asks"[,}]')
 LARGEST_JSON = 64 << 20
 TRIES = 5  # a merge may replace parts between reading the manifest and reading them
 
@@ -135,6 +136,18 @@ def unseal(path: Path, kind: str) -> dict[str, Any] | None:
     """What `sealed` wrote as this kind, or None if the file is damaged, another one, or absent."""
     value = _whole(path)
     return value if value is not None and value.pop("kind", "") == kind else None
+
+
+def asks_of(path: Path) -> int | None:
+    """The generation whose asks a file has, or None if it is damaged or another one. Of a large file the checksum is taken of its bytes as they stand: `sealed`
+    writes it between names in order, so that all else is what it was taken of. What is written in another way is read whole."""
+    with suppress(OSError):
+        data = path.read_bytes()
+        if len(data) <= LARGEST_JSON and (found := SEAL.search(data)) and zlib.crc32(data[found.end(1):], zlib.crc32(data[:found.start(1)])) == int(found[2]):
+            return int(found[3])
+    value = unseal(path, "asks")
+    generation = value.get("generation") if value else None
+    return generation if isinstance(generation, int) else None
 
 
 def _whole(path: Path) -> dict[str, Any] | None:

@@ -87,7 +87,8 @@ def level_times(p: Program, v: int, periods: list[Period]) -> PortTimes:
     return PortTimes(
         double=p.double[v], restarts=len(periods), busy=top({port: n for port, n in total([crossing, all_own]).items() if port[0] == v}),
         serve=top(seen(crossing, v)), first=ends(p, v, starts, True), last=ends(p, v, stops, False), between=moved, move=move,
-        shared=top(seen(total([crossing, between]), v)), paced=paced(p, v, periods, own), back=top(total(own.leaving)) + top(total(own.coming)))
+        shared=top(seen(total([crossing, between]), v)) if p.double[v] else ZERO, paced=paced(p, v, periods, own),
+        back=top(total(own.leaving)) + top(total(own.coming)))
 
 
 def crossed(p: Program, v: int, periods: list[Period]) -> Work:

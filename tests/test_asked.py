@@ -171,6 +171,14 @@ def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list
     assert run.sql(own.format("traffic")).rows() == run.con.execute(own.format("internal.kept")).fetchall()
 
 
+def test_traffic_of_more_machines_than_are_gathered_is_the_same(counted: tuple[Run, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = counted
+    asked_for = f"SELECT * FROM traffic WHERE {NARROW[2]} ORDER BY ALL"
+    found = repr(run.sql(asked_for).table.to_pylist())
+    monkeypatch.setattr(computed, "GATHERED", 2)
+    assert repr(run.sql(asked_for).table.to_pylist()) == found
+
+
 def test_views_are_whole_after_an_interrupt_that_came_between(counted: tuple[Run, list[int]]) -> None:
     run, _ = counted
     whole = len(run.sql("FROM einsums"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from math import isclose
 from random import Random
+from threading import Thread
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +15,11 @@ from hypothesis import strategies as st
 from dse.nest import Mapping, faults
 from dse.sim.cost import price
 from dse.sim.counts import Count, count, footprints
+from dse.sim.terms import Sums, Wiring
 from hw.arch import Arch
 from tests.nests import KINDS, random_case, rich_case
 from tests.oracle import Tally, port_bits, walk
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, einsum
 
 SPLIT = 1e-9  # expected elements that are none: what rounding leaves of reads that are all skipped
 
@@ -76,3 +79,19 @@ def test_closed_form_equals_oracle(seed: int) -> None:
 @given(st.integers(0, 2**32))
 def test_closed_form_equals_oracle_on_rich_nests(seed: int) -> None:
     assert unlike(f"seed {seed}", *rich_case(Random(seed))) == ""
+
+
+def test_sums_that_threads_share_give_each_factor_its_number() -> None:
+    e, before = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 3}), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            s = Sums(e, [], Wiring((), frozenset(), ()))
+            threads = [Thread(target=lambda own=own, s=s: [s.number(None, (own, i), ("m",), {}) for i in range(40)]) for own in range(4)]  # type: ignore[misc]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(s.numbers.values()) == list(range(160)) and len(s.factors) == 160
+    finally:
+        sys.setswitchinterval(before)

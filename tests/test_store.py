@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster import store as s
+from dse import folder as folders
 from dse.folder import part_path
 
 
@@ -125,6 +126,26 @@ def test_orphan_foreign_and_unfinished_files_are_put_away(tmp_path: Path) -> Non
     assert len(list((tmp_path / "quarantine").iterdir())) == 3 and not list(tmp_path.rglob("*.tmp"))
 
 
+CHANGED = [("[17, ", "[18, "), ('"generation": 4', '"generation": 5'), ('"seed": 3', '"seed": 2'), ('"crc": ', '"crc": 1'), ("random", "Random")]
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+def test_asks_that_are_not_what_was_written_are_put_away(tmp_path: Path, changed: tuple[str, str]) -> None:
+    """Wherever a byte differs; written with other spaces they are still the same."""
+    store = committed(tmp_path)
+    path = tmp_path / "asks/generation-000004.json"
+    whole = folders.sealed("asks", {"generation": 4, "asks": [[17, "random"]], "pruned": [], "seen": [], "seed": 3, "sampler": []})
+    path.write_bytes(whole)
+    store, lines = reopened(store)
+    path.write_text(json.dumps(json.loads(whole), indent=1))
+    store, more = reopened(store)
+    assert lines == more == [] and path.exists()
+    path.write_text(whole.decode().replace(*changed))
+    store, lines = reopened(store)
+    assert not path.exists() and len(lines) == 1 and "damaged or foreign" in lines[0] and machines(store) == list(range(12))
+    s.close(store)
+
+
 def test_damaged_manifest_falls_back_to_the_one_before(tmp_path: Path) -> None:
     store = committed(tmp_path)
     text = (tmp_path / "manifest.json").read_text()
@@ -148,6 +169,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from cluster import store as s
+from dse import folder as folders
 from dse.folder import part_path
 from tests.test_store import tables
 store, _ = s.open_run(Path(sys.argv[1]))
@@ -171,6 +193,7 @@ READER = """
 import os, sys
 from pathlib import Path
 from cluster import store as s
+from dse import folder as folders
 from dse.folder import part_path
 if os.getuid() == 0: os.setuid(65534)
 try: s.open_run(Path(sys.argv[1]))
@@ -240,6 +263,7 @@ COMMITTER = """
 import sys
 from pathlib import Path
 from cluster import store as s
+from dse import folder as folders
 from dse.folder import part_path
 from tests.test_store import machines, tables
 store, lines = s.open_run(Path(sys.argv[1]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from math import isclose
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dse.nest import Mapping
 from dse.sim import counts, terms, times
-from dse.sim.cost import price
+from dse.sim.cost import cycles_of, price
 from dse.sim.counts import count, reading
 from dse.sim.latency import PortTimes, latency
 from dse.sim.times import port_times
@@ -66,6 +66,7 @@ def test_a_fork_is_timed_the_same_whoever_asked_before(seed: int) -> None:
         known = times_of(nest, e, arch) if times_of(mapping, e, arch) else None
         counts._reading.cache_clear()
         counts.recipe.cache_clear()
+        counts.sums_of.cache_clear()
         assert known == times_of(nest, e, arch)
 
 
@@ -82,6 +83,14 @@ def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overla
     assert isclose(found.latency_cycles, latency(times, steps)) and found.steady_cycles <= found.latency_cycles * (1 + 1e-9)
     for name, cycles in found.busy_cycles[:-1]:
         assert isclose(cycles, next(own.busy for own, level in zip(times, arch.levels, strict=True) if level.name == name), abs_tol=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["buffered", "free"]))
+def test_latency_alone_is_that_of_the_whole_price(seed: int, overlap: Literal["buffered", "free"]) -> None:
+    e, arch, mapping = random_nest(seed)
+    arch = replace(arch, overlap=overlap)
+    assert cycles_of(mapping, e, arch) == price(mapping, count(mapping, e, arch), e, arch).latency_cycles
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dse.nest import Infeasible, Mapping
-from dse.sim.counts import Count, Footprint, reading
+from dse.sim.counts import Count, Footprint, count, reading, steps
 from dse.sim.latency import Number, PortTimes, largest, latency, some
 from dse.sim.parts import Busy, action_pj, bits_of, busy, per_elem
 from dse.sim.times import port_times
@@ -78,6 +78,15 @@ def ports(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun:
     keys = [(row.level, row.tensor, row.action) for row in rows]
     own = busy(keys, [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
     return own, port_times(reading(mapping, e, arch), mapping, e, arch, begun)[0] if arch.overlap == "buffered" and mapping.nodes else []
+
+
+def cycles_of(mapping: Mapping, e: Einsum, arch: Arch) -> Number:
+    """The latency that `price` has, alone. Where fills wait, port times have what is moved; of counts only steps and ramps are left to know."""
+    if arch.overlap != "buffered" or not mapping.nodes:
+        return taken(*ports(mapping, count(mapping, e, arch), e, arch))
+    rows = steps(mapping, e, arch)
+    own = busy([(row.level, row.tensor, row.action) for row in rows], [row.elems for row in rows], [[row.busiest_elems] for row in rows], e, arch)
+    return taken(own, port_times(reading(mapping, e, arch), mapping, e, arch, steady=False)[0])
 
 
 def taken(own: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:

@@ -85,7 +85,7 @@ def reading(mapping: Mapping, e: Einsum, arch: Arch) -> Reading:
 @lru_cache(maxsize=1 << 12)
 def _reading(mapping: Mapping, e: Einsum, wires: Wiring) -> Reading:
     tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
-    sums = recipe(shape(mapping), e, wires).sums
+    sums = sums_of(shape(mapping), e, wires)
     return Reading(sums, lambda factor, lanes: value(factor, tiles, lanes), instances(sums, [tiles]))
 
 
@@ -142,7 +142,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
     reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts): R, W what the node serves inward, R', W' its own
     fills and drains, S and S' the skipped first reads of an output.
     """
-    s = Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)
+    s = sums_of(nest, e, wires)
     found: dict[tuple[str, str, str], tuple[list[Term], list[Term]]] = {}
 
     def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]]) -> None:
@@ -164,9 +164,24 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
     rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
     if added := tuple(term for link in links(nest, e) if link.output and link.child for term in merged(s, link)):
         rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
-    points, lane = (Term(nonzero(e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
-    rows += [Row("MAC", "-", "compute", (points,), (lane,)), *_folds(s, wires)]
-    return Recipe(s, tuple(rows))
+    return Recipe(s, (*rows, *_steps(s, len(nest.nodes))))
+
+
+@lru_cache(maxsize=1 << 12)
+def sums_of(nest: Mapping, e: Einsum, wires: Wiring) -> Sums:
+    """The sums that all formulas of a nest are made of."""
+    return Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)
+
+
+def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
+    """The rows of `count` that no port moves anything for: operations, folds of systolic arrays. Their first instance is the busiest."""
+    at = reading(mapping, e, arch)
+    return tuple(Count(row.level, row.tensor, row.action, at.whole(row.total), at.whole(row.own)) for row in _steps(at.sums, len(mapping.nodes)))
+
+
+def _steps(s: Sums, nodes: int) -> list[Row]:
+    points, lane = (Term(nonzero(s.e), passes(s, nodes, lanes)) for lanes in (True, False))
+    return [Row("MAC", "-", "compute", (points,), (lane,)), *_folds(s, s.wires)]
 
 
 def _folds(s: Sums, wires: Wiring) -> list[Row]:

@@ -95,7 +95,7 @@ def _held(s: Sums, p: Projection, rest: int) -> list[Term]:
     for number, (i, loop) in enumerate(s.loops):
         if i < rest:
             cuts[loop.rank] = (*cuts.get(loop.rank, ()), (number, FIRST))
-    whole = tuple([s.number(dim, (p.tensor, i), dim.ranks(), cuts) for i, dim in enumerate(p.dims)])
+    whole = s.of_dims(p, cuts, clip=False)
     return [Term(1, whole)] if p.format == "dense" else [Term(2 * p.density, whole), Term(1, whole[:-1])]
 
 
@@ -151,7 +151,7 @@ def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     totals = [at.whole(row.total) * one for row in rows]
     energy = sum(total * action_pj(key, e, arch) for key, total in zip(keys, totals, strict=True))
     own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
-    cycles = (latency(port_times(at, t.nest, e, arch)[0], own.steps, own.ramp) if arch.overlap == "buffered"
+    cycles = (latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp) if arch.overlap == "buffered"
               else largest(own.steps, *own.levels) + own.ramp) * one
     return Costs(energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, e, arch) * one[:, None])
 

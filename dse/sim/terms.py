@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from math import prod
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from workloads.einsum import Dim, Einsum, Projection
 
 AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
+
+GROWING = Lock()
 
 Cut = tuple[int, int]  # (tile, pick)
 Cuts = tuple[Cut, ...]
@@ -152,15 +155,34 @@ class Sums:
     factors: list[Factor] = field(default_factory=list)
     numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     known: dict[tuple[object, ...], tuple[Term, ...]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(init=False)
+    dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """dims: of a tensor, each with the number of those equal to it, its ranks, and whether it is one rank, all of which is stored: its tiles never overlap
+        and nothing of them is padding, so that it is one factor however it is counted."""
+        self.sizes, names = self.e.sizes(), dict[Dim, int]()
+        self.dims = {p.tensor: [(dim, names.setdefault(dim, len(names)), dim.ranks(), whole(dim, self.sizes)) for dim in p.dims] for p in self.e.tensors()}
+
+    def of_dims(self, p: Projection, cuts: Loops, clip: bool, distinct: int = 0, slides: str = "") -> tuple[int, ...]:
+        """A factor per dimension of a tensor. slides: the rank of a loop that a window slides along."""
+        return tuple([self.number(dim, name, ranks, cuts) if plain else self.number(dim, name, ranks, cuts, clip, distinct + (slides in ranks))
+                      for dim, name, ranks, plain in self.dims[p.tensor]])
 
     def number(self, dim: Dim | None, name: object, ranks: tuple[str, ...], cuts: Loops, clip: bool = False, distinct: int = 0,
                after: int = -1, most: bool = False) -> int:
         key = (name, clip, distinct, after, most, cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]))
-        found = self.numbers.setdefault(key, len(self.numbers))
-        if found == len(self.factors):
-            sizes = self.e.sizes()
-            self.factors.append(Factor(dim, tuple((sizes[rank], cuts.get(rank, ())) for rank in ranks), clip, distinct, after, most))
-        return found
+        found = self.numbers.get(key)
+        return found if found is not None else self._grown(key, Factor(dim, tuple([(self.sizes[rank], cuts.get(rank, ())) for rank in ranks]),
+                                                                       clip, distinct, after, most))
+
+    def _grown(self, key: tuple[object, ...], factor: Factor) -> int:
+        """Equal nests share their sums, also those of other threads: a number is told when its factor is there."""
+        with GROWING:
+            if key not in self.numbers:
+                self.factors.append(factor)
+                self.numbers[key] = len(self.factors) - 1
+            return self.numbers[key]
 
 
 def every(s: Sums) -> tuple[int, ...]:
@@ -196,8 +218,7 @@ def merged(s: Sums, link: Link) -> Iterator[Term]:
     if any(loop.over and link.parent_at < i < link.child_at and loop.rank not in link.seen for i, loop in s.loops):
         for sign, others in ((1, LANES), (-1, FIRST)):
             cuts = _cuts(s, link, every(s), False, lambda i, loop, pick=others: pick if i > link.parent_at and loop.rank not in link.seen else LANES)  # type: ignore[misc]
-            dims = tuple([s.number(dim, (p.tensor, i), dim.ranks(), cuts, clip=True) for i, dim in enumerate(p.dims)])
-            yield Term(sign * (1 if p.format == "dense" else p.density), (*dims, *_unseen(s, link, cuts)))
+            yield Term(sign * (1 if p.format == "dense" else p.density), (*s.of_dims(p, cuts, clip=True), *_unseen(s, link, cuts)))
 
 
 def _moved(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, side: object, lanes: Callable[[int, Loop], int]) -> tuple[Term, ...]:
@@ -231,8 +252,7 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
     slides = next((loop for number, (i, loop) in enumerate(s.loops) if link.child_at < i == link.rest - 1 and loop.rank not in p.full()
                    and any(number == cut for cut, _ in cuts.get(loop.rank, ()))), None)
-    dims = tuple([s.number(dim, (p.tensor, i), dim.ranks(), cuts, clip, skip + bool(skip and slides and slides.rank in dim.ranks()))
-                  for i, dim in enumerate(p.dims)])
+    dims = s.of_dims(p, cuts, clip, skip, slides.rank if skip and slides else "")
     outer = _unseen(s, link, cuts)
     if not clip:
         yield Term(sign * straight(p, s.e), (*dims, *outer))
@@ -273,9 +293,11 @@ def rounds(s: Sums, begin: int, end: int, picks: tuple[int, ...], most: bool) ->
 
 def value(factor: Factor, tiles: Sequence[int], lanes: dict[int, int] | None = None) -> int:
     """A factor for given tile sizes, one per loop of the nest. lanes: those of the instance by number of the loop; the first where none is given."""
-    where = lanes or {}
-    ranks = tuple([(extent, tuple([(tiles[number], pick if pick != OWN else LANE + where[number] if where.get(number) else FIRST) for number, pick in loops]))
-                   for extent, loops in factor.cuts])
+    if lanes:
+        ranks = tuple([(extent, tuple([(tiles[number], pick if pick != OWN else LANE + lanes[number] if lanes.get(number) else FIRST)
+                                       for number, pick in loops])) for extent, loops in factor.cuts])
+    else:
+        ranks = tuple([(extent, tuple([(tiles[number], pick if pick != OWN else FIRST) for number, pick in loops])) for extent, loops in factor.cuts])
     if factor.after >= 0:
         extent, cuts = ranks[0]
         found = [tile_count(size, cuts[factor.after:]) for size, _ in tile_sizes(extent, cuts[: factor.after])]
@@ -434,7 +456,7 @@ def tile_count(extent: int, cuts: Cuts) -> int:
 @lru_cache(maxsize=1 << 16)
 def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
     """Sum over all tiles of one dimension's hull length, clipped to what is stored; distinct: length of their union."""
-    if len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and dim.size >= ranks[0][0]:
+    if whole(dim, {dim.terms[0][0]: ranks[0][0]}):
         return sum(size * n for size, n in tile_sizes(*ranks[0]))
     if distinct or (clip and not within(dim, [extent for extent, _ in ranks])):
         return _span_sum(dim, ranks, clip, distinct)
@@ -442,6 +464,11 @@ def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct:
     for (_, c), (extent, cuts) in zip(dim.terms, ranks, strict=True):
         total = [(length + c * (size - 1), n * m) for length, n in total for size, m in tile_sizes(extent, cuts)]
     return sum(length * n for length, n in total)
+
+
+def whole(dim: Dim, sizes: dict[str, int]) -> bool:
+    """Whether a dimension is one rank, all of which is stored."""
+    return len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and dim.size >= sizes[dim.terms[0][0]]
 
 
 def within(dim: Dim, extents: Sequence[int]) -> bool:

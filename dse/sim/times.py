@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import nan
 from typing import Literal
 
 from dse.nest import Mapping
@@ -55,17 +56,20 @@ class Step:
 
 @dataclass(slots=True)
 class Clock:
-    """One nest, or one nest for many tile sizes, on one machine. rates: cycles per element of (level, tensor); 0 where a port is never slow."""
+    """One nest, or one nest for many tile sizes, on one machine. rates: cycles per element of (level, tensor) whose port may be slow. steady: whether
+    times of many equal einsums in turn are wanted. known, all: what a link moves in picked iterations, and in periods."""
 
     at: Reading
     e: Einsum
     arch: Arch
     steps: list[Step]
     rates: dict[tuple[int, str], Number]
+    steady: bool = True
     known: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    all: dict[tuple[object, ...], Work] = field(default_factory=dict)
 
 
-def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch) -> Clock:
+def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch, steady: bool = True) -> Clock:
     order = {level.name: v for v, level in enumerate(arch.levels)}
     numbers = {i: number for number, (i, _) in enumerate(at.sums.loops)}
     steps = []
@@ -74,13 +78,14 @@ def clock(at: Reading, nest: Mapping, e: Einsum, arch: Arch) -> Clock:
         steps.append(Step(link, order[link.parent.level], order[link.child.level] if link.child else len(arch.levels), link.output,
                           link.parent.level in at.sums.wires.skips, numbers[link.rest - 1] if slides else -1))
     bits = bits_of(e, arch)
-    rates = {(v, tensor): elem_cycles(level, n) for v, level in enumerate(arch.levels) for tensor, n in bits.items()}
-    return Clock(at, e, arch, steps, rates)
+    rates = {(v, tensor): rate for v, level in enumerate(arch.levels) for tensor, n in bits.items() if some(rate := elem_cycles(level, n))}
+    return Clock(at, e, arch, steps, rates, steady)
 
 
-def port_times(at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0) -> tuple[list[PortTimes], Number]:
-    """Levels from the outside in, and compute steps as cycles: what `latency` takes. begun: every iteration of the loops above it starts with empty levels."""
-    c = clock(at, nest, e, arch)
+def port_times(at: Reading, nest: Mapping, e: Einsum, arch: Arch, begun: int = 0, steady: bool = True) -> tuple[list[PortTimes], Number]:
+    """Levels from the outside in, and compute steps as cycles: what `latency` takes. begun: every iteration of the loops above it starts with empty levels.
+    steady: as `latency` may be asked; else what only that takes is NaN."""
+    c = clock(at, nest, e, arch, steady)
     return _inside(c, 0, Span((ALL,) * len(at.sums.loops), begun))
 
 
@@ -138,15 +143,15 @@ def _flow(c: Clock, s: Step, way: Way, picks: Picks) -> Work:
 
 
 def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: object, picks: Picks, skip: bool = False) -> None:
-    rate = c.rates[v, s.link.tensor.tensor]
-    if some(rate):
+    rate = c.rates.get((v, s.link.tensor.tensor))
+    if rate is not None:
         terms = filled if side is filled else served
         counts = c.at.own(terms(c.at.sums, s.link, True, picks))
         if skip:
             counts = [a + b for a, b in zip(counts, c.at.own(terms(c.at.sums, s.link, True, picks, True)), strict=True)]
         key = v, port(c.arch.levels[v], action)
-        had = found.get(key, [0.0] * len(counts))
-        found[key] = [a + n * rate for a, n in zip(had, counts, strict=True)]
+        moved = [n * rate for n in counts]
+        found[key] = [a + n for a, n in zip(found[key], moved, strict=True)] if key in found else moved
 
 
 def _total(works: Iterable[Work]) -> Work:
@@ -189,11 +194,15 @@ def _ways(s: Step) -> tuple[Way, ...]:
 
 def _all(c: Clock, s: Step, span: Span) -> Work:
     """All that a link moves in the periods."""
-    if s.link.child is None:
-        return _flow(c, s, "access", span.picks)
-    if s.link.rest <= span.begun:
-        return _total(_ends(c, s, way, span) for way in _ways(s))
-    return _total(_flow(c, s, way, span.picks) for way in _ways(s))
+    key = s.link.tensor.tensor, s.link.child_at, span.picks, span.begun if s.link.rest <= span.begun else -1  # begun tells ends of what rests outside of it
+    if key not in c.all:
+        if s.link.child is None:
+            c.all[key] = _flow(c, s, "access", span.picks)
+        elif s.link.rest <= span.begun:
+            c.all[key] = _total(_ends(c, s, way, span) for way in _ways(s))
+        else:
+            c.all[key] = _total(_flow(c, s, way, span.picks) for way in _ways(s))
+    return c.all[key]
 
 
 def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:
@@ -211,20 +220,21 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
     nodes, double = _nodes(c, v), c.arch.levels[v].double_buffer
     crossing = _total(_all(c, s, span) for s in c.steps if s.child > v)
     moving = _total(_all(c, s, span) for s in nodes)
-    between = _total(_middle(c, s, way, span) for s in nodes for way in _ways(s))
     outputs = [s for s in nodes if s.output]
+    found = PortTimes(
+        double=double, restarts=c.at.whole([Term(1, passes(c.at.sums, span.begun, False, span.picks))]) if c.steady else nan,
+        busy=_top({key: n for key, n in _total([crossing, moving]).items() if key[0] == v}), serve=_top(_seen(crossing, v)),
+        first=_starts(c, nodes, "fill", span), last=_starts(c, nodes, "drain", span), move=nan)
     if double:
-        moved, move = _top(between), _top(moving)
-    else:
-        moved = _exchanges(c, nodes, span)
-        move = moved + _exchange(_total(_ends(c, s, "drain", span) for s in outputs), _total(_ends(c, s, "fill", span) for s in nodes),
-                                 _total(_ends(c, s, "fill", span) for s in outputs))
-    whole = passes(c.at.sums, span.begun, False, span.picks)
-    return PortTimes(
-        double=double, restarts=c.at.whole([Term(1, whole)]), busy=_top({key: n for key, n in _total([crossing, moving]).items() if key[0] == v}),
-        serve=_top(_seen(crossing, v)), first=_starts(c, nodes, "fill", span), last=_starts(c, nodes, "drain", span), between=moved, move=move,
-        shared=_top(_seen(_total([crossing, between]), v)), paced=_paced(c, v, nodes, span, between) if double else 0.0,
-        back=_back(c, outputs, span) if double else 0.0)
+        between = _total(_middle(c, s, way, span) for s in nodes for way in _ways(s))
+        return replace(found, between=_top(between), move=_top(moving), shared=_top(_seen(_total([crossing, between]), v)),
+                       paced=_paced(c, v, nodes, span, between), back=_back(c, outputs, span))
+    between = _exchanges(c, nodes, span)
+    if not c.steady:
+        return replace(found, between=between)
+    drains, fills, back = (_total(_ends(c, s, "drain" if way == "drain" else "fill", span) for s in (nodes if way == "all" else outputs))
+                           for way in ("drain", "all", "fill"))
+    return replace(found, between=between, move=between + _exchange(drains, fills, back))
 
 
 def _starts(c: Clock, nodes: Sequence[Step], way: Way, span: Span) -> Number:
