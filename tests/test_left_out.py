@@ -15,7 +15,7 @@ from dse.reuse import pipeline, published, segments, shares
 from dse.reuse.pipeline import _ways, pipelined
 from dse.reuse.published import Scheme
 from dse.reuse.segments import Found, Option, Range
-from dse.reuse.stages import Around, Nodes
+from dse.reuse.stages import Around, Nodes, Shape, Stage
 from dse.schedule import Branch, Segment
 from hw import machine
 from workloads.einsum import einsum
@@ -227,3 +227,19 @@ def test_a_part_has_room_if_a_word_of_all_else_stands_beside_what_stays() -> Non
         arch = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
         low = float(shares.ways(e, arch, Around(pinned=frozenset("B"))).energy.min())
         assert (low < inf) == (words == 17)
+
+
+def test_choices_are_found_where_nearly_all_need_too_many_nodes() -> None:
+    """Each einsum has many ways that cost less the more nodes they take: the first that fit together lie behind all that are listed by energy."""
+    rng = Random(3)
+    for _ in range(20):
+        nodes, ways = rng.choice([12, 16, 20]), [[stage(n, 100.0 / n + rng.random() * 0.1) for n in range(2, 18)] for _ in range(5)]
+        ways = [[*own, *(stage(n, one.energy * 1.0001) for n in (16, 17) for one in own[-2:] for _ in range(20))] for own in ways]
+        listed = list(pipeline._listed(ways, nodes, most=50))
+        assert listed and all(sum(one.nodes for one in choice) <= nodes for choice in listed)
+        best = min(sum(one.energy for one in choice) for choice in product(*(own[:12] for own in ways)) if sum(one.nodes for one in choice) <= nodes)
+        assert min(sum(one.energy for one in choice) for choice in listed) <= best * 1.01
+
+
+def stage(nodes: int, energy: float) -> Stage:
+    return Stage((), Mapping(()), (Shape(1, nodes, ()),), energy, 1.0)

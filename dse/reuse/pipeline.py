@@ -15,7 +15,7 @@ from math import ceil, inf, log, log2, prod
 
 import numpy as np
 
-from dse.nest import Infeasible
+from dse.nest import Infeasible, Loop
 from dse.reuse import whole as wholly
 from dse.reuse.floors import least
 from dse.reuse.published import MOST, divisors, options
@@ -41,7 +41,8 @@ from dse.reuse.segments import (
     written,
 )
 from dse.reuse.shares import Ways, by_nodes, time_of, together, ways
-from dse.reuse.stages import Around, Nodes, Stage, kept_bits
+from dse.reuse.stages import Around, Nodes, Stage, kept_bits, own_nest
+from dse.schedule import Lanes
 from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
@@ -61,10 +62,14 @@ ROUGHLY = 1.1  # what stages are thought to cost over what a segment is known to
 PLACED = 200  # choices of stages that are laid out per limit
 GLANCED = 200  # choices that are listed to see whether a limit can be kept
 LISTED = 5000  # choices that are listed for that
-BUDGET = 500  # nests of nodes that are searched; segments are looked at while there are fewer, those first that save most words of main memory
+WORTH = 0.99  # of the bounds of its einsums alone: a segment whose bound is no lower is not looked at
+BUDGET = 400  # nests of nodes that are searched for segments; these are looked at while there are fewer
 CLOSER = 6  # choices of stages that are priced per limit, of segments that are taken
-FEW = 16  # parts of an einsum that runs alone
-SPACE = "segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared, in 8 or 64 granules"
+LITTLE = 0.03  # of the energy of a part: where faster nests save no more they are not asked for
+FINAL = 2  # parts of an einsum that are searched for longer
+FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
+SPACE = ("segments of at most 6 einsums in turn, each on a rectangle of nodes that share two ranks out at most, tiles that divide inside of them, "
+         "one loop in time shared, in 8 or 64 granules")
 
 
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
@@ -85,7 +90,8 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
     ends = {(r.first, r.last): min(one for s, one in through.items() if (s.first, s.last) == (r.first, r.last)) for r in through}
     for r in sorted(through, key=lambda r: (ends[r.first, r.last], r.tile > 0, through[r])):  # of einsums whose chain may be cheapest, all at once first
-        if through[r] == inf or (plain and through[r] >= _cheapest_chain(g, alone, made)):
+        apart = sum(energy for energy, _ in floors[0][r.first:r.last + 1])
+        if through[r] == inf or (plain and (through[r] >= _cheapest_chain(g, alone, made) or floors[1][r][0] >= WORTH * apart)):
             continue
         if g.nodes.searches > before + BUDGET and likeness(g, r) not in g.solved:
             g.undone += 1
@@ -94,10 +100,10 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     solution = chosen(g, alone, made)
     if isinstance(solution, Solution) and solution.schedule:
         taken = {tuple(branch.einsum for branch in segment.branches): segment for segment in solution.schedule.segments if segment.pipelined}
+        g.solved = {}  # segments that differ in names only are made better once
         for r, one in made.items():
             if taken.get(tuple(e.name for e in workload.einsums[r.first:r.last + 1])) == one.segment:
-                closer = _segment(g, r, alone[r.first:r.last + 1], CLOSER)
-                made[r] = moved(g, r, _better(g, closer, one) or one)
+                made[r] = once(g, r, partial(_finished, g, r, one, alone[r.first:r.last + 1])) or one
         solution = chosen(g, alone, made)
     if isinstance(solution, Infeasible):
         return solution
@@ -132,12 +138,20 @@ def _alone(g: Found, e: Einsum) -> Option | None:
     floors = [figure(g.objective, energy + leak * slow, slow) for energy, slow in zip(own.energy.tolist(), cycles.tolist(), strict=True)]
     found: list[Stage] = []
     bar = inf
-    for at in sorted((i for i, energy in enumerate(own.energy) if energy < inf), key=lambda i: floors[i])[:FEW]:
-        if floors[at] >= ROUGHLY * bar:
+    tried: dict[tuple[str, ...], int] = {}
+    for at in sorted((i for i, energy in enumerate(own.energy) if energy < inf), key=lambda i: floors[i]):
+        ranks = tuple(own.tile(at, e))
+        if floors[at] >= ROUGHLY * bar or sum(tried.values()) == FEW:
             break
+        if tried.setdefault(ranks, 0) == ALIKE:
+            continue
+        tried[ranks] += 1
         found += _asked(g, e, own.tile(at, e), around, bar)
         bar = min([bar, *(_rough(g, [one], 1) for one in found)])
+    unlike = list({tuple(rank for rank, _ in one.tile): one for one in reversed(found)}.values())[::-1]  # of those that cut the same ranks the least bound
     found.sort(key=lambda one: _rough(g, [one], 1))
+    last = {one.tile: one for one in (*found[:FINAL], *unlike[:FINAL])}.values()
+    found = sorted([*found, *(near for stage in last if (near := _closer(g, e, stage.tile, around)))], key=lambda one: _rough(g, [one], 1))
     priced = [(one, stage) for stage in found[:TRIED] if (one := by_itself(g, e, stage, stage.shapes[0]))]
     priced.sort(key=lambda pair: value(g, pair[0]))
     best = priced[0][0] if priced else None
@@ -145,6 +159,43 @@ def _alone(g: Found, e: Einsum) -> Option | None:
         for shape in stage.shapes[1:CLOSER]:
             best = _better(g, best, by_itself(g, e, stage, shape))
     return best
+
+
+def _closer(g: Found, e: Einsum, tile: tuple[tuple[str, int], ...], around: Around) -> Stage | None:
+    """A part, searched for longer."""
+    return g.nodes.stage(e, dict(tile), around, "energy" if g.objective == "energy" else "edp", closer=True)
+
+
+def _finished(g: Found, r: Range, one: Option, alone: Sequence[Option | None]) -> Option:
+    """A segment that is taken, made better."""
+    closer = _better(g, _segment(g, r, alone, CLOSER), one) or one
+    return moved(g, r, _refined(g, r, closer))
+
+
+def _refined(g: Found, r: Range, one: Option) -> Option:
+    """A segment whose stages are searched for longer, in turn, each in its rectangle: the part that it has, and those of least bound that cut other ranks."""
+    own, members, outer = g.workload.einsums[r.first:r.last + 1], members_of(g, r) or [], g.arch.levels[0].name
+    (ny, _), (nx, _) = g.arch.fanouts[0].dims
+    for j, (e, around) in enumerate(members):
+        y, x = ({lane.dim: lane for lane in one.segment.branches[j].region}[dim] for dim in (ny, nx))
+        tile: dict[str, int] = {}
+        for node in one.segment.branches[j].mapping.nodes:
+            if isinstance(node, Loop) and node.over in (ny, nx):
+                tile[node.rank] = min(node.tile, tile.get(node.rank, node.tile))
+        every, unlike = _ways(g, e, around), {tuple(sorted(tile)): tile}
+        for at in np.argsort(np.where(every.nodes <= y.size * x.size, every.energy, inf), kind="stable")[:FEW].tolist():
+            other = every.tile(at, e)
+            unlike.setdefault(tuple(sorted(other)), other)
+        for other in [*unlike.values()][:FINAL]:
+            stage = _closer(g, e, tuple(other.items()), around)
+            shape = next((s for s in stage.shapes if s.rows <= y.size and s.columns <= x.size), None) if stage else None
+            if stage and shape:
+                branch = replace(one.segment.branches[j], mapping=own_nest(stage, shape, e, around, outer),
+                                 region=(Lanes(ny, y.first, shape.rows), Lanes(nx, x.first, shape.columns)))
+                branches = tuple(branch if i == j else b for i, b in enumerate(one.segment.branches))
+                found = price_of(g, own, replace(one.segment, branches=branches))
+                one = _better(g, found if found and found.steady <= g.limit else None, one) or one
+    return one
 
 
 def _asked(g: Found, e: Einsum, tile: dict[str, int], around: Around, bar: float = inf) -> list[Stage]:
@@ -155,7 +206,8 @@ def _asked(g: Found, e: Einsum, tile: dict[str, int], around: Around, bar: float
     lanes, most = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
     fastest = e.points() / lanes / g.arch.instances(len(g.arch.levels)) * most
     leak = g.arch.leak_mw() / g.arch.clock_ghz
-    if stage.cycles <= SLOW * fastest or figure(g.objective, stage.energy + leak * fastest, fastest) >= bar:
+    little = g.objective == "energy" and g.limit == inf and leak * (stage.cycles - fastest) <= LITTLE * stage.energy
+    if little or stage.cycles <= SLOW * fastest or figure(g.objective, stage.energy + leak * fastest, fastest) >= bar:
         return [stage]
     return [stage, *(fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, around, objective)))]
 
@@ -234,7 +286,7 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) 
     arounds = [around for _, around, _ in ways]
     for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
         priced = 0
-        for choice in islice(_cheapest([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)), PLACED):
+        for choice in islice(_listed([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)), PLACED):
             if g.objective == "energy" and _rough(g, choice, many) >= ROUGHLY * min(bar, value(g, best) if best else inf):
                 break
             if places := laid(g, choice):
@@ -266,11 +318,23 @@ def _limits(ways: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
         within = [[s for s in own if s.cycles <= limit] for own in ways]
         energy = sum(min((s.energy for s in own), default=inf) for own in within)
         if energy < least * LESS:
-            energy = sum(s.energy for s in next(_cheapest(within, nodes, GLANCED), [])) or inf
+            energy = sum(s.energy for s in next(_listed(within, nodes, GLANCED), [])) or inf
         if energy < least * LESS:
             found, least = [*found, limit], energy
     at = sorted({round(i) for i in np.geomspace(1, len(found), min(TRIED, len(found)))}) if found else []
     return [found[i - 1] for i in at]
+
+
+def _listed(ways: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
+    """Choices of a stage per einsum that need no more nodes than there are: those of least energy first, as many as are listed; then, where nodes are scarce
+    and all of these need too many, the cheapest one of every number of nodes."""
+    yield from _cheapest(ways, nodes, most)
+    best: list[tuple[float, list[Stage]]] = [(0.0, [])] * (nodes + 1)
+    for own in ways:
+        before, none = best, (inf, list[Stage]())
+        best = [min(((before[n - s.nodes][0] + s.energy, [*before[n - s.nodes][1], s]) for s in own if s.nodes <= n), key=lambda one: one[0], default=none)
+                for n in range(nodes + 1)]
+    yield from (choice for n, (energy, choice) in enumerate(best) if energy < inf and (n == 0 or energy < best[n - 1][0]))
 
 
 def _cheapest(ways: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
@@ -340,9 +404,24 @@ def _least(g: Found, floors: tuple[list[tuple[float, float]], dict[Range, tuple[
     return figure(g.objective, energy, cycles)
 
 
+def _bounded(g: Found, solution: Solution) -> bool:
+    """Whether a schedule is of the space that bounds are of: the published solver finds others too."""
+    branches = [b for segment in solution.schedule.segments for b in segment.branches] if solution.schedule else []
+    nests = {b.einsum: b.mapping for b in branches} or {c.name: c.mapping for c in solution.einsums}
+    dims, sizes = [name for name, _ in g.arch.fanouts[0].dims], {e.name: e.sizes() for e in g.workload.einsums}
+    for name, nest in nests.items():
+        left, shared = sizes[name], {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
+        for node in nest.nodes:
+            if isinstance(node, Loop):
+                if len(shared) > 2 or (node.over not in dims and left[node.rank] % node.tile):
+                    return False
+                left[node.rank] = node.tile
+    return True
+
+
 def _told(g: Found, solution: Solution, least: float, space: str, tried: str) -> Solution:
     value = figure(g.objective, solution.energy_pj, solution.latency_cycles)
-    if least > value * (1 + PRECISE):
+    if least > value * (1 + PRECISE) and (space != SPACE or _bounded(g, solution)):
         raise Violated(f"{g.workload.name} on {g.arch.name}: lower bound {least} above the cost {value} of\n{solution.schedule}")
     gap = min(above(value, least), solution.gap_to_bound)
     gap = gap if gap > PRECISE else 0.0

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
-from math import ceil, inf
+from math import ceil, inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.reuse.floors import Least, inside_pj, least, roles
+from dse.reuse.floors import Least, inside_pj, least
+from dse.reuse.registers import IMAGE, MISSED, C, K, N, Roles, kinds, roles
 from dse.reuse.stages import WASTE, Around, may_share, split_ranks
 from dse.sim import bounds, network
 from dse.sim.counts import held_elems
@@ -109,8 +110,9 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
         return own, np.where(own, 1, lanes).prod(axis=1), np.where(own, even, 1.0).prod(axis=1)
 
     room = np.full(len(cut), float(sum(bits.values())))
-    total = np.full(len(cut), inside_pj(e, arch))  # with what follows, another bound
+    total = _inside(e, arch, ranks, cut)  # with what follows, another bound
     shared = all(f.multicast) and all(f.reduce)
+    once, again = np.zeros(len(cut)), list[Floats]()  # what comes and goes at least once; of a word of each tensor, each time that it does
     for p, (words, _, written) in zip(e.tensors(), bounds.needs(e).operands, strict=True):
         own, at_once, groups = of(p)
         stays = around.hands if written else p.tensor in around.pinned
@@ -126,18 +128,62 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
         if not written and not stays:
             source = level.read_pj / level.width_bits if p.tensor in around.handed else outer.read_pj / outer.width_bits
             hops = at_once - 1 + (1.0 if p.tensor in around.handed else near)
-            total += moved * (write * at_once + source + link * hops)
+            taken = write * at_once + source + link * hops
+            once += moved * taken
         elif written:
             out = not around.hands or around.leaves
-            total += moved * at_once * read * (out | (at_once > 1))  # operations or lanes write it there
-            total += moved * (link * (at_once - 1 + near * out) + outer.write_pj / outer.width_bits * out)
-    if roles(e) and not level.bypass and not outer.bypass:
+            taken = np.asarray(at_once * read * (out | (at_once > 1)), np.float64)  # operations or lanes write it there
+            taken += link * (at_once - 1 + near * out) + outer.write_pj / outer.width_bits * out
+            once += moved * taken
+        again.append(np.zeros(len(cut)) if stays else bits[p.tensor] * taken / at_once)
+    total += np.maximum(once, _refilled(e, arch, ranks, cut, again))
+    if len(bits) == len(e.tensors()) and not level.bypass and not outer.bypass:
         energy = np.maximum(energy, total)
     there = (room <= (level.capacity_bits or inf)) & somewhere
     on_unit = arch.compute.alu_per_cycle is not None and e.kind != "mac"
     rest = bounds.needs(e).computed / e.points() / (arch.instances(len(arch.levels)) / most) / arch.compute.ops_per_cycle
     cycles = e.points() * (cut / whole).prod(axis=1) * rest * (not on_unit)
     return Ways(tuple(ranks), cut, nodes, np.where(there, energy, inf), cycles)
+
+
+def _refilled(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints, pj: Sequence[Floats]) -> Floats:
+    """By way: of words that come to the buffers of nodes, and leave them, again and again, since not all fit. pj: of a word of each tensor.
+
+    Of the tensor whose node stands outermost among those of a buffer x * y words are held, a window's shared by all its pairs; what stands below serves x or y
+    products per word at most, it as many as the part has. So of all x * y that fit the least of a / x + b / y.
+    """
+    own, r = kinds(e), roles(e)
+    if not own or not r or arch.levels[1].capacity_bits is None or any(p.format != "dense" for p in e.tensors()):
+        return np.zeros(len(cut))
+    size, (first, second) = dict(zip(ranks, cut.T, strict=True)), e.inputs
+    extents = [prod((size.get(rank, n) for rank, n in e.extents if own.get(rank) == kind), start=np.ones(len(cut))) for kind in (N, K, C)]
+    image = [second, first] if any(len(d.terms) > 1 for d in second.dims) else [first, second]
+    alike = prod(w.p * w.r / w.words for w in r.windows)
+    price = {MISSED[at]: pj[e.tensors().index(p)] / (alike if at == IMAGE else 1) for at, p in enumerate((*image, e.output))}
+    room = arch.levels[1].capacity_bits // min(p.bits or arch.word_bits for p in e.tensors())
+    best = np.full(len(cut), inf)
+    for outermost, a, b in ((N, K, C), (K, N, C), (C, N, K)):
+        most = np.minimum(room * (alike if outermost == MISSED[IMAGE] else 1), extents[a] * extents[b])
+        x = np.clip(np.sqrt(most * price[a] / np.maximum(price[b], CLOSE)), np.maximum(most / extents[b], 1), extents[a])
+        best = np.minimum(best, price[outermost] / extents[outermost] + price[a] / x + price[b] * x / most)
+    return e.points() * best
+
+
+def _inside(e: Einsum, arch: Arch, ranks: Sequence[str], cut: Ints) -> Floats:
+    """By way: of operations, and what lanes do for them."""
+    own, r = kinds(e), roles(e)
+    if not own or not r:
+        return np.full(len(cut), inside_pj(e, arch)[0])
+    rest = [[n for rank, n in e.extents if own.get(rank) == kind and rank not in ranks and n > 1] for kind in (N, K, C)]
+    which = [[i for i, rank in enumerate(ranks) if own.get(rank) == kind] for kind in (N, K, C)]
+
+    def of(tile: Sequence[int], kind: int) -> tuple[int, ...]:
+        return tuple(sorted([*rest[kind], *(tile[i] for i in which[kind] if tile[i] > 1)]))
+
+    parts = [Roles((of(tile, N), of(tile, K), of(tile, C)), r.windows) for tile in cut.tolist()]
+    different = list(dict.fromkeys(parts))
+    pj = dict(zip(different, np.broadcast_to(inside_pj(e, arch, different), len(different)).tolist(), strict=True))
+    return np.array([pj[one] for one in parts])
 
 
 def together(stages: Sequence[Floats]) -> float:

@@ -30,7 +30,8 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 
 ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
-PLACED = 3000  # nodes of a nest that a search places at most
+PLACED = 2000  # nodes of a nest that a search places at most, where parts are compared
+CLOSER, BETTER, ROUNDS = 12_000, 0.98, 4  # the same of parts that are taken, asked again for so much less until nothing is found
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
 
 
@@ -150,11 +151,11 @@ class Nodes:
     known: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0
 
-    def stage(self, e: Einsum, tile: dict[str, int], around: Around, objective: str) -> Stage | None:
+    def stage(self, e: Einsum, tile: dict[str, int], around: Around, objective: str, closer: bool = False) -> Stage | None:
         """The best nest of a node, None: none fits, or no rectangle does the parts."""
-        return self.on(e, tile, around, objective, own) if (own := shapes(e, tile, self.arch)) else None
+        return self.on(e, tile, around, objective, own, closer) if (own := shapes(e, tile, self.arch)) else None
 
-    def on(self, e: Einsum, tile: dict[str, int], around: Around, objective: str, own: Sequence[Shape]) -> Stage | None:
+    def on(self, e: Einsum, tile: dict[str, int], around: Around, objective: str, own: Sequence[Shape], closer: bool = False) -> Stage | None:
         """The same on given rectangles."""
         part = part_of(e, tile)
         lanes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
@@ -165,9 +166,9 @@ class Nodes:
         price = self._price(e, tile, around)
         order = [p.tensor for p in (e.output, *e.inputs)]
         homes = frozenset(order.index(t) for t in (*around.pinned, *([e.output.tensor] if around.hands else [])))
-        key = (canonical_key(part), homes, room, price, objective)
+        key = (canonical_key(part), homes, room, price, objective, closer)
         if key not in self.known:
-            self.known[key] = part, self._searched(part, frozenset(order[i] for i in homes), room, price, objective)
+            self.known[key] = part, self._searched(part, frozenset(order[i] for i in homes), room, price, objective, closer)
         first, found = self.known[key]
         if found is None:
             return None
@@ -204,7 +205,7 @@ class Nodes:
             cost, words = cost + n * (source + hops) / at_once, words + n
         return cost, words
 
-    def _searched(self, part: Einsum, homes: frozenset[str], room: int, price: float, objective: str) -> EinsumCost | None:
+    def _searched(self, part: Einsum, homes: frozenset[str], room: int, price: float, objective: str, closer: bool) -> EinsumCost | None:
         """A node by itself. What comes to lanes is charged to the level that takes it while nests are searched, sums that leave lanes to none: so a nest whose
         lanes share sums is also asked for where no sums are added up on the way, and the cheaper one taken."""
         self.searches += 1
@@ -225,8 +226,7 @@ class Nodes:
         nests = []
         for machine in (asked, replace(asked, fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in asked.fanouts))):
             problem = Problem(machine, part, objective, BELOW)
-            found = search(problem, "ragged_lanes", constraints, PLACED) if taken(part, "ragged_lanes") else None
-            nests += [found.mapping] if found and found.mapping else []
+            nests += list(_searched(problem, constraints, closer)) if taken(part, "perfect") else []
             if not any(isinstance(n, Loop) and n.over and n.rank not in part.output.ranks() for nest in nests for n in nest.nodes):
                 break
         return _best(Problem(node, part, objective, BELOW), nests, homes)
@@ -234,6 +234,20 @@ class Nodes:
 
 def _in(nest: Mapping, level: str) -> set[str]:
     return {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == level}
+
+
+def _searched(problem: Problem, constraints: Constraints, closer: bool) -> Iterator[Mapping]:
+    """Better and better nests. closer: a search that knows what to beat leaves out early what the one before spent its budget on."""
+    found = search(problem, "perfect", constraints, CLOSER if closer else PLACED)
+    for _ in range(ROUNDS * closer):
+        if not found.mapping:
+            return
+        yield found.mapping
+        cost = priced(problem, found.mapping, count(found.mapping, problem.einsum, problem.arch), footprints(found.mapping, problem.einsum))
+        top = BETTER * figure(problem.objective, cost.energy_pj, cost.latency_cycles)
+        found = search(problem, "perfect", constraints, CLOSER, than=(top, inf, inf))
+    if found.mapping:
+        yield found.mapping
 
 
 def whole(nest: Mapping, homes: Collection[str], outer: str) -> Mapping:

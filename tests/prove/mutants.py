@@ -76,7 +76,10 @@ PASSED, ALIKE, ANEW, SKIPPED = (f"{OUT}{name}" for name in (
 ESTIMATE, PARTED, ROOMY = (f"{OUT}{name}" for name in (
     "stages_side_by_side_take_the_longer_of_all_work_and_all_words", "parts_that_bounds_know_are_the_smallest_of_as_many_lanes",
     "a_part_has_room_if_a_word_of_all_else_stands_beside_what_stays"))
-FETCHED = "tests/test_floors.py::test_fetches_of_registers_are_those_of_the_best_boxes"
+REGISTERS = "dse/reuse/registers.py"
+FETCHED, ALL_LISTED, AGAIN, SMALL_BUFFER = (f"tests/test_floors.py::test_{name}" for name in (
+    "fetches_of_registers_are_those_of_the_best_boxes", "registers_ask_for_no_less_than_the_bound_and_little_more",
+    "words_that_a_buffer_takes_in_again_by_hand", "no_mapping_of_a_small_buffer_costs_less"))
 BOXES, DIRECTED = "dse/sim/boxes.py", "dse/sim/directed.py"
 STANDING, UNCOUNTED = (f"tests/test_boxes.py::test_{name}" for name in ("counts_are_those_of_a_walk", "what_cannot_be_counted_is_refused_in_one_line"))
 PRICED, SAME = (f"tests/test_directives.py::test_{name}" for name in ("the_papers_example_is_priced_as_it_stands", "what_nests_say_too_costs_the_same"))
@@ -127,8 +130,15 @@ MUTANTS = (
     Mutant("floors: a word takes a link more", SHARES, "hops = at_once - 1 + (1.0 if", "hops = at_once + (1.0 if", HAND),
     Mutant("floors: a node holds what a stage holds", SHARES, "sizes) * np.where(own, cut / whole, 1.0)", "sizes) * np.ones(cut.shape)", HAND),
     Mutant("floors: slow ways leak as the slowest do", PIPES, "+ leak * slower)", "+ leak * within)", TOLD_APART),
-    Mutant("floors: lanes share no word of a buffer", "dse/reuse/floors.py", "max(p * q, p * s, q * s) / lanes", "max(p * q, p * s, q * s)", FETCHED),
-    Mutant("nobody passes registers by", "dse/reuse/floors.py", "min(sum(use) + filled, past)", "(sum(use) + filled)",
+    Mutant("floors: lanes share no word of a buffer", REGISTERS, "np.maximum(p * s, q * s)) / lanes)", "np.maximum(p * s, q * s)))", FETCHED),
+    Mutant("registers: a window takes four words more room", REGISTERS, "(r - 1) + 1\n", "(r - 1) + 5\n", ALL_LISTED),
+    Mutant("registers: no window slides", REGISTERS, "slid = [(p, r), *", "slid = [(p, r)] or [*", ALL_LISTED),
+    Mutant("registers: padding is fetched", REGISTERS, " - w.lost / (w.p * w.r)", "", ALL_LISTED),
+    Mutant("registers: boxes that divide nothing", REGISTERS, "for a in found for b in divisors(n)", "for a in found for b in range(1, n + 1)", FETCHED),
+    Mutant("registers: what undercuts may serve fewer", REGISTERS, "np.array([1.0, -1, -1, -1, 1, 1, 1])", "np.array([1.0, 1, -1, -1, 1, 1, 1])", FETCHED),
+    Mutant("floors: buffers hold half of what they hold", SHARES, "np.minimum(room * (alike", "np.minimum(room / 2 * (alike", AGAIN),
+    Mutant("floors: a window's pairs share no word of a buffer", SHARES, "/ (alike if at == IMAGE else 1)", "/ 1", SMALL_BUFFER),
+    Mutant("nobody passes registers by", "dse/reuse/floors.py", "np.minimum(sum(use) + filled, past)", "(sum(use) + filled)",
            "tests/test_floors.py::test_no_mapping_costs_less"),
     Mutant("operands: one of them at most lacks a rank", BOUNDS, "tuple(max((sum(", "tuple(max((any(", ASKED),
     Mutant("operands: only lanes that share are lanes", BOUNDS, "max(most, place[0])", "max(most, place[1])", ASKED),
@@ -163,7 +173,7 @@ MUTANTS = (
     Mutant("segments: what costs the same as the best chain is passed over with a tenth more to spare", PIPES, "through[r] >= _cheapest_chain(g, alone, made)",
            "1.1 * through[r] >= _cheapest_chain(g, alone, made)", PASSED),
     Mutant("segments: what follows a segment begins with its last einsum", PIPES, "+ energy + low[1][r.last + 1]", "+ energy + low[1][r.last]", PASSED),
-    Mutant("segments: cycles are passed over by energy", PIPES, "(plain and through[r]", "(through[r]", PASSED),
+    Mutant("segments: cycles are passed over by energy", PIPES, "(plain and (through[r]", "((through[r]", PASSED),
     Mutant("segments: one that all buffers hold is none", SEGMENTS, "in members) <= g.arch.instances(1)", "in members) < g.arch.instances(1)",
            f"{OUT}segments_that_are_no_candidates_hold_more_than_all_buffers"),
     Mutant("segments: a pinned weight is like one that is not", SEGMENTS, "key = canonical_key(e), *(p.tensor in pinned(g, e) for p in e.inputs)",
@@ -174,10 +184,16 @@ MUTANTS = (
     Mutant("segments: alike whatever the granule", SEGMENTS, "axis, r.tile, len(own)", "axis, len(own)", ALIKE),
     Mutant("stages: bounds of what is handed are those of what is read", PIPES, "key = canonical_key(e), tuple(e.sizes()), inside, replace",
            "key = canonical_key(e), tuple(e.sizes()), replace", f"{OUT}bounds_of_stages_are_told_apart_by_what_they_are_handed"),
-    Mutant("nodes: asked once for any home", STAGES, "(canonical_key(part), homes, room, price, objective)", "(canonical_key(part), price, objective)", ANEW),
-    Mutant("nodes: asked once for any price", STAGES, "(canonical_key(part), homes, room, price, objective)", "(canonical_key(part), homes, room, objective)",
+    Mutant("nodes: scarce ones are not asked for", PIPES, "for n, (energy, choice) in enumerate(best) if energy < inf",
+           "for n, (energy, choice) in enumerate(best) if False",
+           f"{OUT}choices_are_found_where_nearly_all_need_too_many_nodes"),
+    Mutant("nodes: asked once for any home", STAGES,
+           "(canonical_key(part), homes, room, price, objective, closer)", "(canonical_key(part), price, objective, closer)", ANEW),
+    Mutant("nodes: asked once for any price", STAGES,
+           "(canonical_key(part), homes, room, price, objective, closer)", "(canonical_key(part), homes, room, objective, closer)",
            ANEW),
-    Mutant("nodes: asked once for any figure", STAGES, "(canonical_key(part), homes, room, price, objective)", "(canonical_key(part), homes, room, price)",
+    Mutant("nodes: asked once for any figure", STAGES,
+           "(canonical_key(part), homes, room, price, objective, closer)", "(canonical_key(part), homes, room, price, closer)",
            ANEW),
     Mutant("nodes: a home may be in registers", STAGES, "if homes <= _in(nest, own[1].name)]", "if homes <= _in(nest, own[1].name) | _in(nest, own[-1].name)]",
            f"{OUT}a_nest_that_has_a_home_in_registers_only_is_none"),
