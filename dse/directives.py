@@ -384,6 +384,8 @@ def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
     if match := TENSOR.match(line):
         sizes = dict(_pairs(match[2], "=", names))
         shares = sizes.pop("shr", 1)
+        if shares < 1:
+            raise ValueError(f"shr={shares}: a tensor is shared by one lane at least")
         b = replace(b, tensors=(*b.tensors, Held(match[1], tuple(sizes.items()), tuple((match[3] or "").split()), shares)))
         if (shares > 1) != bool(match[3]):
             raise ValueError("names shr and no lanes, or lanes and no shr; write tensor{T}(..., shr=4) over NY")

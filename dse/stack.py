@@ -62,7 +62,7 @@ DATAFLOWS = {"free": "optimal: every mapping",
 PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
-         "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or in turn, whichever is found to cost least",
+         "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or each alone on one, whichever is found to cost least",
          "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best, or GOGETA's "
                   "schedule; with layout alt layouts too", **SAID,
          **CONFIGURATIONS}

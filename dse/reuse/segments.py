@@ -316,7 +316,7 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
     if not joined.choices and g.limit < inf:
         least = chosen(replace(g, limit=inf, objective="latency"), alone, made)
         return least if isinstance(least, Infeasible) else Infeasible(
-            "a run within solver.steady_cycles", ceil(min(g.fastest, least.steady_cycles)), floor(g.limit), workload.name, "cycles")
+            "the fastest run that was found (solver.steady_cycles)", ceil(min(g.fastest, least.steady_cycles)), floor(g.limit), workload.name, "cycles")
     if not joined.choices:
         return _crowded(g, workload.einsums, workload.name)
     best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf
+from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from dse.sim.faults import nest_faults
 from dse.sim.graph import filled_cycles
 from dse.sim.kernels import mapping_at
+from dse.sim.network import WAYS as WAYS_OF_WORDS
 from dse.sim.parts import bits_of
 from dse.sim.placed import Placed
 from hw.arch import Arch
@@ -42,7 +43,7 @@ NODES = 16
 POINTS = 4096  # operations of an einsum
 SAME = 1e-12
 SPACE = ("segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared: "
-         "all parts of at most two loops over nodes, all places, all nests")
+         "all parts of at most two loops over nodes, all places, all nests that hold what they read where no level is passed by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +174,12 @@ class Known:
 
     def based(self, key: tuple[object, ...], at: Placed, own: Sequence[Mapping], equal: bool) -> list[tuple[float, Mapping]]:
         """Those that fit, the least energy first, hops left out. Where nodes have equal parts a word takes as many hops whatever the nest: one that another
-        undercuts in energy, in what every port moves and in what comes of every tensor from outside is left out."""
+        undercuts in energy, in what every port moves and in what links carry of every tensor is left out."""
         if key not in self.bases:
             calm = replace(at, arch=replace(at.arch, fanouts=tuple(replace(f, hop_pj=0.0) for f in at.arch.fanouts)))
             priced = [(cost, nest) for nest in own if (cost := _cost(calm, nest))]
             kept: list[tuple[float, Mapping, Floats]] = []
-            for energy, _, nest, moved in sorted(((_told(at, c, nest).energy, i, nest, moved_of(at, c)) for i, (c, nest) in enumerate(priced)),
+            for energy, _, nest, moved in sorted(((_told(at, c, nest).energy, i, nest, moved_of(at, c, nest)) for i, (c, nest) in enumerate(priced)),
                                                  key=lambda row: (row[0], float(row[3].sum()), row[1])):
                 undercut = equal and any((other <= moved).all() for _, _, other in kept)
                 if not undercut and not list(nest_faults(replace(at, nest=nest))):
@@ -187,8 +188,9 @@ class Known:
         return self.bases[key]
 
 
-def moved_of(at: Placed, c: EinsumCost) -> Floats:
-    """Bits through every port, in all and at the busiest instance; of what comes from outside, by tensor."""
+def moved_of(at: Placed, c: EinsumCost, nest: Mapping) -> Floats:
+    """Bits through every port, in all and at the busiest instance; of what comes from outside, by tensor; what links carry of each: counts do not tell what a
+    lane reads of another from what it reads of itself. Where hops are not counted nothing is known: such a nest undercuts none."""
     remote, bits = {t for t, _, _ in at.boundary.remote}, bits_of(at.einsum, at.arch)
     ports = [(level.name, t, action) for level in at.arch.levels for action in ("read", "write") for t in ("", *bits)]
     found = {key: np.zeros(2) for key in (*ports, *(("", "", action) for action in ("compute", "merge", "enter")))}
@@ -196,7 +198,12 @@ def moved_of(at: Placed, c: EinsumCost) -> Floats:
         apart = row.level == at.arch.levels[0].name or row.tensor in remote
         key = (row.level, row.tensor if apart else "", row.action) if row.action in ("read", "write") else ("", "", row.action)
         found[key] += np.array([row.elems, row.busiest_elems]) * bits.get(row.tensor, 1)
-    return np.concatenate([*found.values()])
+    away = _cost(at, nest)
+    carried = dict.fromkeys(bits, 0.0 if away else nan)
+    for part in away.price.parts if away else ():
+        if part.action in WAYS_OF_WORDS:
+            carried[part.tensor] += float(part.actions)
+    return np.concatenate([*found.values(), np.array([*carried.values()])])
 
 
 def alone(known: Known, e: Einsum) -> Option | None:
@@ -255,11 +262,17 @@ class _Search:
     def found(self) -> Option | None:
         ways = []
         for j, (part, around) in enumerate(self.members):
-            bases = [(self.listed(j, [*[NOWHERE] * j, (cut, 0, 0)]).base, cut) for cut in cuts(part, self.known.g.arch, around)]
+            bases = [(self.listed(j, [*[NOWHERE] * j, self.apart(j, cut)]).base, cut) for cut in cuts(part, self.known.g.arch, around)]
             ways.append(sorted(((base[0][0], cut) for base, cut in bases if base), key=lambda one: one[0]))
         if all(ways):
             self.go_on([], [], ways, [sum(own[0][0] for own in ways[j:]) for j in range(len(ways) + 1)])
         return self.best
+
+    def apart(self, j: int, cut: Cut) -> At:
+        """A place for a stage that is not the one of those before it (NOWHERE): what comes from other nodes costs more than what is there already, so nests
+        that ask for it more often are not told apart from others where it is."""
+        (_, rows), (_, columns) = self.known.g.arch.fanouts[0].dims
+        return (cut, rows - cut.shape.rows, columns - cut.shape.columns) if j else (cut, 0, 0)
 
     def go_on(self, at: list[At], nests: list[Priced], ways: Sequence[Sequence[tuple[float, Cut]]], rest: Sequence[float]) -> None:
         """All that can follow stages that are placed. rest: energy of those from one on, at least."""

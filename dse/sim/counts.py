@@ -85,7 +85,7 @@ def reading(mapping: Mapping, e: Einsum, arch: Arch) -> Reading:
 @lru_cache(maxsize=1 << 12)
 def _reading(mapping: Mapping, e: Einsum, wires: Wiring) -> Reading:
     tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
-    sums = sums_of(shape(mapping), e, wires)
+    sums = recipe(shape(mapping), e, wires).sums
     return Reading(sums, lambda factor, lanes: value(factor, tiles, lanes), instances(sums, [tiles]))
 
 
@@ -142,7 +142,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
     reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts): R, W what the node serves inward, R', W' its own
     fills and drains, S and S' the skipped first reads of an output.
     """
-    s = sums_of(nest, e, wires)
+    s = Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)  # rows first: numbers of factors are the same in all
     found: dict[tuple[str, str, str], tuple[list[Term], list[Term]]] = {}
 
     def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]]) -> None:
@@ -165,12 +165,6 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
     if added := tuple(term for link in links(nest, e) if link.output and link.child for term in merged(s, link)):
         rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
     return Recipe(s, (*rows, *_steps(s, len(nest.nodes))))
-
-
-@lru_cache(maxsize=1 << 12)
-def sums_of(nest: Mapping, e: Einsum, wires: Wiring) -> Sums:
-    """The sums that all formulas of a nest are made of."""
-    return Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)
 
 
 def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:

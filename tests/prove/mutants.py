@@ -184,6 +184,8 @@ MUTANTS = (
     Mutant("segments: alike whatever the granule", SEGMENTS, "axis, r.tile, len(own)", "axis, len(own)", ALIKE),
     Mutant("stages: bounds of what is handed are those of what is read", PIPES, "key = canonical_key(e), tuple(e.sizes()), inside, replace",
            "key = canonical_key(e), tuple(e.sizes()), replace", f"{OUT}bounds_of_stages_are_told_apart_by_what_they_are_handed"),
+    Mutant("small: what links carry does not tell nests apart", "dse/reuse/whole.py", "np.array([*carried.values()])", "np.zeros(1)",
+           f"{OUT}nests_that_ask_other_nodes_less_often_are_not_left_out"),
     Mutant("nodes: scarce ones are not asked for", PIPES, "for n, (energy, choice) in enumerate(best) if energy < inf",
            "for n, (energy, choice) in enumerate(best) if False",
            f"{OUT}choices_are_found_where_nearly_all_need_too_many_nodes"),
