@@ -24,12 +24,11 @@ from dse.nest import Loop, Mapping, Store
 from dse.reuse.segments import Found, Option, Range, by_itself, members_of, pinned, price_of, value, written
 from dse.reuse.stages import Around, Shape, Stage, may_share, own_nest, part_of, split_ranks, whole
 from dse.schedule import Branch, Schedule, Segment
-from dse.sim import placed
+from dse.sim import boundary, placed
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from dse.sim.faults import nest_faults
 from dse.sim.graph import filled_cycles
 from dse.sim.kernels import mapping_at
-from dse.sim.network import WAYS as WAYS_OF_WORDS
 from dse.sim.parts import bits_of
 from dse.sim.placed import Placed
 from hw.arch import Arch
@@ -179,7 +178,7 @@ class Known:
             calm = replace(at, arch=replace(at.arch, fanouts=tuple(replace(f, hop_pj=0.0) for f in at.arch.fanouts)))
             priced = [(cost, nest) for nest in own if (cost := _cost(calm, nest))]
             kept: list[tuple[float, Mapping, Floats]] = []
-            for energy, _, nest, moved in sorted(((_told(at, c, nest).energy, i, nest, moved_of(at, c, nest)) for i, (c, nest) in enumerate(priced)),
+            for energy, _, nest, moved in sorted(((_told(at, c, nest).energy, i, nest, moved_of(at, c)) for i, (c, nest) in enumerate(priced)),
                                                  key=lambda row: (row[0], float(row[3].sum()), row[1])):
                 undercut = equal and any((other <= moved).all() for _, _, other in kept)
                 if not undercut and not list(nest_faults(replace(at, nest=nest))):
@@ -188,7 +187,7 @@ class Known:
         return self.bases[key]
 
 
-def moved_of(at: Placed, c: EinsumCost, nest: Mapping) -> Floats:
+def moved_of(at: Placed, c: EinsumCost) -> Floats:
     """Bits through every port, in all and at the busiest instance; of what comes from outside, by tensor; what links carry of each: counts do not tell what a
     lane reads of another from what it reads of itself. Where hops are not counted nothing is known: such a nest undercuts none."""
     remote, bits = {t for t, _, _ in at.boundary.remote}, bits_of(at.einsum, at.arch)
@@ -198,11 +197,12 @@ def moved_of(at: Placed, c: EinsumCost, nest: Mapping) -> Floats:
         apart = row.level == at.arch.levels[0].name or row.tensor in remote
         key = (row.level, row.tensor if apart else "", row.action) if row.action in ("read", "write") else ("", "", row.action)
         found[key] += np.array([row.elems, row.busiest_elems]) * bits.get(row.tensor, 1)
-    away = _cost(at, nest)
-    carried = dict.fromkeys(bits, 0.0 if away else nan)
-    for part in away.price.parts if away else ():
-        if part.action in WAYS_OF_WORDS:
-            carried[part.tensor] += float(part.actions)
+    carried = dict.fromkeys(bits, 0.0)
+    try:
+        for way in boundary.ways(at.boundary, c.mapping, at.einsum, at.arch):
+            carried[way.tensor] += float(way.bits)
+    except ValueError:
+        carried = dict.fromkeys(bits, nan)
     return np.concatenate([*found.values(), np.array([*carried.values()])])
 
 
