@@ -47,6 +47,57 @@ PAIR = Workload("pair", (einsum("A[m,n] += X[m,k] * W[k,n]", {"m": 2, "k": 2, "n
                          einsum("B[m,n] += A[m,k] * V[k,n]", {"m": 2, "k": 2, "n": 1}, "b")), frozenset({"W", "V"}))
 
 
+FEW_WORDS = """name: few words
+clock_mhz: 500
+word_bits: 16
+nodes:
+- {memory: dram, kind: custom, width_bits: 64, actions_per_cycle: 8, read_pj: %d, write_pj: %d, leak_mw: 5, area_mm2: 0}
+- {array: nodes, dims: {ny: 2, nx: 1}, multicast: true, reduce: %s, hop_pj: 0, rim: edge, source: same_level}
+- {memory: gbuf, kind: custom, capacity: %s, width_bits: 16, actions_per_cycle: 1, read_pj: 3, write_pj: 5, leak_mw: 0, area_mm2: 0, bypass: %s}
+- {array: pe, dims: {y: 2, x: 1}, multicast: true, reduce: true}
+- {memory: regf, kind: custom, capacity: 6 B, width_bits: 16, actions_per_cycle: inf, read_pj: 0.1, write_pj: 0.1, leak_mw: 0, area_mm2: 0}
+- {compute: mac, kind: custom, mac_pj: 1, alu_pj: 0.5, merge_pj: 0.5, leak_mw: 0, area_mm2: 0}
+"""
+GATED = Workload("gated", (einsum("H[b,m] += X[b,k] * U[k,m]", {"b": 3, "k": 5, "m": 3}, "h"),
+                           einsum("G[b,m] += X[b,k] * V[k,m]", {"b": 3, "k": 5, "m": 3}, "g"),
+                           einsum("Y[b,m] = H[b,m] * G[b,m]", {"b": 3, "m": 3}, "y")), frozenset({"U", "V"}))
+
+
+@pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
+@pytest.mark.parametrize(("dram_pj", "reduce", "capacity", "bypass"),
+                         [(3, "false", "96 B", "false"), (3, "true", "4 B", "true"), (400, "true", "64 B", "true")])
+def test_no_dearer_than_einsums_in_turn_or_the_published_solver(objective: segments.Objective, dram_pj: int, reduce: str, capacity: str, bypass: str,
+                                                                tmp_path: Path) -> None:
+    """On buffers of a few words, which nests may pass by, the mapper without reuse finds what a search of parts of nodes does not."""
+    (path := tmp_path / "few.yaml").write_text(FEW_WORDS % (dram_pj, dram_pj, reduce, capacity, bypass))
+    arch = machine.arch(machine.load(str(path)))
+    for workload in (GATED, CHAIN):
+        for weights in ("streamed", "pinned"):
+            others = [published(arch, workload, "kapla", objective, weights)]
+            if weights == "streamed":
+                turn = stack.solve(arch, workload, stack.Picks(objective=objective))
+                others += turn if isinstance(turn, list) else []
+            found = pipelined(arch, workload, objective, weights)
+            costs = [figure(objective, one.energy_pj, one.latency_cycles) for one in others if isinstance(one, Solution)]
+            assert isinstance(found, Solution) or not costs
+            assert not costs or figure(objective, found.energy_pj, found.latency_cycles) <= min(costs) * (1 + 1e-9)  # type: ignore[union-attr]
+
+
+def test_what_the_published_solver_finds_outside_of_the_space_breaks_no_bound(tmp_path: Path) -> None:
+    """Three granules, where bounds are of 8 and 64."""
+    text = FEW_WORDS % (400, 400, "true", "64 B", "true")
+    text = text.replace("width_bits: 64, actions_per_cycle: 8", "width_bits: 16, actions_per_cycle: 1")
+    text = text.replace("actions_per_cycle: 1, read_pj: 3", "actions_per_cycle: 2, read_pj: 3")
+    (path := tmp_path / "few.yaml").write_text(text.replace("leak_mw: 5", "leak_mw: 0").replace("{y: 2, x: 1}", "{y: 1, x: 2}"))
+    sizes = {"b": 3, "c": 1, "g": 2, "o": 3, "p": 5, "z": 4}
+    first, then = ({r: n for r, n in sizes.items() if r in ranks} for ranks in ("bcop", "bgoz"))
+    windows = Workload("windows", (einsum("A[b,o,p] += I[b,c,p] * W[o,c]", first, "A"), einsum("Y[b,o,z] += A[b,o,z+g] * V[o,g]", then, "Y")),
+                       frozenset({"W", "V"}))
+    found = pipelined(replace(arch := machine.arch(machine.load(str(path))), levels=(arch.levels[0], replace(arch.levels[1], skip_first_read=False),
+                                                                                  *arch.levels[2:])), windows, "energy")
+    assert isinstance(found, Solution) and found.gap_in_space >= 0
+
+
 @pytest.mark.parametrize("objective", ["energy", "latency"])
 @pytest.mark.parametrize("leak_mw", [5.0, 100.0])
 def test_what_is_cut_is_no_better(objective: segments.Objective, leak_mw: float, monkeypatch: pytest.MonkeyPatch) -> None:

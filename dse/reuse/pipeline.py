@@ -15,11 +15,13 @@ from math import ceil, inf, log, log2, prod
 
 import numpy as np
 
+from dse.dataflow.optimal import optimal
 from dse.nest import Infeasible, Loop
 from dse.reuse import whole as wholly
 from dse.reuse.floors import least
 from dse.reuse.published import MOST, divisors, options
 from dse.reuse.segments import (
+    GRANULES,
     Found,
     Objective,
     Option,
@@ -41,9 +43,9 @@ from dse.reuse.segments import (
     written,
 )
 from dse.reuse.shares import Ways, by_nodes, time_of, together, ways
-from dse.reuse.stages import Around, Nodes, Stage, kept_bits, own_nest
-from dse.schedule import Lanes
-from dse.sim.evaluate import PRECISE, Solution, Violated, above, certified, figure, percent
+from dse.reuse.stages import Around, Nodes, Stage, kept_bits, own_nest, whole
+from dse.schedule import Branch, Lanes, Segment
+from dse.sim.evaluate import PRECISE, Problem, Solution, Violated, above, certified, figure, percent
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -67,6 +69,7 @@ BUDGET = 400  # nests of nodes that are searched for segments; these are looked 
 CLOSER = 6  # choices of stages that are priced per limit, of segments that are taken
 LITTLE = 0.03  # of the energy of a part: where faster nests save no more they are not asked for
 FINAL = 2  # parts of an einsum that are searched for longer
+ALONE, LITTLE_WORK = 12_000, 2**16  # nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
 FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
 SPACE = ("segments of at most 6 einsums in turn, each on a rectangle of nodes that share two ranks out at most, tiles that divide inside of them, "
          "one loop in time shared, in 8 or 64 granules")
@@ -83,8 +86,9 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
     made = {r: one for r, one in made.items() if one.steady <= g.limit}
     plain = objective == "energy" and weights == "streamed" and steady == inf  # energy alone is asked for, and segments add up
+    theirs = dict(made)
     if wholly.small(g):
-        return _whole(g, [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else [], made)
+        return _whole(g, [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else [], made, first)
     floors, before = _floors(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
@@ -105,24 +109,39 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
             if taken.get(tuple(e.name for e in workload.einsums[r.first:r.last + 1])) == one.segment:
                 made[r] = once(g, r, partial(_finished, g, r, one, alone[r.first:r.last + 1])) or one
         solution = chosen(g, alone, made)
-    if isinstance(solution, Infeasible):
-        return solution
     tried = f"{len(ranges) - g.undone} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
-    return _told(g, solution, _least(g, floors), SPACE, tried)
+    return _told(g, solution, _others(g, alone, made, first, theirs), _least(g, floors), SPACE, tried)
 
 
-def _whole(g: Found, ranges: Sequence[Range], made: dict[Range, Option]) -> Solution | Infeasible:
-    """The best schedule of a small workload."""
+def _others(g: Found, alone: Sequence[Option | None], made: dict[Range, Option], first: Sequence[Option | None],
+            theirs: dict[Range, Option]) -> list[Solution]:
+    """Schedules that a search of the space may not see: the published solver's, whose options may need less room than those that cost less; einsums alone as
+    the mapper without reuse finds them."""
+    plain = solved_alone(replace(g, alone={}), _mapped) if g.arch.instances(1) <= wholly.NODES else [None] * len(alone)
+    both = [_better(g, one, other) for one, other in zip(alone, plain, strict=True)]
+    each = [(first, theirs), (both, made), (plain, dict[Range, Option]())] if any(plain) else [(first, theirs)]
+    return [found for own, segments in each if isinstance(found := chosen(g, own, segments), Solution)]
+
+
+def _mapped(g: Found, e: Einsum) -> Option | None:
+    """An einsum of little work as the mapper finds it on the whole machine, where hops cost nothing."""
+    found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if e.points() <= LITTLE_WORK else None
+    if not isinstance(found, list):
+        return None
+    return price_of(g, (e,), Segment((Branch(e.name, whole(found[0].mapping, pinned(g, e), g.arch.levels[0].name)),)))
+
+
+def _whole(g: Found, ranges: Sequence[Range], made: dict[Range, Option], first: Sequence[Option | None]) -> Solution | Infeasible:
+    """The best schedule of a small workload. made, first: segments and einsums alone of the published solver."""
+    theirs = dict(made)
     known, g.alone, g.solved = wholly.Known(g), {}, {}
     alone = solved_alone(g, lambda _, e: wholly.alone(known, e))
     for r in ranges:
         if option := once(g, r, partial(wholly.segment, known, r, made.get(r))):
             made[r] = option
     found = chosen(g, alone, made)
-    if isinstance(found, Infeasible):
-        return found
     floor = _cheapest_chain(g, alone, made) if g.objective != "edp" else _least(g, _floors(g, ranges))
-    return _told(g, found, floor, wholly.SPACE, f"{len(ranges)} segments, {g.evaluated} priced")
+    return _told(g, found, _others(g, alone, made, first, theirs), floor, wholly.SPACE, f"{len(ranges)} segments, {g.evaluated} priced")
 
 
 def _cheapest_chain(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) -> float:
@@ -405,10 +424,13 @@ def _least(g: Found, floors: tuple[list[tuple[float, float]], dict[Range, tuple[
 
 
 def _bounded(g: Found, solution: Solution) -> bool:
-    """Whether a schedule is of the space that bounds are of: the published solver finds others too."""
+    """Whether a schedule is of the space that bounds are of: the published solver and the mapper find others too."""
     branches = [b for segment in solution.schedule.segments for b in segment.branches] if solution.schedule else []
     nests = {b.einsum: b.mapping for b in branches} or {c.name: c.mapping for c in solution.einsums}
     dims, sizes = [name for name, _ in g.arch.fanouts[0].dims], {e.name: e.sizes() for e in g.workload.einsums}
+    for segment in solution.schedule.segments if solution.schedule else ():
+        if any(isinstance(node, Loop) and sizes[segment.branches[0].einsum][node.rank] // node.tile not in GRANULES for node in segment.nodes):
+            return False
     for name, nest in nests.items():
         left, shared = sizes[name], {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
         for node in nest.nodes:
@@ -419,13 +441,20 @@ def _bounded(g: Found, solution: Solution) -> bool:
     return True
 
 
-def _told(g: Found, solution: Solution, least: float, space: str, tried: str) -> Solution:
-    value = figure(g.objective, solution.energy_pj, solution.latency_cycles)
-    if least > value * (1 + PRECISE) and (space != SPACE or _bounded(g, solution)):
-        raise Violated(f"{g.workload.name} on {g.arch.name}: lower bound {least} above the cost {value} of\n{solution.schedule}")
-    gap = min(above(value, least), solution.gap_to_bound)
+def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], least: float, space: str, tried: str) -> Solution | Infeasible:
+    """The best of what a search found and of others, and how far it may lie above what is best in the space."""
+    def cost(one: Solution) -> float:
+        return figure(g.objective, one.energy_pj, one.latency_cycles)
+
+    if isinstance(found, Solution) and least > cost(found) * (1 + PRECISE) and (space != SPACE or _bounded(g, found)):
+        raise Violated(f"{g.workload.name} on {g.arch.name}: lower bound {least} above the cost {cost(found)} of\n{found.schedule}")
+    if isinstance(found, Infeasible) and not others:
+        return found
+    best = min((one for one in (found, *others) if isinstance(one, Solution)), key=cost)  # of equal ones that of the search
+    gap = min(above(cost(best), least), best.gap_to_bound)
     gap = gap if gap > PRECISE else 0.0
-    said = "; ".join(part for part in solution.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
-    where = f"at most {percent(gap)} above the optimum in {space}" if gap else f"optimal in {space}"
+    said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
+    none = f"optimal in {space}" if best is found else f"nothing costs less in {space}"
+    where = f"at most {percent(gap)} above the optimum in {space}" if gap else none
     text = f"{said}; " if said else ""
-    return replace(solution, gap_in_space=gap, certificate=text + certified(f"{where} ({tried})", solution.gap_to_bound))
+    return replace(best, gap_in_space=gap, certificate=text + certified(f"{where} ({tried})", best.gap_to_bound))

@@ -3,7 +3,7 @@
     part       ranks cut over nodes (`stages.tiles`); n_t of them share a word of tensor t, the others have words of their own
     a word     is read where it comes from once, written to the buffers of n_t nodes, and takes n_t - 1 links between these, and those to the nearest
     nearest    of G groups of nodes, which are all different, the G nodes nearest to main memory; another stage is one link away at least
-    room       what is handed on and pinned stays in a node's buffer, beside a word of all else
+    room       what is handed on and pinned stays in a node's buffer, beside a word of all else where none may pass it by
 
 A segment: stages of different nodes, no more of them than there are. Time is that of all lanes, or of main memory.
 """
@@ -109,7 +109,8 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
         own = np.array([rank in p.ranks() for rank in ranks], np.bool_)
         return own, np.where(own, 1, lanes).prod(axis=1), np.where(own, even, 1.0).prod(axis=1)
 
-    room = np.full(len(cut), float(sum(bits.values())))
+    beside = dict.fromkeys(bits, 0) if level.bypass else bits
+    room = np.full(len(cut), float(sum(beside.values())))
     total = _inside(e, arch, ranks, cut)  # with what follows, another bound
     shared = all(f.multicast) and all(f.reduce)
     once, again = np.zeros(len(cut)), list[Floats]()  # what comes and goes at least once; of a word of each tensor, each time that it does
@@ -119,7 +120,7 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
         if stays:
             copies = around.copies if written else 1
             held = held_elems(p, sizes) * np.where(own, cut / whole, 1.0).prod(axis=1)
-            room += held * bits[p.tensor] * copies - bits[p.tensor]
+            room += held * bits[p.tensor] * copies - beside[p.tensor]
         moved, link = words * bits[p.tensor], f.hop_pj if shared else 0.0
         write, read = (pj / level.width_bits for pj in (level.write_pj, level.read_pj))
         low = np.floor(groups + CLOSE).astype(np.int64)

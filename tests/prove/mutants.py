@@ -65,6 +65,8 @@ NESTS, TILED, CHEAPER, WAITS = "dse/reuse/nests.py", "dse/reuse/fused.py", *(f"t
     "test_no_schedule_of_the_space_is_cheaper", "test_gaps_hold_where_fills_wait"))
 WRITTEN, PIPES, STAGES, TABLE, UNEVEN = "dse/directives.py", "dse/reuse/pipeline.py", "dse/reuse/stages.py", *(f"tests/{name}" for name in (
     "test_pipeline.py::test_the_bound_is_below_the_best_of_small_workloads", "test_network.py::test_hops_of_unequal_lanes_are_those_of_all_their_words"))
+NO_DEARER, OUTSIDE_SPACE = (f"tests/test_pipeline.py::test_{name}" for name in (
+    "no_dearer_than_einsums_in_turn_or_the_published_solver", "what_the_published_solver_finds_outside_of_the_space_breaks_no_bound"))
 WHOLLY, SHARES, SMALL, CUT, ADDED, LEFT, HAND, TOLD_APART = "dse/reuse/whole.py", "dse/reuse/shares.py", *(f"tests/test_pipeline.py::test_{name}" for name in (
     "small_workloads_are_solved_wholly", "what_is_cut_is_no_better", "energies_of_stages_add_up_to_that_of_their_segment",
     "nests_that_may_be_best_somewhere_are_left", "floors_of_parts_by_hand",
@@ -170,6 +172,10 @@ MUTANTS = (
            "tests/test_schedule.py::test_sums_that_lanes_share_are_added_up_on_the_way_or_refused"),
     Mutant("published: a node holds all that a stage holds", "dse/reuse/published.py", "shape.rows * shape.columns * (g.arch", "(g.arch",
            "tests/test_pipeline.py::test_what_cannot_fit_falls_and_nothing_that_does"),
+    Mutant("pipelines: the mapper without reuse is not asked", PIPES, "if g.arch.instances(1) <= wholly.NODES else", "if False else", NO_DEARER),
+    Mutant("floors: a word of all else stands where it may pass", SHARES, "beside = dict.fromkeys(bits, 0) if level.bypass else bits", "beside = bits",
+           NO_DEARER),
+    Mutant("floors: other granules are of the space", PIPES, "// node.tile not in GRANULES for", "// node.tile < 1 for", OUTSIDE_SPACE),
     Mutant("segments: what costs the same as the best chain is passed over with a tenth more to spare", PIPES, "through[r] >= _cheapest_chain(g, alone, made)",
            "1.1 * through[r] >= _cheapest_chain(g, alone, made)", PASSED),
     Mutant("segments: what follows a segment begins with its last einsum", PIPES, "+ energy + low[1][r.last + 1]", "+ energy + low[1][r.last]", PASSED),
