@@ -85,11 +85,11 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     ranges = [r for r in ranges_of(g) if (temporal or not r.tile) and fits(g, r)] if spatial else []
     first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
-    made = {r: one for r, one in made.items() if one.steady <= g.limit}
+    theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
+    made = dict(theirs)
     plain = objective == "energy" and weights == "streamed" and steady == inf  # energy alone is asked for, and segments add up
-    theirs = dict(made)
     if wholly.small(g):
-        return _whole(g, [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else [], made, first)
+        return _whole(g, [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else [], first, theirs)
     floors, before = _floors(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
@@ -118,23 +118,24 @@ def _others(g: Found, alone: Sequence[Option | None], made: dict[Range, Option],
             theirs: dict[Range, Option]) -> list[Solution]:
     """Schedules that a search of the space may not see: the published solver's, whose options may need less room than those that cost less; einsums alone as
     the mapper without reuse finds them."""
-    plain = solved_alone(replace(g, alone={}), _mapped) if g.arch.instances(1) <= wholly.NODES else [None] * len(alone)
-    both = [_better(g, one, other) for one, other in zip(alone, plain, strict=True)]
-    each = [(first, theirs), (both, made), (plain, dict[Range, Option]())] if any(plain) else [(first, theirs)]
+    each = [(first, theirs)]
+    if any(plain := solved_alone(replace(g, alone={}), _mapped)):
+        each += [([_better(g, one, other) for one, other in zip(alone, plain, strict=True)], made), (plain, {})]
     return [found for own, segments in each if isinstance(found := chosen(g, own, segments), Solution)]
 
 
 def _mapped(g: Found, e: Einsum) -> Option | None:
-    """An einsum of little work as the mapper finds it on the whole machine, where hops cost nothing."""
-    found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if e.points() <= LITTLE_WORK else None
+    """An einsum of little work on few nodes as the mapper finds it on the whole machine, where hops cost nothing."""
+    few = g.arch.instances(1) <= wholly.NODES and e.points() <= LITTLE_WORK
+    found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if few else None
     if not isinstance(found, list):
         return None
     return price_of(g, (e,), Segment((Branch(e.name, whole(found[0].mapping, pinned(g, e), g.arch.levels[0].name)),)))
 
 
-def _whole(g: Found, ranges: Sequence[Range], made: dict[Range, Option], first: Sequence[Option | None]) -> Solution | Infeasible:
-    """The best schedule of a small workload. made, first: segments and einsums alone of the published solver."""
-    theirs = dict(made)
+def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], theirs: dict[Range, Option]) -> Solution | Infeasible:
+    """The best schedule of a small workload. first, theirs: einsums alone and segments of the published solver."""
+    made = dict(theirs)
     known, g.alone, g.solved = wholly.Known(g), {}, {}
     alone = solved_alone(g, lambda _, e: wholly.alone(known, e))
     for r in ranges:
@@ -455,7 +456,8 @@ def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], le
     gap = min(above(cost(best), least), best.gap_to_bound)
     gap = gap if gap > PRECISE else 0.0
     said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
-    none = f"optimal in {space}" if best is found else f"nothing costs less in {space}"
+    inside = best is found and cost(best) >= least * (1 - PRECISE)  # else it may be of no space, below all that is in this one
+    none = f"optimal in {space}" if inside else f"nothing costs less in {space}"
     where = f"at most {percent(gap)} above the optimum in {space}" if gap else none
     text = f"{said}; " if said else ""
     return replace(best, gap_in_space=gap, certificate=text + certified(f"{where} ({tried})", best.gap_to_bound))

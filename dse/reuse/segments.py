@@ -20,7 +20,7 @@ from dse.dataflow.cost_descending import least_held
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
 from dse.reuse.shares import Ways
-from dse.reuse.stages import Around, Nodes, Shape, Stage, kept_bits, may_share, own_nest, part_of, tiles
+from dse.reuse.stages import Around, Nodes, Shape, Stage, beside_bits, kept_bits, may_share, own_nest, part_of, tiles
 from dse.reuse.trips import alike, runs, trips
 from dse.reuse.trips import segments as looped
 from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
@@ -329,7 +329,7 @@ def _crowded(g: Found, own: Sequence[Einsum], name: str) -> Infeasible:
     level, most = g.arch.levels[1], g.arch.instances(1)
     around = [Around(pinned=pinned(g, e)) for e in own]
     held = sum(min(kept_bits(part_of(e, tile), a, g.arch) for tile in tiles(e, most, may_share(g.arch, a))) for e, a in zip(own, around, strict=True))
-    beside = max(sum(n for t, n in bits_of(e, g.arch).items() if t not in a.pinned) for e, a in zip(own, around, strict=True))
+    beside = max(sum(n for t, n in beside_bits(e, g.arch).items() if t not in a.pinned) for e, a in zip(own, around, strict=True))
     if held and held + beside > (level.capacity_bits or inf):
         return Infeasible(f"{level.name} with pinned weights", -(-(held + beside) // 8), (level.capacity_bits or 0) // 8, name)
     return Infeasible("the search", 1, 0, name, "way to run it on the nodes")

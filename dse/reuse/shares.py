@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dse.reuse.floors import Least, inside_pj, least
 from dse.reuse.registers import IMAGE, MISSED, C, K, N, Roles, kinds, roles
-from dse.reuse.stages import WASTE, Around, may_share, split_ranks
+from dse.reuse.stages import WASTE, Around, beside_bits, may_share, split_ranks
 from dse.sim import bounds, network
 from dse.sim.counts import held_elems
 from dse.sim.parts import bits_of
@@ -109,7 +109,7 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
         own = np.array([rank in p.ranks() for rank in ranks], np.bool_)
         return own, np.where(own, 1, lanes).prod(axis=1), np.where(own, even, 1.0).prod(axis=1)
 
-    beside = dict.fromkeys(bits, 0) if level.bypass else bits
+    beside = beside_bits(e, arch)
     room = np.full(len(cut), float(sum(beside.values())))
     total = _inside(e, arch, ranks, cut)  # with what follows, another bound
     shared = all(f.multicast) and all(f.reduce)

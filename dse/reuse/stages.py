@@ -138,6 +138,12 @@ def kept_bits(e: Einsum, around: Around, arch: Arch) -> int:
     return taken + held_elems(e.output, e.sizes()) * bits[e.output.tensor] * around.copies * around.hands
 
 
+def beside_bits(e: Einsum, arch: Arch) -> dict[str, int]:
+    """Of each tensor what a buffer has beside what stands there: a word, none where it may be passed by."""
+    bits = bits_of(e, arch)
+    return dict.fromkeys(bits, 0) if arch.levels[1].bypass else bits
+
+
 Inside = Callable[[Problem], list[Mapping]]  # nests that a mapper offers, for a node by itself
 
 
