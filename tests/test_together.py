@@ -1,0 +1,100 @@
+"""Machines that differ in prices and rates alone, searched together: of each the answer that it gets alone, mapping for mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from dse.dataflow import optimal as mapper
+from dse.dataflow import search
+from dse.dataflow.optimal import optimal, optimal_on
+from dse.dataflow.space import Tiles, dataflow
+from dse.nest import Infeasible
+from dse.sim.evaluate import EinsumCost, Problem
+from hw.arch import Arch
+from tests.problems import GROUPS, random_problem
+
+FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
+
+
+def priced_anew(arch: Arch, rng: Random) -> Arch:
+    """Other prices and rates; what is for nothing or takes no time stays so."""
+    levels = tuple(replace(level, read_pj=level.read_pj * rng.choice(FACTORS), write_pj=level.write_pj * rng.choice(FACTORS),
+                           bandwidth=level.bandwidth * rng.choice(FACTORS), leak_mw=level.leak_mw * rng.choice(FACTORS)) for level in arch.levels)
+    c = arch.compute
+    lane = replace(c, mac_pj=c.mac_pj * rng.choice(FACTORS), alu_pj=c.alu_pj * rng.choice(FACTORS), merge_pj=c.merge_pj * rng.choice(FACTORS),
+                   ops_per_cycle=c.ops_per_cycle * rng.choice(FACTORS), leak_mw=c.leak_mw * rng.choice(FACTORS))
+    return replace(arch, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
+
+
+def told(found: EinsumCost | Infeasible) -> tuple[object, ...]:
+    if isinstance(found, Infeasible):
+        return (str(found),)
+    return str(found.mapping), found.energy_pj, found.latency_cycles, found.bound_by, found.gap_in_space, found.space, found.price.steady_cycles
+
+
+def alone(problem: Problem, tiles: Tiles, near: float = 0.0) -> EinsumCost | Infeasible:
+    found = optimal(problem, tiles, near=near)
+    return found if isinstance(found, Infeasible) else found[0]
+
+
+def machines(seed: int) -> Iterator[tuple[list[Problem], Tiles, float]]:
+    """Two kinds of machines, several of each in other prices, in turn."""
+    rng = Random(seed)
+    group, tiles = rng.choice(GROUPS), rng.choice(["perfect", "ragged_lanes", "ragged_lanes"])
+    first = random_problem(rng, group, tiles, 3000)
+    arch = replace(first.arch, overlap=rng.choice(["free", "buffered"]))
+    levels = [level if level.capacity_bits is None else replace(level, capacity_bits=level.capacity_bits * 2) for level in arch.levels]
+    kinds = (arch, replace(arch, levels=tuple(levels)))
+    yield [replace(first, arch=priced_anew(kinds[i % 3 == 2], rng)) for i in range(rng.choice([2, 5, 11]))], tiles, rng.choice([0.0, 0.01])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_machine_gets_the_answer_that_it_gets_alone(seed: int) -> None:
+    for problems, tiles, near in machines(seed):
+        found = optimal_on(problems, tiles, near=near)
+        assert [told(one) for one in found] == [told(alone(problem, tiles, near)) for problem in problems]
+
+
+def test_machines_of_one_kind_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no two kinds at once: sizes, words and what is for nothing tell them apart."""
+    (problems, tiles, _), asked = next(machines(3)), list[int]()
+    whole = mapper.search_on
+    monkeypatch.setattr(mapper, "search_on", lambda several, *rest: asked.append(len(several)) or whole(several, *rest))
+    optimal_on(problems, tiles)
+    arch, e = problems[0].arch, problems[0].einsum
+    assert asked and max(asked) < len(problems) and sum(asked) <= len(problems)
+    wider = replace(arch, word_bits=16)
+    cheap = replace(arch, levels=(replace(arch.levels[0], read_pj=0.0), *arch.levels[1:]))
+    larger = replace(arch, levels=(*arch.levels[:-1], replace(arch.levels[-1], capacity_bits=1 << 20)))
+    assert len({search.alike(Problem(one, e, "energy")) for one in (arch, priced_anew(arch, Random(1)), wider, cheap, larger)}) == 4
+
+
+def test_what_needs_more_than_its_share_is_solved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems, tiles, near = next(machines(3))
+    expected = [told(alone(problem, tiles, near)) for problem in problems]
+    monkeypatch.setattr(mapper, "SHARED", 0)
+    assert [told(one) for one in optimal_on(problems, tiles, near=near)] == expected
+
+
+@pytest.mark.parametrize("name", ["weight_stationary", "output_stationary"])
+def test_under_the_rules_of_a_dataflow(name: str) -> None:
+    rng = Random(7)
+    first = random_problem(rng, "array", "ragged_lanes", 3000)
+    problems = [replace(first, arch=priced_anew(first.arch, rng)) for _ in range(6)]
+    rules = dataflow(name, first.einsum, first.arch)  # type: ignore[arg-type]
+    found = [optimal(problem, "ragged_lanes", rules) for problem in problems]
+    assert [told(one) for one in optimal_on(problems, "ragged_lanes", rules)] == [told(one if isinstance(one, Infeasible) else one[0]) for one in found]
+
+
+def test_figures_of_a_search_are_those_of_each_machine() -> None:
+    """Floors too, which no mapping is below."""
+    problems, tiles, _ = next(machines(11))
+    problems = [problem for problem in problems if search.alike(problem) == search.alike(problems[0])]
+    several, each = search.search_on(problems, tiles), [search.search(problem, tiles) for problem in problems]
+    assert [one.mapping for one in several] == [one.mapping for one in each]
+    assert np.allclose([one.floor for one in several], [one.floor for one in each], rtol=1e-12)
