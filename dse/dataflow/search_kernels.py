@@ -34,6 +34,9 @@ ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it 
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
 
 
+Worth = tuple[float, float]
+
+
 class Einsum(NamedTuple):
     """Ranks R of more than one value, tensors X (the output last), their dimensions Dm.
 
@@ -1425,8 +1428,9 @@ class Sums(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Of `may_beat`: low [Q] quantities; known [R] of which ranks there are lanes; sums [N, P], rest, held [X + 1, P], at [X]; bound [J, 3]. Of `screened`: least [P, J] of
-    all tensors, some of one, one of one set of its levels; live [R + 1, J], lives [R + 1] machines that choices of the first ranks may be best on."""
+    """Of `may_beat`: low [Q] quantities; known [R] of which ranks there are lanes; sums [N, P], rest, held [X + 1, P], at [X]; bound [J, 3]. Of `screened`:
+    least [P, J] of all tensors, some of one, one of one set of its levels; live [R + 1, J], lives [R + 1] machines that choices of the first ranks may be best
+    on."""
 
     low: Floats
     known: Bools
@@ -1546,7 +1550,7 @@ def walked(most: int, first: int, c: Choices, begin: Ints, end: Ints, later: Flo
     """
     ranks, many_q, size, n = w.option.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
-    low, rest, limit = np.empty((machines, 3)), np.full((machines, 3), np.inf), np.full(2, np.inf)
+    low, rest, than, limit = np.empty((machines, 3)), np.full((machines, 3), np.inf), best.copy(), (np.inf, np.inf)
     chosen, bound, worth = np.empty((size, ranks), np.int64), np.empty((size, machines, 3)), np.empty((size, 2))
     x.lives[0] = machines if most == ALL else w.few.shape[0]
     for a in range(x.lives[0]):
@@ -1586,16 +1590,19 @@ def walked(most: int, first: int, c: Choices, begin: Ints, end: Ints, later: Flo
         for a in range(x.lives[i]):
             if c.open[o, x.live[i, a]]:
                 x.live[i + 1, alive], alive = x.live[i, a], alive + 1
-        if last or best[x.live[i, 0], 0] < np.inf or limit[0] < np.inf:  # there is something to be held against
-            least = last or limit[0] < np.inf
-            if least:
-                low[:] = np.inf
-            alive = kept(x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, best)
+        least = last or (limit[0] < np.inf and machines > 1)
+        if least:
+            low[:] = np.inf
+        if last or than[x.live[i, 0], 0] < np.inf or least:  # there is something to be held against
+            tied = w.tied[0]
+            alive = kept(x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than)
+            if machines == 1 and limit[0] < np.inf:
+                w.tied[0] = tied  # came equal to the limit, not to the best
         x.lives[i + 1] = alive
         if alive == 0:
             continue
-        own = worth_of(low, w) if last or limit[0] < np.inf else limit
-        if limit[0] < np.inf and not lower(own, limit):
+        own = worth_of(low, w) if least else limit
+        if least and own >= limit:
             at_least(rest, low)
             continue
         if not last:
@@ -1613,9 +1620,12 @@ def walked(most: int, first: int, c: Choices, begin: Ints, end: Ints, later: Flo
             at_least(rest, bound[at])
         for j in range(ranks):
             chosen[at, j] = w.option[j]
-        bound[at], worth[at], n = low, own, min(n + 1, most)
+        bound[at], worth[at, 0], worth[at, 1], n = low, own[0], own[1], min(n + 1, most)
         if n == most:
-            limit[:] = worth[by_worth(worth[:n])[n - 1]]
+            at = by_worth(worth[:n])[n - 1]
+            limit = (worth[at, 0], worth[at, 1])
+            if machines == 1:  # the limit is a cost
+                than[0], rest[0] = bound[at], bound[at]
     return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), rest
 
 
@@ -1628,20 +1638,15 @@ def at_least(rest: Floats, low: Floats) -> None:
                 rest[j, i] = low[j, i]
 
 
-@inner()
-def worth_of(low: Floats, w: Work) -> Floats:
-    """Of bounds [J, 3] what they are compared by: the least of all machines, in units of each."""
-    found = np.full(2, np.inf)
-    for j in range(w.best_count.shape[0]):
-        figure, energy = low[j, 0] / w.unit[j, 0], low[j, 1] / w.unit[j, 1]
-        if figure < found[0] or (figure == found[0] and energy < found[1]):
-            found[0], found[1] = figure, energy
-    return found
-
-
 @lean
-def lower(a: Floats, b: Floats) -> bool:
-    return bool(a[0] < b[0] or (a[0] == b[0] and a[1] < b[1]))
+def worth_of(low: Floats, w: Work) -> Worth:
+    """Of bounds [J, 3] what they are compared by: the least of all machines, in units of each."""
+    found = (np.inf, np.inf)
+    for j in range(w.best_count.shape[0]):
+        own = (low[j, 0] / w.unit[j, 0], low[j, 1] / w.unit[j, 1])
+        if own < found:
+            found = own
+    return found
 
 
 @inner()
@@ -1655,7 +1660,7 @@ def by_bound(bound: Floats, w: Work) -> Ints:
     """The order of bounds [n, J, 3], lowest first."""
     worth = np.empty((bound.shape[0], 2))
     for i in range(bound.shape[0]):
-        worth[i] = worth_of(bound[i], w)
+        worth[i, 0], worth[i, 1] = worth_of(bound[i], w)
     return by_worth(worth)
 
 
@@ -1701,7 +1706,7 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
     few = min(total, 32)
     caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
     all_left, later = Left(m.size.copy().reshape(1, -1), np.zeros_like(left.cell)), np.ones((ranks + 1, 1, many_q))
-    chosen, bound, n, record, full = np.empty((64, ranks), np.int64), np.empty((64, machines, 3)), 0, np.full(2, np.inf), MANY
+    chosen, bound, n, record, full = np.empty((64, ranks), np.int64), np.empty((64, machines, 3)), 0, (np.inf, np.inf), MANY
     done, many = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
     for turn in range(2):
         most = LOWEST if turn == 0 and not ties else ALL
@@ -1709,7 +1714,8 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
             hopeful_options(c, total, caps, t, e, m, x, w, best)
         groups, start = grouped(c, e)
         inside = least_inside(groups, e.order, left)
-        of_groups, low_of_groups, rest = walked(most, EARLY if ties and turn == 0 else ALL, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best)
+        first = EARLY if ties and turn == 0 else ALL
+        of_groups, low_of_groups, rest = walked(most, first, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best)
         for g in np.arange(of_groups.shape[0])[::-1] if ties else by_bound(low_of_groups, w):
             if not some_win(low_of_groups[g], best, w):
                 continue
@@ -1732,19 +1738,21 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
                 for j in range(many if most == ALL else 0):
                     known = known or (done[j] == found[v]).all()
                 worth = worth_of(low[v], w)
-                if not known and w.tally[1] <= w.tally[2] and some_win(low[v], best, w) and (most == LOWEST or ties or lower(worth, record)):
+                if not known and w.tally[1] <= w.tally[2] and some_win(low[v], best, w) and (most == LOWEST or ties or worth < record):
                     w.option[:] = found[v]
                     followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
                     known = w.tally[1] <= w.tally[2]
                     if known and most == LOWEST:
                         done[many], many = found[v], many + 1
                     elif known:
-                        record[:] = worth
+                        record = worth
                 if most == ALL and not known and not ties:
                     if n == chosen.shape[0]:
                         chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
                     chosen[n], bound[n], n = found[v], low[v], n + 1
-        if (ties and (of_groups.shape[0] < EARLY or best.max() == -np.inf)) or (not ties and w.tally[1] <= w.tally[2] and w.few.shape[0] == machines and not some_win(rest, best, w)):  # nothing that was left out is lower
+        if ties and (of_groups.shape[0] < EARLY or best.max() == -np.inf):  # all have been in turn, or have their answers
+            break
+        if not ties and w.tally[1] <= w.tally[2] and w.few.shape[0] == machines and not some_win(rest, best, w):  # nothing that was left out is lower
             break
     n = follow(np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
     left_out = np.full(machines, np.inf)
@@ -1864,8 +1872,9 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
     """Which levels hold the tensors [n, X], numbers of `keep`, and the least figure [n, J, 3] of each that may beat the best, else inf; sums [J, N, P] of all
     sets of levels."""
     tensors, parts, size, n = t.keeps.shape[0] - 1, w.guess.shape[0], 16, 0
-    own, bound = np.empty((size, tensors), np.int64), np.full((size, w.best_count.shape[0], 3), np.inf)
-    sums, rest = np.empty((w.best_count.shape[0], t.keep.shape[0], parts)), np.empty((tensors + 1, parts))
+    many = w.best_count.shape[0]
+    own, bound = np.empty((size, tensors), np.int64), np.full((size, many, 3), np.inf)
+    sums, rest = np.empty((many, t.keep.shape[0], parts)), np.empty((tensors + 1, parts))
     at, held = np.zeros(tensors, np.int64), np.empty((tensors + 1, parts))
     for j in range(w.best_count.shape[0]):
         if best[j, 0] == -np.inf:
@@ -1874,7 +1883,7 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
         begun = False
         while next_held(j, begun, t, m, sums[j], rest, held, at, w, best):
             begun, s = True, 0
-            while s < n and (own[s] != at).any():
+            while s < n and (many == 1 or (own[s] != at).any()):  # one machine comes to each once
                 s += 1
             if s == size:
                 size *= 2
