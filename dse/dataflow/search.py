@@ -91,21 +91,14 @@ def search_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraint
     """
     read, many, best, visited, whole = _read(problems, constraints, waits, spread), len(problems), np.tile(np.array(than), (len(problems), 1)), 0, True
     found: list[Mapping | None] = [None] * many
-    tied: dict[Tiles, list[int]] = {}
     kinds: tuple[Tiles, ...] = ("perfect",) if tiles == "perfect" else ("perfect", tiles)
     for kind in kinds:
-        nests, w, left = _searched(read, kind, constraints, budget - visited, best, False)
-        better, visited = {j for j, nest in enumerate(nests) if nest}, visited + int(w.tally[1])
-        found = [new or old for new, old in zip(nests, found, strict=True)]
-        tied = {before: [j for j in own if j not in better] for before, own in tied.items()} | {kind: [j for j in better if w.tied[j] == best[j, 0]]}
+        nests, placed, left = _searched(read, kind, constraints, budget - visited, best)
+        found, visited = [new or old for new, old in zip(nests, found, strict=True)], visited + placed
         floors = np.minimum(left, best[:, 0])
         if kind == "perfect" and (floors < best[:, 0]).any():  # the budget has ended
             whole = False
             break
-    for kind, own in tied.items() if visited <= budget else ():
-        if own:
-            first, _, _ = _searched(read, kind, constraints, budget, np.where(np.isin(range(many), own)[:, None], best, -inf), True)
-            found = [new or old for new, old in zip(first, found, strict=True)]
     return [Found(found[j], visited, float(floors[j]) if whole and waits != "in_turn" else 0.0) for j in range(many)]
 
 
@@ -125,8 +118,8 @@ def _read(problems: Sequence[Problem], constraints: Constraints, waits: Waits, s
     return Read(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
-def _searched(read: Read, tiles: Tiles, constraints: Constraints, budget: int, best: Floats, ties: bool) -> tuple[list[Mapping | None], kernels.Work, Floats]:
-    """The same of mappings that beat `best` [J, 3], which is lowered. ties: the first ones that cost no more."""
+def _searched(read: Read, tiles: Tiles, constraints: Constraints, budget: int, best: Floats) -> tuple[list[Mapping | None], int, Floats]:
+    """The best mappings that beat `best` [J, 3], which is lowered; how many nodes were placed; figures [J] that nothing which was left out is below."""
     problems, machine, terms = read
     e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
     own = _tables(e, tuple(_wide(f) for f in arch.fanouts), tiles, constraints.spatial)
@@ -135,12 +128,12 @@ def _searched(read: Read, tiles: Tiles, constraints: Constraints, budget: int, b
     lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
     rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
-    w, outer = (_work(many, nodes, levels, terms, own, most, also) for most, also in ((budget, ties), (OUTER, False)))
+    w, outer = (_work(many, nodes, levels, terms, own, most) for most in (budget, OUTER))
     free = machine._replace(leak=np.zeros(many), objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
     seen = _seen(len(own.ranks), terms.base.shape[1])
     left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
     known: dict[bytes, Mapping] = {}
-    return [_known(known, own, e, arch, dict(constraints.spatial), w, j) if w.best_count[j] >= 0 else None for j in range(many)], w, left
+    return [_known(known, own, e, arch, dict(constraints.spatial), w, j) if w.best_count[j] >= 0 else None for j in range(many)], int(w.tally[1]), left
 
 
 def _known(known: dict[bytes, Mapping], own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
@@ -167,7 +160,7 @@ def _idle(arch: Arch, constraints: Constraints) -> int:
     return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
-def _work(many: int, nodes: int, levels: int, terms: kernels.Terms, own: Tables, budget: int, ties: bool) -> kernels.Work:
+def _work(many: int, nodes: int, levels: int, terms: kernels.Terms, own: Tables, budget: int) -> kernels.Work:
     def whole(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
@@ -175,10 +168,10 @@ def _work(many: int, nodes: int, levels: int, terms: kernels.Terms, own: Tables,
     return kernels.Work(whole(d, many), whole(d), whole(d, ranks), np.zeros((d, many, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks),
                         whole(d), whole(d), whole(d), whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks),
                         np.zeros((d, ranks), np.bool_), whole(d, ranks), whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_),
-                        np.array([0, 0, budget, EASY, ties], np.int64), np.zeros(quantities), np.zeros(many), np.zeros(many), np.ones((many, 2)),
-                        np.arange(0, many, -(-many // FEW)), np.zeros(parts), np.zeros(3), np.zeros((many, 3)), whole(ranks), whole(ranks),
-                        np.zeros((many, 3)),
-                        np.full(many, -1, np.int64), whole(many, ranks), whole(many, nodes, 4), whole(many, nodes, ranks))
+                        np.array([0, 0, budget, EASY], np.int64), np.zeros(quantities), np.zeros(many, np.bool_), whole(len(own.tensors)), np.zeros(many),
+                        np.ones((many, 2)), np.arange(0, many, -(-many // FEW)), np.zeros(parts), np.zeros(3), np.zeros((many, 3)), whole(ranks),
+                        whole(ranks), np.zeros((many, 3)),
+                        np.full(many, -1, np.int64), whole(many, ranks), whole(many, len(own.tensors)), whole(many, nodes, 4), whole(many, nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ Bools = NDArray[np.bool_]
 
 ENERGY, LATENCY, EDP = 0, 1, 2
 STEPS, RAMP = 1, 2  # parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them ports
-EARLY = 16  # choices of lanes in turn among which the first that costs no more than the best mostly is
 LOWEST, ALL = 5, 1 << 62  # choices of lanes that are followed before others are looked for; all of them
 MANY = 1 << 14  # that are looked for before the lowest of them are followed
 FEW = 2  # machines that are held against bounds one by one
@@ -200,12 +199,13 @@ class Work(NamedTuple):
     may stand there, windows [d] of these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R] their tiles, first [d, R] none was tried
     before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. option [R].
     nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); whole [N] its level, which holds what moves twice, has
-    room for all of its tensor; tally [5] nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are asked for, whether what
-    costs the same as the best is let through too; tied [J] figure of the best that something else came equal to.
+    room for all of its tensor; tally [4] nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are asked for; equal [J]
+    whether what costs the same as the best of a machine is let through too: it may come before that in the order of ties (`first_of`); own [X] which levels
+    hold the tensors.
     least [Q] bounds of the quantities, whatever the tiles; extra [J] energy that crowded outer levels cost beyond that; unit [J, 2] what figures and energies
     of machines are measured in, to compare them; few [.] some of them, that differ;
     guess [P], figure [3], lowest [J, 3], largest [R], rest [R]: scratch; best [J, 3] cost of the
-    best nest of outer levels (`crowded`); best_*: of each machine the best nest so far, best_count [J] its nodes.
+    best nest of outer levels (`crowded`); best_*: of each machine the best nest so far, best_count [J] its nodes, -1: none yet.
     """
 
     live: Ints
@@ -230,7 +230,8 @@ class Work(NamedTuple):
     whole: Bools
     tally: Ints
     least: Floats
-    tied: Floats
+    equal: Bools
+    own: Ints
     extra: Floats
     unit: Floats
     few: Ints
@@ -242,6 +243,7 @@ class Work(NamedTuple):
     best: Floats
     best_count: Ints
     best_option: Ints
+    best_own: Ints
     best_nodes: Ints
     best_at: Ints
 
@@ -263,11 +265,36 @@ def below(a: Floats, b: Floats) -> bool:
 
 @lean
 def wins(j: int, cost: Floats, best: Floats, w: Work) -> bool:
-    """Whether a cost, or what is at least one, may be better than the best of machine j, or as good, if that is asked for."""
+    """Whether a cost, or what is at least one, may be better than the best of machine j, or as good, where that is let through."""
     order = compared(cost, best[j])
-    if order == 0:
-        w.tied[j] = best[j, 0]
-    return bool(order < 0 or (order == 0 and w.tally[4] > 0))
+    return bool(order < 0 or (order == 0 and w.equal[j]))
+
+
+@lean
+def turn_of(a: Ints, b: Ints, order: Ints) -> int:
+    """Of two choices of lanes, by the first ranks that differ: -1, a comes first; 0, they are equal; 1."""
+    for i in order:
+        if a[i] != b[i]:
+            return -1 if a[i] < b[i] else 1
+    return 0
+
+
+@lean
+def ties_with(j: int, option: Ints, e: Einsum, w: Work) -> bool:
+    """Whether what has these lanes and costs the same as the best of machine j may be taken in its place. Of equals the first is: by lanes, then by the levels
+    that hold the tensors, then as nests are made; an order that no price changes, so that the answer does not depend on what is looked at first, nor with which
+    other machines."""
+    return bool(w.best_count[j] >= 0 and turn_of(option, w.best_option[j], e.order) <= 0)
+
+
+@lean
+def leads(option: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> bool:
+    """Whether lanes with bounds [J, 3] may lead to what is taken on some machine."""
+    for j in range(w.best_count.shape[0]):
+        order = compared(low[j], best[j]) if low[j, 0] < np.inf else 1
+        if order < 0 or (order == 0 and ties_with(j, option, e, w)):
+            return True
+    return False
 
 
 @lean
@@ -1096,15 +1123,18 @@ def others(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo:
 
 @lean
 def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> None:
-    """Of every machine. Where what costs the same is let through, the first that comes is the answer, and nothing after it."""
+    """Of every machine. Under the same lanes and levels the first of equals that comes is taken."""
     settled(d, d, t, e, p, memo, w)
     for a in range(w.lives[d]):
         machine = w.live[d, a]
         figure(w.parts[d], machine, m, w.figure)
         if wins(machine, w.figure, best, w):
-            for i in range(3):
-                best[machine, i] = -np.inf if w.tally[4] > 0 else w.figure[i]
+            better, w.equal[machine] = compared(w.figure, best[machine]) < 0, False
+            for i in range(3 if better else 0):
+                best[machine, i] = w.figure[i]
             w.best_count[machine] = d
+            for x in range(w.own.shape[0]):
+                w.best_own[machine, x] = w.own[x]
             for r in range(w.option.shape[0]):
                 w.best_option[machine, r] = w.option[r]
             for j in range(d):
@@ -1540,10 +1570,10 @@ def kept(live: Ints, n: int, out: Ints, last: bool, least: bool, low: Floats, t:
 
 
 @inner()
-def walked(most: int, first: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: Left, t: Terms, e: Einsum, m: Machine, rules: Rules, x: Scratch,
-           w: Work, best: Floats) -> tuple[Ints, Floats, Floats]:
+def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: Left, t: Terms, e: Einsum, m: Machine, rules: Rules, x: Scratch, w: Work,
+           best: Floats) -> tuple[Ints, Floats, Floats]:
     """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best of some machine, with the least figure [n, J, 3] that
-    each may have, inf where it may not: the `most` lowest of them, and a figure [J, 3] that no other is below; of more than `first` in turn the first ones.
+    each may have, inf where it may not: the `most` lowest of them, and a figure [J, 3] that no other is below.
 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
     lanes that are left (`least_inside`), they bound all choices for these.
@@ -1559,7 +1589,7 @@ def walked(most: int, first: int, c: Choices, begin: Ints, end: Ints, later: Flo
     rows, lanes, ragged = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.zeros(ranks + 1, np.bool_)
     x.known[:] = False
     i, w.option[e.order[0]], x.known[e.order[0]] = 0, end[e.order[0]], True
-    while i >= 0 and n < first:
+    while i >= 0:
         r = e.order[i]
         w.option[r] -= 1  # most lanes first
         o = w.option[r]
@@ -1594,10 +1624,7 @@ def walked(most: int, first: int, c: Choices, begin: Ints, end: Ints, later: Flo
         if least:
             low[:] = np.inf
         if last or than[x.live[i, 0], 0] < np.inf or least:  # there is something to be held against
-            tied = w.tied[0]
             alive = kept(x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than)
-            if machines == 1 and limit[0] < np.inf:
-                w.tied[0] = tied  # came equal to the limit, not to the best
         x.lives[i + 1] = alive
         if alive == 0:
             continue
@@ -1693,14 +1720,14 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
 
     All choices of lanes that fit and may beat the best, by the least figure that each may have: first how many lanes each rank has, then how they share it out.
     The LOWEST ones are followed before others are looked for, which are held against what these lead to; of those each at once whose figure is lower than all
-    before, the others when there are MANY of them, or no more. free, outer: for `crowded`. Where what costs the same is let through, all in turn.
+    before, the others when there are MANY of them, or no more. free, outer: for `crowded`.
     Returns inf; if the budget ended, figures [J] that nothing which was left out is below.
     """
-    machines, ties = w.best_count.shape[0], w.tally[4] > 0
+    machines = w.best_count.shape[0]
     crowds = Crowds(np.full(256, -1), np.empty((256, machines)))
     ranks, many_q, total, c, left = w.option.shape[0], t.quantity.shape[0], 1, choices(t, e, p, m, memo, w), quotients(m.size)
     x = scratch(t, w)
-    measured(t, m, w, outer)
+    measured(t, m, w)
     for d in range(m.size.shape[0]):
         total *= m.size[d]
     few = min(total, 32)
@@ -1708,15 +1735,13 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
     all_left, later = Left(m.size.copy().reshape(1, -1), np.zeros_like(left.cell)), np.ones((ranks + 1, 1, many_q))
     chosen, bound, n, record, full = np.empty((64, ranks), np.int64), np.empty((64, machines, 3)), 0, (np.inf, np.inf), MANY
     done, many = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
-    for turn in range(2):
-        most = LOWEST if turn == 0 and not ties else ALL
+    for most in (LOWEST, ALL):
         if best.min() < np.inf:
             hopeful_options(c, total, caps, t, e, m, x, w, best)
         groups, start = grouped(c, e)
         inside = least_inside(groups, e.order, left)
-        first = EARLY if ties and turn == 0 else ALL
-        of_groups, low_of_groups, rest = walked(most, first, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best)
-        for g in np.arange(of_groups.shape[0])[::-1] if ties else by_bound(low_of_groups, w):
+        of_groups, low_of_groups, rest = walked(most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best)
+        for g in by_bound(low_of_groups, w):
             if not some_win(low_of_groups[g], best, w):
                 continue
             if n >= full:
@@ -1731,14 +1756,14 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
             if (start[own + 1] - start[own]).max() == 1:
                 found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, machines, 3)
             else:
-                found, low, others = walked(most, ALL, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best)
+                found, low, others = walked(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best)
                 at_least(rest, others)
-            for v in np.arange(found.shape[0])[::-1] if ties else by_bound(low, w):
+            for v in by_bound(low, w):
                 known = False
                 for j in range(many if most == ALL else 0):
                     known = known or (done[j] == found[v]).all()
                 worth = worth_of(low[v], w)
-                if not known and w.tally[1] <= w.tally[2] and some_win(low[v], best, w) and (most == LOWEST or ties or worth < record):
+                if not known and w.tally[1] <= w.tally[2] and leads(found[v], low[v], best, e, w) and (most == LOWEST or worth < record):
                     w.option[:] = found[v]
                     followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
                     known = w.tally[1] <= w.tally[2]
@@ -1746,13 +1771,11 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
                         done[many], many = found[v], many + 1
                     elif known:
                         record = worth
-                if most == ALL and not known and not ties:
+                if most == ALL and not known:
                     if n == chosen.shape[0]:
                         chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
                     chosen[n], bound[n], n = found[v], low[v], n + 1
-        if ties and (of_groups.shape[0] < EARLY or best.max() == -np.inf):  # all have been in turn, or have their answers
-            break
-        if not ties and w.tally[1] <= w.tally[2] and w.few.shape[0] == machines and not some_win(rest, best, w):  # nothing that was left out is lower
+        if w.tally[1] <= w.tally[2] and w.few.shape[0] == machines and not some_win(rest, best, w):  # nothing that was left out is lower
             break
     n = follow(np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
     left_out = np.full(machines, np.inf)
@@ -1762,9 +1785,8 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
 
 
 @inner()
-def measured(t: Terms, m: Machine, w: Work, outer: Work) -> None:
-    """w.unit: what operations alone cost, or 1; nothing has come equal to the best yet."""
-    w.tied[:], outer.tied[:] = np.inf, np.inf
+def measured(t: Terms, m: Machine, w: Work) -> None:
+    """w.unit: what operations alone cost, or 1."""
     for j in range(w.best_count.shape[0]):
         w.parts[0, j] = t.base[j]
         figure(w.parts[0], j, m, w.figure)
@@ -1788,7 +1810,7 @@ def follow(upto: float, chosen: Ints, bound: Floats, n: int, t: Terms, e: Einsum
     order, at = by_bound(bound[:n], w), 0
     while at < n and worth_of(bound[order[at]], w)[0] <= upto and w.tally[1] <= w.tally[2]:
         c = order[at]
-        if some_win(bound[c], best, w):
+        if leads(chosen[c], bound[c], best, e, w):
             w.option[:] = chosen[c]
             followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
         at += int(w.tally[1] <= w.tally[2])
@@ -1877,8 +1899,6 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
     sums, rest = np.empty((many, t.keep.shape[0], parts)), np.empty((tensors + 1, parts))
     at, held = np.zeros(tensors, np.int64), np.empty((tensors + 1, parts))
     for j in range(w.best_count.shape[0]):
-        if best[j, 0] == -np.inf:
-            continue
         summed(w.least, j, t, t.sum, t.sum_of, t.sum_coef, parts, sums[j], rest)
         begun = False
         while next_held(j, begun, t, m, sums[j], rest, held, at, w, best):
@@ -1894,24 +1914,28 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
     return own[:n], bound[:n], sums
 
 
-@inner()
-def in_turn(own: Ints) -> Ints:
-    """The order of rows, as numbers are ordered."""
-    order = np.arange(own.shape[0])
-    for x in range(own.shape[1] - 1, -1, -1):
-        order = order[np.argsort(own[order, x], kind="mergesort")]
-    return order
+@lean
+def comes_first(j: int, own: Ints, e: Einsum, w: Work) -> bool:
+    """Whether nests under the lanes of w.option, of which these levels hold the tensors, come before the best one of machine j in the order of ties."""
+    lanes = turn_of(w.option, w.best_option[j], e.order) if w.best_count[j] >= 0 else 1
+    for x in range(own.shape[0] if lanes == 0 else 0):
+        if own[x] != w.best_own[j, x]:
+            return bool(own[x] < w.best_own[j, x])
+    return bool(lanes < 0)
 
 
 @inner()
 def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
              best: Floats) -> None:
-    """All nests under the lanes of w.option that may beat the best."""
+    """All nests under the lanes of w.option that may beat the best, or are taken in its place."""
     lanes_fixed(t, e, p, memo, w)
+    for j in range(w.best_count.shape[0]):
+        w.equal[j] = ties_with(j, w.option, e, w)
     own, bound, sums = placements(t, m, w, best)
-    for s in in_turn(own) if w.tally[4] > 0 else by_bound(bound, w):
+    for s in by_bound(bound, w):
         w.lives[0] = 0
         for j in range(w.best_count.shape[0]):
+            w.equal[j] = comes_first(j, own[s], e, w)
             if bound[s, j, 0] < np.inf and wins(j, bound[s, j], best, w):
                 w.live[0, w.lives[0]] = j
                 w.lives[0] += 1
@@ -1938,7 +1962,9 @@ def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rul
             seen.tally[0], seen.tally[1] = seen.tally[0] + 1, 0
             nests(t, e, p, m, rules, memo, w, seen, best)
         if w.tally[1] > w.tally[2]:
-            return
+            break
+    for j in range(w.best_count.shape[0]):
+        w.equal[j] = w.best_count[j] >= 0  # of other lanes: `leads`
 
 
 @lean
@@ -2021,7 +2047,7 @@ def begin(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: 
             for x in range(own.shape[0]):
                 w.parts[0, j, i] += sums[j, own[x], i]
     for x in range(own.shape[0]):
-        before = -1
+        w.own[x], before = own[x], -1
         for v in range(levels):
             if t.keep[own[x]] >> v & 1:
                 if before >= 0 or v > 0 or m.room[0] < np.inf:
