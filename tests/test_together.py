@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
+from cluster import driver, worker
 from dse.dataflow import optimal as mapper
 from dse.dataflow import search
 from dse.dataflow.optimal import optimal, optimal_on
 from dse.dataflow.space import Tiles, dataflow
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
+from dse.study import study as studies
 from hw.arch import Arch
 from tests.problems import GROUPS, random_problem
+from tests.test_driver import _stop_after, rows
 
 FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
 
@@ -98,3 +102,42 @@ def test_figures_of_a_search_are_those_of_each_machine() -> None:
     several, each = search.search_on(problems, tiles), [search.search(problem, tiles) for problem in problems]
     assert [one.mapping for one in several] == [one.mapping for one in each]
     assert np.allclose([one.floor for one in several], [one.floor for one in each], rtol=1e-12)
+
+
+STUDY = """
+name: cells
+workloads: ['gemm:m=64,n=48,k=96', 'gemm:m=35,n=77,k=11']
+machine: edge_array
+space: {{array.x: [8, 12], regf.capacity: [64 B, 256 B], dram.kind: [ddr3, lpddr4], dram.channels: [1, 2], node_nm: [22, 45], clock_mhz: [200, 800]}}
+objectives: [energy_pj, latency_ns]
+search: {{method: {method}, seed: 7, generation: 16, prune: {prune}}}
+solver: {{objective: edp}}
+"""
+
+
+@pytest.mark.parametrize(("method", "prune"), [("exhaustive", "false"), ("random", "false"), ("random", "true")])
+def test_rows_of_a_sweep_are_the_same_whichever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, prune: str) -> None:
+    """Each alone; together in leases of any size, by one process or two; interrupted and resumed. Machines that are pruned are solved alone."""
+    asked, whole = list[int](), worker.scheduled_on
+    (tmp_path / "cells.yaml").write_text(STUDY.format(method=method, prune=prune))
+    monkeypatch.setattr(worker, "scheduled_on", lambda arches, *rest: asked.append(len(arches)) or whole(arches, *rest))
+    monkeypatch.setattr(worker, "MANY", 1 << 40)
+    driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "alone", workers=0)
+    expected = rows(tmp_path / "alone")
+    assert not asked and len(expected["machines"]) == 64 and len(expected["points"]) == 64 - sum("pruned" in row for row in expected["machines"])
+    monkeypatch.setattr(worker, "MANY", 4)
+    for lease_s in (0.2, 5.0):
+        monkeypatch.setattr(driver, "LEASE_S", lease_s)
+        driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / f"run{lease_s}", workers=0)
+        assert rows(tmp_path / f"run{lease_s}") == expected
+    assert max(asked) > 8 or prune == "true"
+    if prune == "true":
+        return
+    monkeypatch.setattr(driver, "REPORT_S", 0.0)
+    first = driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "parts", workers=0, progress=_stop_after(20))
+    assert first.status.state == "interrupted"
+    driver.resume(tmp_path / "parts", workers=0)
+    assert rows(tmp_path / "parts") == expected
+    if method == "exhaustive":
+        driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "two", workers=2)
+        assert rows(tmp_path / "two") == expected

@@ -353,10 +353,8 @@ class Entries:
 
     def at(self, prices: Floats) -> Floats:
         """The array at prices [J, prices] of machines."""
-        size = prod(self.shape)
-        place = (np.arange(len(prices))[:, None] * size + self.place).ravel()
-        found = np.bincount(place, (self.often * prices[:, self.price]).ravel(), len(prices) * size)
-        return found.astype(np.float64, copy=False).reshape((len(prices), *self.shape))
+        found = np.array([np.bincount(self.place, self.often * own[self.price], prod(self.shape)) for own in prices], np.float64)
+        return found.reshape((len(prices), *self.shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1384,7 +1384,8 @@ def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         way[g, 1] = many
         for o in range(start[g], start[g + 1]):
             alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.ragged[o]
-            opened[g] |= c.open[o]
+            for j in range(opened.shape[1]):
+                opened[g, j] = opened[g, j] or c.open[o, j]
             for q in range(c.alone.shape[1] if c.alive[o] else 0):
                 alone[g, q] = min(alone[g, q], c.alone[o, q])
     pairs, at = c.hulls.pairs.shape[0], 0
