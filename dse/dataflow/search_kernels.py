@@ -264,10 +264,10 @@ def below(a: Floats, b: Floats) -> bool:
 
 
 @lean
-def wins(j: int, cost: Floats, best: Floats, w: Work) -> bool:
+def wins(j: int, cost: Floats, best: Floats, equal: Bools) -> bool:
     """Whether a cost, or what is at least one, may be better than the best of machine j, or as good, where that is let through."""
     order = compared(cost, best[j])
-    return bool(order < 0 or (order == 0 and w.equal[j]))
+    return bool(order < 0 or (order == 0 and equal[j]))
 
 
 @lean
@@ -323,7 +323,7 @@ def surviving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, keep: bo
     for a in range(w.lives[d]):
         j = w.live[d, a]
         figure(parts, j, m, w.figure)
-        if wins(j, w.figure, best, w):
+        if wins(j, w.figure, best, w.equal):
             if not keep:
                 return 1
             w.live[d + 1, n], n = j, n + 1
@@ -1128,7 +1128,7 @@ def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo,
     for a in range(w.lives[d]):
         machine = w.live[d, a]
         figure(w.parts[d], machine, m, w.figure)
-        if wins(machine, w.figure, best, w):
+        if wins(machine, w.figure, best, w.equal):
             better, w.equal[machine] = compared(w.figure, best[machine]) < 0, False
             for i in range(3 if better else 0):
                 best[machine, i] = w.figure[i]
@@ -1539,7 +1539,7 @@ def screened(live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w:
         for i in range(parts):
             w.parts[last, j, i] = x.least[i, a]
         figure(w.parts[last], j, m, w.figure)
-        if wins(j, w.figure, best, w):
+        if wins(j, w.figure, best, w.equal):
             out[many], many = j, many + 1
     return many
 
@@ -1616,7 +1616,6 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
                 cell += left.cell[d, m.size[d] // used[i + 1, u, d]]
             for q in range(many_q):
                 x.low[q] = min(x.low[q], rows[i + 1, q] * later[i + 1, cell, q])
-        with_hulls(x.low, c, w.option, x.known, e)
         alive = 0
         for a in range(x.lives[i]):
             if c.open[o, x.live[i, a]]:
@@ -1625,11 +1624,12 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
         if least:
             low[:] = np.inf
         if last or than[x.live[i, 0], 0] < np.inf or least:  # there is something to be held against
+            with_hulls(x.low, c, w.option, x.known, e)
             alive = kept(x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than)
         x.lives[i + 1] = alive
         if alive == 0:
             continue
-        own = worth_of(low, w) if least else limit
+        own = worth_of(low, w.unit) if least else limit
         if least and own >= limit:
             at_least(rest, low)
             continue
@@ -1667,11 +1667,11 @@ def at_least(rest: Floats, low: Floats) -> None:
 
 
 @lean
-def worth_of(low: Floats, w: Work) -> Worth:
+def worth_of(low: Floats, unit: Floats) -> Worth:
     """Of bounds [J, 3] what they are compared by: the least of all machines, in units of each."""
     found = (np.inf, np.inf)
-    for j in range(w.best_count.shape[0]):
-        own = (low[j, 0] / w.unit[j, 0], low[j, 1] / w.unit[j, 1])
+    for j in range(low.shape[0]):
+        own = (low[j, 0] / unit[j, 0], low[j, 1] / unit[j, 1])
         if own < found:
             found = own
     return found
@@ -1684,20 +1684,20 @@ def by_worth(worth: Floats) -> Ints:
 
 
 @inner()
-def by_bound(bound: Floats, w: Work) -> Ints:
+def by_bound(bound: Floats, unit: Floats) -> Ints:
     """The order of bounds [n, J, 3], lowest first."""
     worth = np.empty((bound.shape[0], 2))
     for i in range(bound.shape[0]):
-        worth[i, 0], worth[i, 1] = worth_of(bound[i], w)
+        worth[i, 0], worth[i, 1] = worth_of(bound[i], unit)
     return by_worth(worth)
 
 
 @lean
-def some_win(low: Floats, best: Floats, w: Work) -> bool:
+def some_win(low: Floats, best: Floats, equal: Bools) -> bool:
     """Whether bounds [J, 3] may be better than the best of some machine."""
     found = False
-    for j in range(w.best_count.shape[0]):
-        found = found or (low[j, 0] < np.inf and wins(j, low[j], best, w))
+    for j in range(low.shape[0]):
+        found = found or (low[j, 0] < np.inf and wins(j, low[j], best, equal))
     return found
 
 
@@ -1742,13 +1742,13 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
         groups, start = grouped(c, e)
         inside = least_inside(groups, e.order, left)
         of_groups, low_of_groups, rest = walked(most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best)
-        for g in by_bound(low_of_groups, w):
-            if not some_win(low_of_groups[g], best, w):
+        for g in by_bound(low_of_groups, w.unit):
+            if not some_win(low_of_groups[g], best, w.equal):
                 continue
             if n >= full:
-                n = follow(worth_of(low_of_groups[g], w)[0], chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+                n = follow(worth_of(low_of_groups[g], w.unit)[0], chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
                 full = max(MANY, 2 * n)
-            if w.tally[1] > w.tally[2] and n > 0 and least_worth(bound[:n], w) <= worth_of(low_of_groups[g], w)[0]:
+            if w.tally[1] > w.tally[2] and n > 0 and least_worth(bound[:n], w.unit) <= worth_of(low_of_groups[g], w.unit)[0]:
                 break
             own = of_groups[g]
             for i in range(ranks - 1, -1, -1):
@@ -1759,11 +1759,11 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
             else:
                 found, low, others = walked(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best)
                 at_least(rest, others)
-            for v in by_bound(low, w):
+            for v in by_bound(low, w.unit):
                 known = False
                 for j in range(many if most == ALL else 0):
                     known = known or (done[j] == found[v]).all()
-                worth = worth_of(low[v], w)
+                worth = worth_of(low[v], w.unit)
                 if not known and w.tally[1] <= w.tally[2] and leads(found[v], low[v], best, e, w) and (most == LOWEST or worth < record):
                     w.option[:] = found[v]
                     followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
@@ -1776,7 +1776,7 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
                     if n == chosen.shape[0]:
                         chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
                     chosen[n], bound[n], n = found[v], low[v], n + 1
-        if w.tally[1] <= w.tally[2] and w.few.shape[0] == machines and not some_win(rest, best, w):  # nothing that was left out is lower
+        if w.tally[1] <= w.tally[2] and w.few.shape[0] == machines and not some_win(rest, best, w.equal):  # nothing that was left out is lower
             break
     n = follow(np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
     left_out = np.full(machines, np.inf)
@@ -1796,10 +1796,10 @@ def measured(t: Terms, m: Machine, w: Work) -> None:
 
 
 @inner()
-def least_worth(bound: Floats, w: Work) -> float:
+def least_worth(bound: Floats, unit: Floats) -> float:
     least = np.inf
     for i in range(bound.shape[0]):
-        least = min(least, worth_of(bound[i], w)[0])
+        least = min(least, worth_of(bound[i], unit)[0])
     return least
 
 
@@ -1808,8 +1808,8 @@ def follow(upto: float, chosen: Ints, bound: Floats, n: int, t: Terms, e: Einsum
            outer: Work, seen: Seen, crowds: Crowds, best: Floats) -> int:
     """Follows those of the first n choices of lanes that are worth no more than upto, lowest first; the others move to the front. Returns how many these are,
     with all that are not followed to the end where the budget ends."""
-    order, at = by_bound(bound[:n], w), 0
-    while at < n and worth_of(bound[order[at]], w)[0] <= upto and w.tally[1] <= w.tally[2]:
+    order, at = by_bound(bound[:n], w.unit), 0
+    while at < n and worth_of(bound[order[at]], w.unit)[0] <= upto and w.tally[1] <= w.tally[2]:
         c = order[at]
         if leads(chosen[c], bound[c], best, e, w):
             w.option[:] = chosen[c]
@@ -1827,7 +1827,7 @@ def hopeful(j: int, upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best
     for i in range(w.guess.shape[0]):
         w.parts[last, j, i] = t.base[j, i] + (rest[0, i] if i < upto else 0.0)
     figure(w.parts[last], j, m, w.figure)
-    return wins(j, w.figure, best, w)
+    return wins(j, w.figure, best, w.equal)
 
 
 @lean
@@ -1848,7 +1848,7 @@ def next_held(j: int, begun: bool, t: Terms, m: Machine, sums: Floats, rest: Flo
             parts[x + 1, i] = parts[x, i] + sums[at[x], i]
             w.parts[last, j, i] = parts[x + 1, i] + rest[x + 1, i]
         figure(w.parts[last], j, m, w.figure)
-        if not wins(j, w.figure, best, w):
+        if not wins(j, w.figure, best, w.equal):
             continue
         if x == tensors - 1:
             return True
@@ -1933,11 +1933,11 @@ def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rul
     for j in range(w.best_count.shape[0]):
         w.equal[j] = ties_with(j, w.option, e, w)
     own, bound, sums = placements(t, m, w, best)
-    for s in by_bound(bound, w):
+    for s in by_bound(bound, w.unit):
         w.lives[0] = 0
         for j in range(w.best_count.shape[0]):
             w.equal[j] = comes_first(j, own[s], e, w)
-            if bound[s, j, 0] < np.inf and wins(j, bound[s, j], best, w):
+            if bound[s, j, 0] < np.inf and wins(j, bound[s, j], best, w.equal):
                 w.live[0, w.lives[0]] = j
                 w.lives[0] += 1
         if w.lives[0] == 0:
@@ -1956,7 +1956,7 @@ def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rul
             w.extra[j] = max(crowds.energy[at, j] - uncrowded(j, t, w), 0.0) if hard else 0.0
             w.parts[0, j, 0] += w.extra[j]
             figure(w.parts[0], j, m, w.figure)
-            if wins(j, w.figure, best, w):
+            if wins(j, w.figure, best, w.equal):
                 w.live[0, n], n = j, n + 1
         w.lives[0] = n
         if n > 0:

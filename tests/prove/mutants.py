@@ -49,7 +49,8 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
-ALIKE = "tests/test_together.py"
+ALIKE, KINDLY = (f"tests/test_together.py::test_{name}" for name in (
+    "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once"))
 DRAWN = "tests/test_real_matrices.py::test_expected_counts_are_those_of_drawn_matrices"
 TERMS, TIMES = "dse/sim/terms.py", "tests/test_times.py::test_port_times_are_those_of_the_unrolled_nest"
 HOPS, MESH = "dse/sim/network.py", "tests/test_network.py::test_hops_of_a_nest_are_those_of_all_its_words"
@@ -90,16 +91,18 @@ TOGETHER = "tests/test_fused.py::test_reuse_and_layouts_together_are_no_dearer_t
 RECTANGLES = "tests/test_pipeline.py::test_rectangles_do_all_the_parts"
 SUMS = "tests/test_schedule_walks.py::test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first"
 MUTANTS = (
-    Mutant("together: what costs the same is not settled", SEARCH,
-           "        if own:\n            first, _, _", "        if False:\n            first, _, _", ALIKE),
-    Mutant("together: the last that costs the same is taken", KERNELS, "-np.inf if w.tally[4] > 0 else w.figure[i]", "w.figure[i]", ALIKE),
+    Mutant("together: what costs the same is not settled", KERNELS, "return bool(w.best_count[j] >= 0 and turn_of(option, ",
+           "return bool(False and turn_of(option, ", ALIKE),
+    Mutant("together: of equals any lanes go", KERNELS, "return bool(lanes < 0)", "return bool(lanes != 0)", ALIKE),
+    Mutant("together: of equals any levels go", KERNELS, "return bool(own[x] < w.best_own[j, x])", "return True", ALIKE),
+    Mutant("together: of equals choices are not told apart by levels", KERNELS, "range(own.shape[0] if lanes == 0 else 0)", "range(0)", ALIKE),
     Mutant("together: what another machine had inside a border counts", KERNELS, "worse = seen.of[v] == j", "worse = True", ALIKE),
     Mutant("together: bounds are those of the first machine", KERNELS, "x.least[i, a] = t.base[live[a], i]", "x.least[i, a] = t.base[0, i]", ALIKE),
     Mutant("together: coefficients are those of the first machine", KERNELS, "s.coef[link, live[a]] * low", "s.coef[link, 0] * low", ALIKE),
     Mutant("together: lanes of a few machines are lanes of all", KERNELS, "w.few.shape[0] == machines and not some_win", "not some_win", ALIKE),
     Mutant("together: a node that one machine drops is dropped by all", KERNELS, "            w.live[d + 1, n], n = j, n + 1\n    if keep:",
            "            w.live[d + 1, n], n = j, n + 1\n        else:\n            w.lives[d + 1] = 0\n            return 0\n    if keep:", ALIKE),
-    Mutant("together: capacities differ", SEARCH, "tuple(level.capacity_bits for level in arch.levels), arch.fanouts, ramps", "arch.fanouts, ramps", ALIKE),
+    Mutant("together: capacities differ", SEARCH, "tuple(level.capacity_bits for level in arch.levels), arch.fanouts, ramps", "arch.fanouts, ramps", KINDLY),
     Mutant("together: an option that one machine leaves is left by all", KERNELS, "c.alive[o] = n > 0", "c.alive[o] = n == machines", ALIKE),
     Mutant("a fold over lanes stands inside of them", WRITTEN, "s.rank == u.rank and u.tile > s.tile", "s.rank == u.rank and u.tile > 4 * s.tile",
            "tests/test_directives.py::test_what_is_no_nest_is_refused_in_one_line"),
