@@ -166,10 +166,15 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
     return found
 
 
+def together(job: Job) -> bool:
+    """Whether machines of a lease may be solved together: a deadline is of one machine."""
+    return job.deadline_s is None and solved_together(job.study.solver)
+
+
 def _solved_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> Ready:
     """Schedules of the machines of a lease, where they may be solved together; what goes wrong with one of them shows when it is looked at alone."""
     picks = job.study.solver
-    if len(asks) < MANY or any(lease.fronts.values()) or job.deadline_s is not None or not solved_together(picks):
+    if len(asks) < MANY or any(lease.fronts.values()) or not together(job):
         return {}
     arches = {ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)}
     try:
