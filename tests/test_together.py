@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -18,9 +19,10 @@ from dse.dataflow.space import Tiles, dataflow
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
 from dse.study import study as studies
-from hw.arch import Arch
-from tests.problems import GROUPS, random_problem
+from hw.arch import ROLES, Arch, Compute, Fanout, Level
+from tests.problems import GROUPS, OBJECTIVES, random_problem
 from tests.test_driver import _stop_after, rows
+from workloads.einsum import einsum
 
 FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
 
@@ -102,6 +104,31 @@ def test_figures_of_a_search_are_those_of_each_machine() -> None:
     several, each = search.search_on(problems, tiles), [search.search(problem, tiles) for problem in problems]
     assert [one.mapping for one in several] == [one.mapping for one in each]
     assert np.allclose([one.floor for one in several], [one.floor for one in each], rtol=1e-12)
+
+
+def twins(rng: Random) -> list[Problem]:
+    """Square products on machines where both inputs cost the same, and on others where one of them costs more: there what may change places is no equal."""
+    n, words, both, pj = rng.choice([4, 6, 8]), rng.choice([3, 4, 6, 8]), rng.choice([6, 9, 12]), rng.choice([0.5, 1.0, 3.0])
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n, "n": n, "k": rng.choice([2, 3, 4])})
+    own = [Level(f"{role}s", 8 * words, 8, pj, pj, inf, bypass=rng.random() < 0.7, holds=(role,)) for role in ROLES[:2]]
+    shared = Level("L1", 8 * both, 8, 2.0, 2.0, inf, holds=rng.choice([ROLES, ROLES[:2]]))
+    dims = rng.choice([(("X", 2),), (("X", 4),), (("X", 3), ("Y", 2))])
+    lanes = Fanout("array", rng.choice([1, 2, 4]), dims, (True,) * len(dims), (True,) * len(dims))
+    outer = Level("DRAM", None, 8, 50.0, 50.0, rng.choice([inf, 1.0]), bypass=False)
+    alike, objective = Arch("twins", (outer, shared, *own), (lanes,), Compute(1.0, 1.0), 1.0, 8, overlap="free"), rng.choice(OBJECTIVES)
+    return [Problem(rng.choice([alike, priced_anew(alike, rng), priced_anew(alike, rng)]), e, objective) for _ in range(12)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_of_equals_the_first_is_the_answer_whatever_is_looked_at_first(seed: int) -> None:
+    """Other machines lead to other lanes and levels first; a cost that is known before leaves fewer to be looked at."""
+    problems = twins(Random(seed))
+    for tiles in ("perfect", "ragged_lanes"):
+        found = search.search_on(problems, tiles)
+        each = [search.search(problem, tiles) for problem in problems]
+        assert [one.mapping for one in found] == [one.mapping for one in each]
+        for problem, one in zip(problems, each, strict=True):
+            assert one.mapping == search.search(problem, tiles, than=(one.floor * (1 + 1e-6), inf, inf)).mapping
 
 
 STUDY = """

@@ -49,8 +49,9 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
-SINGLY, KINDLY = (f"tests/test_together.py::test_{name}" for name in (
-    "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once"))
+SINGLY, KINDLY, EQUALS = (f"tests/test_together.py::test_{name}" for name in (
+    "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once",
+    "of_equals_the_first_is_the_answer_whatever_is_looked_at_first"))
 DRAWN = "tests/test_real_matrices.py::test_expected_counts_are_those_of_drawn_matrices"
 TERMS, TIMES = "dse/sim/terms.py", "tests/test_times.py::test_port_times_are_those_of_the_unrolled_nest"
 HOPS, MESH = "dse/sim/network.py", "tests/test_network.py::test_hops_of_a_nest_are_those_of_all_its_words"
@@ -93,13 +94,13 @@ SUMS = "tests/test_schedule_walks.py::test_sums_that_lanes_of_a_stage_share_are_
 MUTANTS = (
     Mutant("together: what costs the same is not settled", KERNELS, "return bool(w.best_count[j] >= 0 and turn_of(option, ",
            "return bool(False and turn_of(option, ", SINGLY),
-    Mutant("together: of equals any lanes go", KERNELS, "return bool(lanes < 0)", "return bool(lanes != 0)", SINGLY),
-    Mutant("together: of equals any levels go", KERNELS, "return bool(own[x] < w.best_own[j, x])", "return True", SINGLY),
-    Mutant("together: of equals choices are not told apart by levels", KERNELS, "range(own.shape[0] if lanes == 0 else 0)", "range(0)", SINGLY),
+    Mutant("together: of equals any lanes go", KERNELS, "return bool(lanes < 0)", "return bool(lanes != 0)", EQUALS),
+    Mutant("together: of equals any levels go", KERNELS, "return bool(own[x] < w.best_own[j, x])", "return True", EQUALS),
+    Mutant("together: of equals choices are not told apart by levels", KERNELS, "range(own.shape[0] if lanes == 0 else 0)", "range(0)", EQUALS),
     Mutant("together: what another machine had inside a border counts", KERNELS, "worse = seen.of[v] == j", "worse = True", SINGLY),
     Mutant("together: bounds are those of the first machine", KERNELS, "x.least[i, a] = t.base[live[a], i]", "x.least[i, a] = t.base[0, i]", SINGLY),
     Mutant("together: coefficients are those of the first machine", KERNELS, "s.coef[link, live[a]] * low", "s.coef[link, 0] * low", SINGLY),
-    Mutant("together: lanes of a few machines are lanes of all", KERNELS, "w.few.shape[0] == machines and not some_win", "not some_win", SINGLY),
+    Mutant("together: lanes of a few machines are lanes of all", KERNELS, "w.few.shape[0] == machines and not some_win", "not some_win", EQUALS),
     Mutant("together: a node that one machine drops is dropped by all", KERNELS, "            w.live[d + 1, n], n = j, n + 1\n    if keep:",
            "            w.live[d + 1, n], n = j, n + 1\n        else:\n            w.lives[d + 1] = 0\n            return 0\n    if keep:", SINGLY),
     Mutant("together: capacities differ", SEARCH, "tuple(level.capacity_bits for level in arch.levels), arch.fanouts, ramps", "arch.fanouts, ramps", KINDLY),
@@ -245,7 +246,7 @@ MUTANTS = (
            "c.way[o, 1] if o == start[g] else 0):\n                known"),
     Mutant("nothing is left out of the first choices", KERNELS, "bound[:n][::-1].copy(), rest", "bound[:n][::-1].copy(), np.full_like(rest, np.inf)"),
     Mutant("of the first choices one is given up and forgotten", KERNELS, "than[0], rest[0] = bound[at], bound[at]", "than[0] = bound[at]"),
-    Mutant("together: of the first choices one is given up and forgotten", KERNELS, "at_least(rest, bound[at])", "at_least(rest, low)", SINGLY),
+    Mutant("together: of the first choices one is given up and forgotten", KERNELS, "at_least(rest, bound[at])", "at_least(rest, low)", EQUALS),
     Mutant("choices of levels: what a tensor costs at least counts beside what it costs", KERNELS, "= parts[x + 1, i] + rest[x + 1, i]",
            "= parts[x + 1, i] + rest[x, i]"),
     Mutant("one option: the ranks on one side have half the lanes that are left", KERNELS, "fitting(caps[j] // (caps[i - 1] + 1 if i else 1), caps)",
