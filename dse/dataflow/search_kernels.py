@@ -1574,14 +1574,14 @@ def kept(live: Ints, n: int, out: Ints, last: bool, least: bool, low: Floats, t:
 def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: Left, t: Terms, e: Einsum, m: Machine, rules: Rules, x: Scratch, w: Work,
            best: Floats) -> tuple[Ints, Floats, Floats]:
     """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best of some machine, with the least figure [n, J, 3] that
-    each may have, inf where it may not: the `most` lowest of them, and a figure [J, 3] that no other is below.
+    each may have, inf where it may not: the `most` lowest of them, and, of one machine, a figure [3] that no other is below.
 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
     lanes that are left (`least_inside`), they bound all choices for these.
     """
     ranks, many_q, size, n = w.option.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
-    low, rest, than, limit = np.empty((machines, 3)), np.full((machines, 3), np.inf), best.copy(), (np.inf, np.inf)
+    low, than, limit = np.empty((machines, 3)), best.copy(), (np.inf, np.inf)
     chosen, bound, worth = np.empty((size, ranks), np.int64), np.empty((size, machines, 3)), np.empty((size, 2))
     x.lives[0] = machines if most == ALL else w.few.shape[0]
     for a in range(x.lives[0]):
@@ -1631,7 +1631,6 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
             continue
         own = worth_of(low, w.unit) if least else limit
         if least and own >= limit:
-            at_least(rest, low)
             continue
         if not last:
             i += 1
@@ -1645,7 +1644,6 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
         at = n
         if n == most:
             at = by_worth(worth[:n])[n - 1]
-            at_least(rest, bound[at])
         for j in range(ranks):
             chosen[at, j] = w.option[j]
         bound[at], worth[at, 0], worth[at, 1], n = low, own[0], own[1], min(n + 1, most)
@@ -1653,17 +1651,8 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
             at = by_worth(worth[:n])[n - 1]
             limit = (worth[at, 0], worth[at, 1])
             if machines == 1:  # the limit is a cost
-                than[0], rest[0] = bound[at], bound[at]
-    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), rest
-
-
-@lean
-def at_least(rest: Floats, low: Floats) -> None:
-    """rest [J, 3] lowered to low where that is lower."""
-    for j in range(rest.shape[0]):
-        if compared(low[j], rest[j]) < 0:
-            for i in range(3):
-                rest[j, i] = low[j, i]
+                than[0] = bound[at]
+    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), than[0] if n == most else np.full(3, np.inf)
 
 
 @lean
@@ -1758,7 +1747,8 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
                 found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, machines, 3)
             else:
                 found, low, others = walked(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best)
-                at_least(rest, others)
+                if below(others, rest):
+                    rest[:] = others
             for v in by_bound(low, w.unit):
                 known = False
                 for j in range(many if most == ALL else 0):
@@ -1776,7 +1766,7 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
                     if n == chosen.shape[0]:
                         chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
                     chosen[n], bound[n], n = found[v], low[v], n + 1
-        if w.tally[1] <= w.tally[2] and w.few.shape[0] == machines and not some_win(rest, best, w.equal):  # nothing that was left out is lower
+        if machines == 1 and w.tally[1] <= w.tally[2] and not wins(0, rest, best, w.equal):  # nothing that was left out is lower
             break
     n = follow(np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
     left_out = np.full(machines, np.inf)
