@@ -19,8 +19,10 @@ from dse.dataflow.space import Tiles, dataflow
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
 from dse.study import study as studies
+from hw import machine, space
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.problems import GROUPS, OBJECTIVES, random_problem
+from tests.prove import together
 from tests.test_driver import _stop_after, rows
 from workloads.einsum import einsum
 
@@ -129,6 +131,14 @@ def test_of_equals_the_first_is_the_answer_whatever_is_looked_at_first(seed: int
         assert [one.mapping for one in found] == [one.mapping for one in each]
         for problem, one in zip(problems, each, strict=True):
             assert one.mapping == search.search(problem, tiles, than=(one.floor * (1 + 1e-6), inf, inf)).mapping
+
+
+@pytest.mark.parametrize(("draw", "place"), [(297, 13), (630, 10)])
+def test_choices_that_are_equal_but_for_rounding_are_not_forgotten(draw: int, place: int) -> None:
+    """Latencies of 648 cycles and of 1e-13 less: the order of choices is exact, the cost of the fifth is no bound of the sixth."""
+    whole = space.parse(machine.load("edge_array"), together.RATES | together.SIZES)
+    problem = Problem(together.drawn(Random(draw), whole)[place], together.einsum_of("product"), "latency")
+    assert search.search(problem, "perfect").mapping == search.search_on([problem] * 2, "perfect")[0].mapping
 
 
 STUDY = """

@@ -1581,7 +1581,7 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
     """
     ranks, many_q, size, n = w.option.shape[0], t.quantity.shape[0], 64, 0
     machines = w.best_count.shape[0]
-    low, than, limit = np.empty((machines, 3)), best.copy(), (np.inf, np.inf)
+    low, rest, than, limit = np.empty((machines, 3)), np.full(3, np.inf), best.copy(), (np.inf, np.inf)
     chosen, bound, worth = np.empty((size, ranks), np.int64), np.empty((size, machines, 3)), np.empty((size, 2))
     x.lives[0] = machines if most == ALL else w.few.shape[0]
     for a in range(x.lives[0]):
@@ -1631,6 +1631,7 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
             continue
         own = worth_of(low, w.unit) if least else limit
         if least and own >= limit:
+            lowered(rest, low[0])
             continue
         if not last:
             i += 1
@@ -1644,6 +1645,7 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
         at = n
         if n == most:
             at = by_worth(worth[:n])[n - 1]
+            lowered(rest, bound[at, 0])
         for j in range(ranks):
             chosen[at, j] = w.option[j]
         bound[at], worth[at, 0], worth[at, 1], n = low, own[0], own[1], min(n + 1, most)
@@ -1652,7 +1654,18 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
             limit = (worth[at, 0], worth[at, 1])
             if machines == 1:  # the limit is a cost
                 than[0] = bound[at]
-    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), than[0] if n == most else np.full(3, np.inf)
+    if n == most:
+        lowered(rest, than[0])
+    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), rest
+
+
+@lean
+def lowered(rest: Floats, low: Floats) -> None:
+    """rest [3] is low where that is lower. The order of choices is exact, costs are not: of two with the same figure, but for rounding, the later may have less
+    energy."""
+    if compared(low, rest) < 0:
+        for i in range(3):
+            rest[i] = low[i]
 
 
 @lean
@@ -1747,8 +1760,7 @@ def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules
                 found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, machines, 3)
             else:
                 found, low, others = walked(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best)
-                if below(others, rest):
-                    rest[:] = others
+                lowered(rest, others)
             for v in by_bound(low, w.unit):
                 known = False
                 for j in range(many if most == ALL else 0):
