@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from cluster import store as stores
 from cluster.known import Known, undone
 from cluster.store import RunFault, Store
-from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, solve_lease, tables_of, together
+from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shaping, solve_lease, tables_of, together
 from dse import folder
 from dse.installed import shadowing
 from dse.study import follows, plan
@@ -42,10 +42,11 @@ from dse.study.plan import Asks
 from dse.study.prune import static_violations
 from dse.study.sampler import block, enumerated, permutation
 from dse.study.study import Study
+from hw.columns import Ints
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
-LONGER = 5  # times that where machines are solved together: the more there are, the less each takes
 MOST_PER_LEASE = 4096
+CELL = 32  # machines that are solved together, at least, where as many differ in prices and rates alone
 SAMPLED = 256  # keys of a row group that a resume compares
 COMMIT_S = 5.0
 COMMIT_ROWS = 200_000
@@ -101,12 +102,14 @@ class Outcome:
 @dataclass(slots=True)
 class Run:
     """State of the loop. asks: of generations in order, of complete ones that can be asked again without their machines; asked, broken: how many machines were
-    asked for, and how many broke a constraint before; todo: asked, not dispatched; missing: machines to be solved, per generation."""
+    asked for, and how many broke a constraint before; todo: asked, not dispatched; missing: machines to be solved, per generation; shaping: axes on which
+    machines must be alike to be solved together, None where each is solved alone."""
 
     job: Job
     store: Store
     known: Known
     slots: int = 1
+    shaping: list[int] | None = None
     asks: list[Asks] = field(default_factory=list)
     asked: int = 0
     broken: int = 0
@@ -238,7 +241,7 @@ def _opened(study: Study, store: Store, lines: list[str]) -> Run:
     job = job_of(study)
     _write_head(study, identity, out)
     store, now = stores.identified(store, folder.digest(identity)), time.monotonic()
-    run = Run(job, store, Known(study), begun=now, clock=time.time() - now, committed=now)
+    run = Run(job, store, Known(study), shaping=shaping(study.space) if together(job) else None, begun=now, clock=time.time() - now, committed=now)
     _note(run, "quarantine", *lines)
     last = folder.status(out) or {}
     seconds, then = (value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time"))
@@ -373,13 +376,21 @@ def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
     wanted = [Ask(machine, number, source) for machine, source in asks.asks[:left] if not run.known.has(number, machine)]
     run.asks.append(asks)
     run.missing.append(len(wanted))
-    run.todo.extend(wanted)
+    run.todo.extend(wanted[i] for i in np.argsort(_cells(run, wanted), kind="stable").tolist())
     rows = [pruned(run.job, Ask(machine, number, source), reason)["machines"][0]
             for machine, source, reason in asks.pruned if not run.known.has(number, machine)]
     if rows:
         tables = tables_of(run.job, {"machines": rows})
         _learn(run, tables["machines"], None)
         _add(run, tables)
+
+
+def _cells(run: Run, asks: Sequence[Ask]) -> Ints:
+    """A number per machine, equal where they may be solved together."""
+    if run.shaping is None or not asks:
+        return np.zeros(len(asks), np.int64)
+    digits = run.job.ruler.table.digits(np.array([ask.machine for ask in asks], np.int64))
+    return np.unique(digits[:, run.shaping], axis=0, return_inverse=True)[1].reshape(len(asks))
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:
@@ -404,10 +415,13 @@ def _ready(run: Run) -> int:
 
 
 def _lease(run: Run, ready: int) -> Lease:
-    """About LEASE_S of work, less where the queue would not feed every actor twice; single machines until the pace is known."""
+    """About LEASE_S of work, more where machines are solved together, less where the queue would not feed every actor twice; single machines until the pace is
+    known."""
     fair = -(-ready // (2 * run.slots))
-    seconds = LEASE_S * (LONGER if together(run.job) and not run.job.study.search.prune else 1)
-    size = max(1, min(fair, int(seconds / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
+    size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
+    if run.shaping is not None and run.pace_s and size < (most := min(fair, CELL)):
+        cells = _cells(run, [run.todo[i] for i in range(most)])
+        size = max(size, int((cells == cells[0]).argmin()) or most)
     run.leases += 1
     asks = tuple(run.todo.popleft() for _ in range(size))
     fronts = {number: run.known.front_before(number) for number in {ask.generation for ask in asks}} if run.job.study.search.prune else {}

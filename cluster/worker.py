@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -45,6 +45,7 @@ from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
+TOLD = 64  # values of an axis that tell what it changes
 MANY = 4  # machines of a lease from which on bounds are made of all at once
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
 AT = ("machine", "schedule", "workload")
@@ -114,7 +115,7 @@ class Laid:
         return self.found.einsums
 
 
-Ready = Mapping[int, Sequence[list[Solution] | Infeasible | None]]  # machine -> per workload
+Ready = Mapping[int, Sequence[list[Solution] | Infeasible | Beaten]]  # machine -> per workload, as far as it was solved
 NOTHING: Ready = MappingProxyType({})
 
 
@@ -167,21 +168,42 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
 
 
 def together(job: Job) -> bool:
-    """Whether machines of a lease may be solved together: a deadline is of one machine."""
-    return job.deadline_s is None and solved_together(job.study.solver)
+    """Whether machines that differ in prices and rates alone are solved together."""
+    return job.deadline_s is None and not job.study.solver.share and solved_together(job.study.solver)
 
 
 def _solved_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> Ready:
     """Schedules of the machines of a lease, where they may be solved together; what goes wrong with one of them shows when it is looked at alone."""
-    picks = job.study.solver
-    if len(asks) < MANY or any(lease.fronts.values()) or not together(job):
+    if len(asks) < MANY or not together(job):
         return {}
-    arches = {ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)}
+    built = {ask: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)}
+    found: dict[int, list[list[Solution] | Infeasible | Beaten]] = {ask.machine: [] for ask in built}
     try:
-        each = [scheduled_on(list(arches.values()), workload, picks) for workload in job.workloads]
+        hopes = {ask.machine: Hope(job.ruler, arch, lease.fronts.get(ask.generation, ())) for ask, arch in built.items()}
+        for machine, hope in hopes.items():
+            _hears(found[machine], partial(hope.dashed, BEATEN))
+        for place, workload in enumerate(job.workloads):
+            left = [machine for machine, own in found.items() if len(own) == place and not any(isinstance(one, Infeasible | Beaten) for one in own)]
+
+            def heard(j: int, einsum: int, cost: EinsumCost, left: list[int] = left, place: int = place) -> bool:
+                return _hears(found[left[j]], partial(hopes[left[j]].heard, place, einsum, cost))
+
+            each = scheduled_on([hopes[machine].arch for machine in left], workload, job.study.solver, heard if any(lease.fronts.values()) else None)
+            for machine, one in zip(left, each, strict=True):
+                found[machine] += [] if one is None else [one]
     except Exception:  # noqa: BLE001 - of one of them: each is solved alone
         return {}
-    return {machine: found for machine, *found in zip(arches, *each, strict=True)}
+    return {machine: own for machine, own in found.items() if len(own) == len(job.workloads) or any(isinstance(one, Infeasible | Beaten) for one in own)}
+
+
+def _hears(own: list[list[Solution] | Infeasible | Beaten], told: Callable[[], None]) -> bool:
+    """Whether a machine is still asked for after what it is told; what beats it becomes its answer."""
+    try:
+        told()
+    except Beaten as fault:
+        own.append(fault)
+        return False
+    return True
 
 
 def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
@@ -306,7 +328,7 @@ def _within(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solution] | Infeasible | None]) -> tuple[Rows, list[Laid]]:
+def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solution] | Infeasible | Beaten]) -> tuple[Rows, list[Laid]]:
     study = job.study
     head = _head(job, ask)
     arch = decode(study.space, ask.machine)
@@ -321,9 +343,10 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Sol
         hope.dashed(BEATEN)
         for place, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
             told = partial(hope.heard, place) if front and hope.einsums else None
-            found = ready[place] if ready else None
-            if found is None:
-                found = _shared(job, ask.machine, arch, workload) if study.solver.share else solve(arch, workload, study.solver, told)
+            found = (ready[place] if ready else _shared(job, ask.machine, arch, workload) if study.solver.share else
+                     solve(arch, workload, study.solver, told))
+            if isinstance(found, Beaten):
+                raise found
             if isinstance(found, Infeasible):
                 return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}]}, []
             fronts.append(found)
@@ -342,6 +365,21 @@ def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solu
         known |= {at: (found, place) for place, at in enumerate(own)}
     found, place = known[machine]
     return found if isinstance(found, Infeasible) else [priced_on(found, place)]
+
+
+def shaping(space: Space) -> list[int]:
+    """Places of the axes that change more of a machine than prices, rates and clock, as some of its values tell: machines alike on all of these may be solved
+    together."""
+    own, first = values(space, 0), decode(space, 0)
+    if isinstance(first, Unbuildable):
+        return list(range(len(space.axes)))
+    same, found = structure(first), []
+    for place, axis in enumerate(space.axes):
+        some = axis.values[::-(-len(axis.values) // TOLD)]
+        others = (decode(space, index_of(space, own | {axis.key: value})) for value in some[1:])
+        if any(isinstance(one, Arch) and structure(one) != same for one in others):
+            found.append(place)
+    return found
 
 
 def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:

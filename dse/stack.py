@@ -41,6 +41,7 @@ from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 Heard = Callable[[int, EinsumCost], None]  # place among the different einsums of a workload, and its cost
+HeardOn = Callable[[int, int, EinsumCost], bool]  # place of a machine, then the same; whether it is still asked for
 
 
 def exactly(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
@@ -209,23 +210,37 @@ def solved_together(picks: Picks) -> bool:
     return picks.reuse == "none" and picks.mapper == "optimal" and not TILING[picks.tiling]
 
 
-def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks) -> list[list[Solution] | Infeasible | None]:
-    """As `solve`, einsums in turn on many machines, each einsum on all of them together; None: of a machine that is solved alone, where layouts or hops are
-    felt."""
+def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks, heard: HeardOn | None = None) -> list[list[Solution] | Infeasible | None]:
+    """As `solve`, einsums in turn on many machines, an einsum on all that ask for it next together; None: of a machine that is to be solved alone, where
+    layouts or hops are felt, or that is given up.
+
+    heard: told machine, place and cost of every einsum as it is solved, in each machine's order of `scheduled`; False gives the machine up.
+    """
     groups = unique(workload)
-    costs: list[list[EinsumCost | Infeasible]] = [[] for _ in arches]
-    left = [j for j, arch in enumerate(arches) if not arch.felt()]
-    for group in groups:
-        kinds: dict[Constraints, list[int]] = {}
-        for j in left:
-            kinds.setdefault(dataflow(picks.dataflow, group.einsum, arches[j]), []).append(j)
-        for rules, own in kinds.items():
-            found = optimal_on([Problem(arches[j], group.einsum, picks.objective) for j in own], picks.tiles, rules, picks.near)
+    costs: list[dict[int, EinsumCost | Infeasible]] = [{} for _ in arches]
+    todo = [[] if arch.felt() else _telling(groups, arch) if heard else list(range(len(groups))) for arch in arches]
+    while any(todo):
+        asked: dict[tuple[int, Constraints], list[int]] = {}
+        for j, places in enumerate(todo):
+            if places:
+                place = places.pop(0)
+                asked.setdefault((place, dataflow(picks.dataflow, groups[place].einsum, arches[j])), []).append(j)
+        for (place, rules), own in asked.items():
+            found = optimal_on([Problem(arches[j], groups[place].einsum, picks.objective) for j in own], picks.tiles, rules, picks.near)
             for j, one in zip(own, found, strict=True):
-                costs[j].append(one)
-        left = [j for j in left if isinstance(costs[j][-1], EinsumCost)]
-    return [summed(arch, groups, picks, own) if own and (len(own) == len(groups) or isinstance(own[-1], Infeasible)) else None
+                before = _infeasible(costs[j])
+                costs[j][place] = one
+                if isinstance(one, Infeasible):  # the first of them in turn is the answer
+                    todo[j] = sorted(other for other in todo[j] if other < place)
+                elif heard and not before and not heard(j, place, one):
+                    todo[j], costs[j] = [], {}
+    return [_infeasible(own) or (summed(arch, groups, picks, [own[place] for place in range(len(groups))]) if own else None)
             for arch, own in zip(arches, costs, strict=True)]
+
+
+def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
+    """Of einsums by their places."""
+    return next((one for _, one in sorted(costs.items()) if isinstance(one, Infeasible)), None)
 
 
 def _telling(groups: Sequence[Unique], arch: Arch) -> list[int]:
