@@ -26,7 +26,8 @@ LOOSE = 10_000  # points from which on those that no front needs are dropped
 @dataclass(slots=True)
 class Known:
     """counts: machines by status. reasons: why machines have no schedule; violated: the first one that breaks a bound. open: machines with rows, of generations
-    that are not `closed`, which have them all. settled: trials of complete generations. feasible [n, objectives]: of points, without those that no front needs.
+    that are not `closed`, which have them all. settled: trials of complete generations. fronts: before a generation and those behind it, as far as trials
+    are settled. feasible [n, objectives]: of points, without those that no front needs.
     """
 
     study: Study
@@ -88,17 +89,20 @@ class Known:
     def settle(self, last: int) -> None:
         """Trials of generations up to `last` are complete."""
         for generation in sorted(g for g in self.trials if g <= last):
-            self.settled.extend(sorted(self.trials.pop(generation), key=lambda t: (t.machine, t.values or ())))
+            own = sorted(self.trials.pop(generation), key=_in_turn)
+            if self.study.search.prune:
+                older = dict(sorted(self.fronts.items())[-2:])  # machines of the generation before may still wait for theirs
+                self.fronts = {**older, generation + 2: self._best([*self.front_before(generation + 1), *own])}
+            self.settled.extend(own)
         if not self.all_trials():
             self.settled = list(self._best(self.settled))
 
     def front_before(self, number: int) -> tuple[Trial, ...]:
-        """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is pruned by the same schedules."""
-        if number not in self.fronts:
-            trials = [t for t in (*self.settled, *(t for own in self.trials.values() for t in own)) if t.generation <= number - 2]
-            best = self._best(sorted(trials, key=lambda t: (t.generation, t.machine, t.values or ())))
-            self.fronts = {number: best, **{k: v for k, v in self.fronts.items() if k >= number - 1}}
-        return self.fronts[number]
+        """Of all generations <= number - 2, which are complete: whoever solves a machine, and when, it is pruned by the same schedules, though those of the
+        generation in between, which may undercut them, may be known by then."""
+        begun = self.fronts.get(max((n for n in self.fronts if n <= number), default=0), ())
+        later = [t for generation, own in sorted(self.trials.items()) if generation <= number - 2 for t in sorted(own, key=_in_turn)]
+        return self._best([*begun, *later]) if later else begun
 
     def _best(self, trials: Iterable[Trial]) -> tuple[Trial, ...]:
         feasible = [t for t in trials if t.feasible]
@@ -131,3 +135,7 @@ def undone(machines: pa.Table) -> pa.Array:
 
 def _counted(column: pa.ChunkedArray) -> list[tuple[str, int]]:
     return [(pair["values"], pair["counts"]) for pair in pc.value_counts(column).to_pylist()]
+
+
+def _in_turn(trial: Trial) -> tuple[int, tuple[float, ...]]:
+    return trial.machine, trial.values or ()
