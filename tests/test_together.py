@@ -18,6 +18,7 @@ from dse.dataflow.optimal import optimal, optimal_on
 from dse.dataflow.space import Tiles, dataflow
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
+from dse.stack import Picks, scheduled, scheduled_on
 from dse.study import study as studies
 from hw import machine, space
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
@@ -25,6 +26,11 @@ from tests.problems import GROUPS, OBJECTIVES, random_problem
 from tests.prove import together
 from tests.test_driver import _stop_after, rows
 from workloads.einsum import einsum
+from hw import machine
+from hw.arch import Arch
+from tests.problems import GROUPS, random_problem
+from tests.test_driver import _stop_after, rows
+from workloads import catalog
 
 FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
 
@@ -131,6 +137,39 @@ def test_of_equals_the_first_is_the_answer_whatever_is_looked_at_first(seed: int
         assert [one.mapping for one in found] == [one.mapping for one in each]
         for problem, one in zip(problems, each, strict=True):
             assert one.mapping == search.search(problem, tiles, than=(one.floor * (1 + 1e-6), inf, inf)).mapping
+@pytest.mark.parametrize("hear", [False, True])
+def test_einsums_in_turn_on_many_machines(tmp_path: Path, hear: bool) -> None:
+    """As on each alone, where einsums fit no machine, fit some, or layouts are felt; each machine hears the same, in the same order, until it is given up."""
+    (tmp_path / "mixed.yaml").write_text('extents: {m: 12, k: 8, n: 6}\neinsums: ["U[m] += X[m,k]", "T[m,n] += U[m] * W[m,n] * V[n]", '
+                                         '"Y[m] += T[m,n] * B[n]", "Z[k] += Y[m] * X[m,k]"]\n')
+    chain, base = catalog.load(str(tmp_path / "mixed.yaml")), machine.arch(machine.load("a2"))
+    machines = [priced_anew(replace(base, levels=tuple(replace(one, bypass=False, capacity_bits=one.capacity_bits and words * base.word_bits)
+                                                       for one in base.levels)), Random(7 * i + words))
+                for words in (1, 2, 3, 4, 40) for i in range(3)] + [machine.arch(machine.load("burst_edge"))]
+    heard: list[list[tuple[object, ...]]] = [[] for _ in machines]
+    last = [2 if i % 5 == 1 else 99 for i, _ in enumerate(machines)]  # einsums that it hears of, at most
+
+    def hears(j: int, place: int, cost: EinsumCost) -> bool:
+        heard[j].append((place, *told(cost)))
+        return len(heard[j]) < last[j]
+
+    found = scheduled_on(machines, chain, Picks(), hears if hear else None)
+    kinds = set()
+    for arch, one, own, most in zip(machines, found, heard, last, strict=True):
+        alone = list[tuple[object, ...]]()
+        expected = scheduled(arch, chain, Picks(), heard=(lambda place, cost, alone=alone: alone.append((place, *told(cost)))) if hear else None)
+        given_up = hear and len(alone) >= most
+        assert own == ([] if arch.felt() else alone[:most])
+        if given_up or arch.felt():
+            assert one is None
+        elif isinstance(expected, Infeasible):
+            assert one == expected
+        else:
+            assert isinstance(one, list) and [list(map(told, each.einsums)) for each in one] == [list(map(told, each.einsums)) for each in expected]
+            assert [(each.energy_pj, each.latency_cycles, each.certificate) for each in one] == [(each.energy_pj, each.latency_cycles, each.certificate)
+                                                                                                 for each in expected]
+        kinds.add("felt" if arch.felt() else "given up" if given_up else str(expected.einsum) if isinstance(expected, Infeasible) else "solved")
+    assert kinds >= {"felt", "solved"} and len(kinds) >= 3 + hear
 
 
 @pytest.mark.parametrize(("draw", "place"), [(297, 13), (630, 10)])
