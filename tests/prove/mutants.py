@@ -52,6 +52,9 @@ KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels
 SINGLY, KINDLY, EQUALS = (f"tests/test_together.py::test_{name}" for name in (
     "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once",
     "of_equals_the_first_is_the_answer_whatever_is_looked_at_first"))
+IN_TURN = "tests/test_together.py::test_einsums_in_turn_on_many_machines"
+ALIKE, KINDLY = (f"tests/test_together.py::test_{name}" for name in (
+    "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once"))
 DRAWN = "tests/test_real_matrices.py::test_expected_counts_are_those_of_drawn_matrices"
 TERMS, TIMES = "dse/sim/terms.py", "tests/test_times.py::test_port_times_are_those_of_the_unrolled_nest"
 HOPS, MESH = "dse/sim/network.py", "tests/test_network.py::test_hops_of_a_nest_are_those_of_all_its_words"
@@ -174,6 +177,11 @@ MUTANTS = (
     Mutant("columns: all words are the machine's", TWIN, "= a.elems[e, x] * (a.bits[e, x] or m.word_bits[i])", "= a.elems[e, x] * m.word_bits[i]",
            ONE_BY_ONE),
     Mutant("columns: a place that nobody shares is looked at alone", TWIN, "if v == near or (alike", "if v == near or near < 0 and (alike", ONE_BY_ONE),
+    Mutant("cells: what fits no machine first is the answer, not what does in turn", "dse/stack.py",
+           "sorted(other for other in todo[j] if other < place)", "[]", IN_TURN),
+    Mutant("cells: a machine that einsums do not fit hears of others", "dse/stack.py", "elif heard and not before and not", "elif heard and not", IN_TURN),
+    Mutant("prune: machines are held against what came between", "cluster/known.py", "(n for n in self.fronts if n <= number)", "iter(self.fronts)",
+           "tests/test_prune.py::test_a_generation_is_held_against_the_same_front_whenever_it_is_dispatched"),
     Mutant("columns: what is equal dominates", "dse/study/prune.py", " & (values < own).any(axis=1)", "",
            "tests/test_columns.py::test_the_first_that_dominates_is_found_for_many"),
     Mutant("the last of unequal lanes has a whole share", HOPS, "min(low + (i + 1) * c.tile, high)", "low + (i + 1) * c.tile", UNEVEN),
