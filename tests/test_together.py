@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -28,6 +29,7 @@ from tests.test_driver import _stop_after, rows
 from workloads.einsum import einsum
 from hw import machine
 from hw.arch import Arch
+from hw.space import values
 from tests.problems import GROUPS, random_problem
 from tests.test_driver import _stop_after, rows
 from workloads import catalog
@@ -216,3 +218,19 @@ def test_rows_of_a_sweep_are_the_same_whichever_way(tmp_path: Path, monkeypatch:
     if method == "exhaustive":
         driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "two", workers=2)
         assert rows(tmp_path / "two") == expected
+
+
+@pytest.mark.parametrize("method", ["exhaustive", "random"])
+def test_leases_hold_machines_of_one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Alike but for prices and rates, in whatever order axes stand; single ones until the pace is known."""
+    axes = "dram.kind: [ddr3, lpddr4], array.x: [8, 12], clock_mhz: [200, 400, 800, 1000], regf.capacity: [64 B, 256 B], node_nm: [22, 45]"
+    text = re.sub("space: .*", f"space: {{{{{axes}}}}}", STUDY).replace("generation: 16", "generation: 64")
+    (tmp_path / "cells.yaml").write_text(text.format(method=method, prune="false"))
+    leases, real = list[list[int]](), driver.solve_lease
+    monkeypatch.setattr(driver, "solve_lease", lambda job, lease: leases.append([ask.machine for ask in lease.asks]) or real(job, lease))
+    monkeypatch.setattr(driver, "LEASE_S", 0.0)
+    study = studies.load(tmp_path / "cells.yaml")
+    driver.run(study, tmp_path / "run", workers=0)
+    cells = [{(one["array.x"], one["regf.capacity"]) for machine in lease for one in [values(study.space, machine)]} for lease in leases]
+    assert all(len(cell) == 1 for cell in cells) and sorted(sum(leases, [])) == list(range(64))
+    assert len(leases) < 20 and [study.space.axes[at].key for at in worker.shaping(study.space)] == ["array.x", "regf.capacity"]
