@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
-from cluster import driver, worker
 from dse.dataflow import optimal as mapper
 from dse.dataflow import search
 from dse.dataflow.optimal import optimal, optimal_on
@@ -26,13 +23,9 @@ from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 from tests.prove import together
 from tests.test_driver import _stop_after, rows
+from hw.arch import ROLES, Arch, Compute, Fanout, Level
+from tests.problems import GROUPS, OBJECTIVES, random_problem
 from workloads.einsum import einsum
-from hw import machine
-from hw.arch import Arch
-from hw.space import values
-from tests.problems import GROUPS, random_problem
-from tests.test_driver import _stop_after, rows
-from workloads import catalog
 
 FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
 

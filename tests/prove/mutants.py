@@ -52,7 +52,7 @@ KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels
 SINGLY, KINDLY, EQUALS = (f"tests/test_together.py::test_{name}" for name in (
     "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once",
     "of_equals_the_first_is_the_answer_whatever_is_looked_at_first"))
-IN_TURN = "tests/test_together.py::test_einsums_in_turn_on_many_machines"
+IN_TURN = "tests/test_cells.py::test_einsums_in_turn_on_many_machines"
 ALIKE, KINDLY = (f"tests/test_together.py::test_{name}" for name in (
     "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once"))
 DRAWN = "tests/test_real_matrices.py::test_expected_counts_are_those_of_drawn_matrices"
