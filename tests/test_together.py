@@ -16,15 +16,10 @@ from dse.dataflow.optimal import optimal, optimal_on
 from dse.dataflow.space import Tiles, dataflow
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
-from dse.stack import Picks, scheduled, scheduled_on
-from dse.study import study as studies
 from hw import machine, space
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 from tests.prove import together
-from tests.test_driver import _stop_after, rows
-from hw.arch import ROLES, Arch, Compute, Fanout, Level
-from tests.problems import GROUPS, OBJECTIVES, random_problem
 from workloads.einsum import einsum
 
 FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
@@ -132,39 +127,6 @@ def test_of_equals_the_first_is_the_answer_whatever_is_looked_at_first(seed: int
         assert [one.mapping for one in found] == [one.mapping for one in each]
         for problem, one in zip(problems, each, strict=True):
             assert one.mapping == search.search(problem, tiles, than=(one.floor * (1 + 1e-6), inf, inf)).mapping
-@pytest.mark.parametrize("hear", [False, True])
-def test_einsums_in_turn_on_many_machines(tmp_path: Path, hear: bool) -> None:
-    """As on each alone, where einsums fit no machine, fit some, or layouts are felt; each machine hears the same, in the same order, until it is given up."""
-    (tmp_path / "mixed.yaml").write_text('extents: {m: 12, k: 8, n: 6}\neinsums: ["U[m] += X[m,k]", "T[m,n] += U[m] * W[m,n] * V[n]", '
-                                         '"Y[m] += T[m,n] * B[n]", "Z[k] += Y[m] * X[m,k]"]\n')
-    chain, base = catalog.load(str(tmp_path / "mixed.yaml")), machine.arch(machine.load("a2"))
-    machines = [priced_anew(replace(base, levels=tuple(replace(one, bypass=False, capacity_bits=one.capacity_bits and words * base.word_bits)
-                                                       for one in base.levels)), Random(7 * i + words))
-                for words in (1, 2, 3, 4, 40) for i in range(3)] + [machine.arch(machine.load("burst_edge"))]
-    heard: list[list[tuple[object, ...]]] = [[] for _ in machines]
-    last = [2 if i % 5 == 1 else 99 for i, _ in enumerate(machines)]  # einsums that it hears of, at most
-
-    def hears(j: int, place: int, cost: EinsumCost) -> bool:
-        heard[j].append((place, *told(cost)))
-        return len(heard[j]) < last[j]
-
-    found = scheduled_on(machines, chain, Picks(), hears if hear else None)
-    kinds = set()
-    for arch, one, own, most in zip(machines, found, heard, last, strict=True):
-        alone = list[tuple[object, ...]]()
-        expected = scheduled(arch, chain, Picks(), heard=(lambda place, cost, alone=alone: alone.append((place, *told(cost)))) if hear else None)
-        given_up = hear and len(alone) >= most
-        assert own == ([] if arch.felt() else alone[:most])
-        if given_up or arch.felt():
-            assert one is None
-        elif isinstance(expected, Infeasible):
-            assert one == expected
-        else:
-            assert isinstance(one, list) and [list(map(told, each.einsums)) for each in one] == [list(map(told, each.einsums)) for each in expected]
-            assert [(each.energy_pj, each.latency_cycles, each.certificate) for each in one] == [(each.energy_pj, each.latency_cycles, each.certificate)
-                                                                                                 for each in expected]
-        kinds.add("felt" if arch.felt() else "given up" if given_up else str(expected.einsum) if isinstance(expected, Infeasible) else "solved")
-    assert kinds >= {"felt", "solved"} and len(kinds) >= 3 + hear
 
 
 @pytest.mark.parametrize(("draw", "place"), [(297, 13), (630, 10)])
@@ -173,57 +135,3 @@ def test_choices_that_are_equal_but_for_rounding_are_not_forgotten(draw: int, pl
     whole = space.parse(machine.load("edge_array"), together.RATES | together.SIZES)
     problem = Problem(together.drawn(Random(draw), whole)[place], together.einsum_of("product"), "latency")
     assert search.search(problem, "perfect").mapping == search.search_on([problem] * 2, "perfect")[0].mapping
-
-
-STUDY = """
-name: cells
-workloads: ['gemm:m=64,n=48,k=96', 'gemm:m=35,n=77,k=11']
-machine: edge_array
-space: {{array.x: [8, 12], regf.capacity: [64 B, 256 B], dram.kind: [ddr3, lpddr4], dram.channels: [1, 2], node_nm: [22, 45], clock_mhz: [200, 800]}}
-objectives: [energy_pj, latency_ns]
-search: {{method: {method}, seed: 7, generation: 16, prune: {prune}}}
-solver: {{objective: edp}}
-"""
-
-
-@pytest.mark.parametrize(("method", "prune"), [("exhaustive", "false"), ("random", "false"), ("random", "true")])
-def test_rows_of_a_sweep_are_the_same_whichever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, prune: str) -> None:
-    """Each alone; together in leases of any size, by one process or two; interrupted and resumed."""
-    asked, whole = list[int](), worker.scheduled_on
-    (tmp_path / "cells.yaml").write_text(STUDY.format(method=method, prune=prune))
-    monkeypatch.setattr(worker, "scheduled_on", lambda arches, *rest: asked.append(len(arches)) or whole(arches, *rest))
-    monkeypatch.setattr(worker, "MANY", 1 << 40)
-    driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "alone", workers=0)
-    expected = rows(tmp_path / "alone")
-    assert not asked and len(expected["machines"]) == 64 and len(expected["points"]) == 64 - sum("pruned" in row for row in expected["machines"])
-    monkeypatch.setattr(worker, "MANY", 4)
-    for lease_s in (0.2, 5.0):
-        monkeypatch.setattr(driver, "LEASE_S", lease_s)
-        driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / f"run{lease_s}", workers=0)
-        assert rows(tmp_path / f"run{lease_s}") == expected
-    assert max(asked) >= 8
-    assert prune == "false" or any("bounds: after" in str(row) for row in expected["machines"])
-    monkeypatch.setattr(driver, "REPORT_S", 0.0)
-    first = driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "parts", workers=0, progress=_stop_after(20))
-    assert first.status.state == "interrupted"
-    driver.resume(tmp_path / "parts", workers=0)
-    assert rows(tmp_path / "parts") == expected
-    if method == "exhaustive":
-        driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "two", workers=2)
-        assert rows(tmp_path / "two") == expected
-
-
-@pytest.mark.parametrize("method", ["exhaustive", "random"])
-def test_leases_hold_machines_of_one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Alike but for prices and rates, in whatever order axes stand; single ones until the pace is known."""
-    axes = "dram.kind: [ddr3, lpddr4], array.x: [8, 12], clock_mhz: [200, 400, 800, 1000], regf.capacity: [64 B, 256 B], node_nm: [22, 45]"
-    text = re.sub("space: .*", f"space: {{{{{axes}}}}}", STUDY).replace("generation: 16", "generation: 64")
-    (tmp_path / "cells.yaml").write_text(text.format(method=method, prune="false"))
-    leases, real = list[list[int]](), driver.solve_lease
-    monkeypatch.setattr(driver, "solve_lease", lambda job, lease: leases.append([ask.machine for ask in lease.asks]) or real(job, lease))
-    monkeypatch.setattr(driver, "LEASE_S", 0.0)
-    study = studies.load(tmp_path / "cells.yaml")
-    driver.run(study, tmp_path / "run", workers=0)
-    cells = [{(one["array.x"], one["regf.capacity"]) for machine in lease for one in [values(study.space, machine)]} for lease in leases]
-    assert all(len(cell) == 1 for cell in cells) and sorted(sum(leases, [])) == list(range(64))
-    assert len(leases) < 20 and [study.space.axes[at].key for at in worker.shaping(study.space)] == ["array.x", "regf.capacity"]
