@@ -28,6 +28,7 @@ from dse.sim import cost
 from dse.sim.cost import Price, together
 from dse.sim.counts import count
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
+from dse.sim.graph import among_schedules
 from dse.stack import TILING
 from dse.study import follows, pareto
 from dse.study import study as studies
@@ -35,7 +36,7 @@ from dse.study.study import Study
 from hw.arch import Arch
 from hw.space import decode
 from workloads.einsum import canonical_key
-from workloads.graph import Unique, unique
+from workloads.graph import Unique, Workload, unique
 
 MOST = 1 << 16  # machines and nests that are kept decoded
 OF_EINSUMS = [name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")]
@@ -163,13 +164,16 @@ def _whole(asked: Asked, row: Chosen, costs: Sequence[EinsumCost | Infeasible]) 
     found = stack.summed(arch, asked.groups[row.workload], picks, costs) if costs else _anew(asked, row)
     if isinstance(found, Infeasible):
         raise ValueError(f"{asked.root}: machine {row.machine}: {found.einsum}: its mapping does not fit ({found})")
-    return found[0]
+    return found[0] if picks.reuse == "none" else among_schedules(found[0], arch, _workload(asked, row), picks.objective)
+
+
+def _workload(asked: Asked, row: Chosen) -> Workload:
+    return studies.workloads_of(asked.study)[list(asked.groups).index(row.workload)]
 
 
 def _anew(asked: Asked, row: Chosen) -> list[Solution] | Infeasible:
     """Of tiles that need no search."""
-    workload = studies.workloads_of(asked.study)[list(asked.groups).index(row.workload)]
-    found = stack.solve(_machine(asked, row.machine)[0], workload, asked.study.solver)
+    found = stack.solve(_machine(asked, row.machine)[0], _workload(asked, row), asked.study.solver)
     if isinstance(found, list) and (differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]):
         raise ValueError(f"{asked.root}: machine {row.machine}: {differs[0]}: is cut in another way now than when it was stored")
     return found

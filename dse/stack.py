@@ -165,7 +165,7 @@ def _or_gogetas(arch: Arch, workload: Workload, picks: Picks, best: Solution) ->
     where, floor = f"{space_of(best.certificate)}, and GOGETA's", own / (1 + best.gap_in_space)
     if other >= own:
         return told(best, best.gap_in_space, where)
-    priced = evaluate(arch, workload, found[0].schedule, picks.objective)
+    priced = evaluate(arch, workload, found[0].schedule, picks.objective, reuse=True)
     assert isinstance(priced, Solution)
     return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where)
 
@@ -419,7 +419,7 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> 
         try:
             known = json.loads(data)
             copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-            found = evaluate(arch, converted(workload, copies), given, picks.objective)
+            found = evaluate(arch, converted(workload, copies), given, picks.objective, reuse=True)
             if isinstance(found, Solution) and arch.described():
                 found = replace(found, schedule=given, conversions=copies)
             gap, sound = float(known["gap"]), f"{known['space']}{known['certificate']}".isprintable() and known["gap"] >= 0
@@ -489,8 +489,9 @@ def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]
     if TILING[picks.tiling]:
         found = solve(arch, workload, picks)
         return found if isinstance(found, Infeasible) else found[0]
-    priced_anew = evaluate(arch, workload, schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()}), picks.objective)
-    if isinstance(priced_anew, Infeasible) or not any(space_of(certificate) for _, certificate in proofs.values()):
+    plain = schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()})
+    priced_anew = evaluate(arch, workload, plain, picks.objective, reuse=picks.reuse != "none")
+    if isinstance(priced_anew, Infeasible) or picks.reuse != "none" or not any(space_of(certificate) for _, certificate in proofs.values()):
         return priced_anew
     told = [replace(one, gap_in_space=gap, space=space) if (space := space_of(certificate)) else one
             for one in priced_anew.einsums for gap, certificate in [proofs.get(one.name, (0.0, ""))]]

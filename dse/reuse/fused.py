@@ -165,7 +165,7 @@ def _best(g: Graph, objective: Objective, tell: Tell = silent) -> tuple[list[Sol
         feasible, value = True, figure(g.objective, choice.energy, choice.latency)
         workload, copies, nests = g.layouts.copies(choice, value, found.tables) if g.layouts else (g.workload, (), {})
         given = copied(schedule(g, found, choice), g.workload, workload, nests)
-        solved = evaluate(g.arch, workload, given, objective)
+        solved = evaluate(g.arch, workload, given, objective, reuse=True)
         if isinstance(solved, Solution):
             priced.append(replace(solved, schedule=given, conversions=copies) if g.layouts else solved)
         if not copies:

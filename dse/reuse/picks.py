@@ -87,7 +87,7 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
         return blocked
     best = min(found, key=lambda tried: tried.words)
     schedule = Schedule(best.schedule.segments, room.keeps(best.rooms, best.gaps, arch.levels[1].name))
-    solution = evaluate(arch, workload, schedule, objective)
+    solution = evaluate(arch, workload, schedule, objective, reuse=True)
     if isinstance(solution, Infeasible):
         return solution
     memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule)

@@ -23,6 +23,7 @@ from dse.reuse.floors import least
 from dse.reuse.published import MOST, divisors, options
 from dse.reuse.segments import (
     GRANULES,
+    MOST_STAGES,
     Found,
     Objective,
     Option,
@@ -72,8 +73,7 @@ LITTLE = 0.03  # of the energy of a part: where faster nests save no more they a
 FINAL = 2  # parts of an einsum that are searched for longer
 ALONE, LITTLE_WORK = 12_000, 2**16  # nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
 FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
-SPACE = ("segments of at most 6 einsums in turn, each on a rectangle of nodes that share two ranks out at most, tiles that divide inside of them, "
-         "one loop in time shared, in 8 or 64 granules")
+ON_NODES = "a rectangle of nodes that share two ranks out at most, tiles that divide inside of them"
 
 
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
@@ -89,7 +89,8 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     made = dict(theirs)
     plain = objective == "energy" and weights == "streamed" and steady == inf  # energy alone is asked for, and segments add up
     if wholly.small(g):
-        return _whole(g, [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else [], first, theirs)
+        ranges = [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else []
+        return _whole(g, ranges, first, theirs, space_of(spatial, temporal, "a rectangle of nodes", "one loop in time shared", wholly.INSIDE))
     floors, before = _floors(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
@@ -111,7 +112,15 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
                 made[r] = once(g, r, partial(_finished, g, r, one, alone[r.first:r.last + 1])) or one
         solution = chosen(g, alone, made)
     tried = f"{len(ranges) - g.undone} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
-    return _told(g, solution, _others(g, alone, made, first, theirs), _least(g, floors), SPACE, tried)
+    space = space_of(spatial, temporal, ON_NODES, "one loop in time shared, in 8 or 64 granules")
+    bounded = isinstance(solution, Solution) and _bounded(g, solution)
+    return _told(g, solution, _others(g, alone, made, first, theirs), _least(g, floors), space, tried, bounded)
+
+
+def space_of(spatial: bool, temporal: bool, nodes: str, loop: str, rest: str = "") -> str:
+    """What is searched, in words: nodes of an einsum, the loop in time that a segment may share."""
+    several = f"segments of at most {MOST_STAGES} einsums in the order of the workload"
+    return f"{several if spatial else 'einsums in turn'}, each on {nodes}" + f", {loop if temporal else 'in one granule'}" * spatial + rest
 
 
 def _others(g: Found, alone: Sequence[Option | None], made: dict[Range, Option], first: Sequence[Option | None],
@@ -133,8 +142,8 @@ def _mapped(g: Found, e: Einsum) -> Option | None:
     return price_of(g, (e,), Segment((Branch(e.name, whole(found[0].mapping, pinned(g, e), g.arch.levels[0].name)),)))
 
 
-def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], theirs: dict[Range, Option]) -> Solution | Infeasible:
-    """The best schedule of a small workload. first, theirs: einsums alone and segments of the published solver."""
+def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], theirs: dict[Range, Option], space: str) -> Solution | Infeasible:
+    """The best schedule of a small workload. first, theirs: einsums alone and segments of the published solver; space: what is searched."""
     made = dict(theirs)
     known, g.alone, g.solved = wholly.Known(g), {}, {}
     alone = solved_alone(g, lambda _, e: wholly.alone(known, e))
@@ -143,7 +152,7 @@ def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], th
             made[r] = option
     found = chosen(g, alone, made)
     floor = _cheapest_chain(g, alone, made) if g.objective != "edp" else _least(g, _floors(g, ranges))
-    return _told(g, found, _others(g, alone, made, first, theirs), floor, wholly.SPACE, f"{len(ranges)} segments, {g.evaluated} priced")
+    return _told(g, found, _others(g, alone, made, first, theirs), floor, space, f"{len(ranges)} segments, {g.evaluated} priced")
 
 
 def _cheapest_chain(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) -> float:
@@ -258,6 +267,13 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
     return g.known[key]
 
 
+def _on_fewer(g: Found, e: Einsum, around: Around, share: float, parts: int, limit: float) -> list[Stage]:
+    """Ways to run an einsum on its share of the nodes, and, where there are few nodes, on fewer: what each of many reads for itself they may share."""
+    most = g.arch.instances(1)
+    fewer = [n for n in (1, 2, 4, 8) if n < share * most / WIDE - 2] if most <= wholly.NODES and e.points() <= LITTLE_WORK else []
+    return [stage for part in (share, *(n / most for n in fewer)) for stage in _stages(g, e, around, part, parts, limit)]
+
+
 def _smaller(one: Stage, other: Stage) -> bool:
     """Whether one lies wherever the other one does."""
     return all(any(a.rows <= b.rows and a.columns <= b.columns for a in one.shapes) for b in other.shapes)
@@ -299,7 +315,7 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) 
         free, g.limit = _segment(g, r, alone, CLOSER), limit
         best = free if free and free.steady <= limit else None
     parts = TIGHT if g.limit < inf else PARTS
-    ways = [(part, around, _stages(g, part, around, share, parts, g.limit / many))
+    ways = [(part, around, _on_fewer(g, part, around, share, parts, g.limit / many))
             for (part, around), share in zip(members, _shares(g, members), strict=True)]
     if not all(own for _, _, own in ways):
         return best
@@ -443,12 +459,13 @@ def _bounded(g: Found, solution: Solution) -> bool:
     return True
 
 
-def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], least: float, space: str, tried: str) -> Solution | Infeasible:
-    """The best of what a search found and of others, and how far it may lie above what is best in the space."""
+def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], least: float, space: str, tried: str,
+          bounded: bool = True) -> Solution | Infeasible:
+    """The best of what a search found and of others, and how far it may lie above what is best in the space. bounded: whether what was found is of it."""
     def cost(one: Solution) -> float:
         return figure(g.objective, one.energy_pj, one.latency_cycles)
 
-    if isinstance(found, Solution) and least > cost(found) * (1 + PRECISE) and (space != SPACE or _bounded(g, found)):
+    if isinstance(found, Solution) and least > cost(found) * (1 + PRECISE) and bounded:
         raise Violated(f"{g.workload.name} on {g.arch.name}: lower bound {least} above the cost {cost(found)} of\n{found.schedule}")
     if isinstance(found, Infeasible) and not others:
         return found

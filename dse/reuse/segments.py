@@ -321,7 +321,14 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
         return _crowded(g, workload.einsums, workload.name)
     best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))
     taken = [o for own, pick in zip(rows, best.rows, strict=True) if (o := own[pick])]
-    return evaluate(arch, workload, Schedule(tuple(o.segment for o in taken), weights=g.weights), objective)
+    return evaluate(arch, workload, Schedule(tuple(_owned(g, o.segment) for o in taken), weights=g.weights), objective, reuse=True)
+
+
+def _owned(g: Found, segment: Segment) -> Segment:
+    """As the whole workload calls its tensors: a second reading (T_again) of what another segment makes is of T, which stands once."""
+    made = {e.output.tensor for e in g.workload.einsums}
+    nodes = [replace(node, tensor=owner(node.tensor, made)) if isinstance(node, Store) else node for node in segment.nodes]
+    return replace(segment, nodes=tuple(node for i, node in enumerate(nodes) if node not in nodes[:i]))
 
 
 def _crowded(g: Found, own: Sequence[Einsum], name: str) -> Infeasible:

@@ -204,7 +204,8 @@ class Nodes:
         for p in e.tensors():
             if p.tensor in around.pinned or (p is e.output and around.hands):
                 continue
-            at_once = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks())
+            alike = all(f.reduce) if p is e.output else all(f.multicast)  # else each node moves its own
+            at_once = prod(-(-e.sizes()[rank] // t) for rank, t in tile.items() if rank not in p.ranks() and alike)
             source = level.read_pj if p.tensor in around.handed else outer.write_pj if p is e.output else outer.read_pj
             hops = (at_once + sum(n for _, n in f.dims) / 4) * f.hop_pj * (p.bits or self.arch.word_bits)
             n = held_elems(p, {rank: tile.get(rank, size) for rank, size in e.extents})

@@ -41,8 +41,7 @@ WAYS = 2000  # nests of all parts
 NODES = 16
 POINTS = 4096  # operations of an einsum
 SAME = 1e-12
-SPACE = ("segments of at most 6 einsums in turn, each on a rectangle of nodes, one loop in time shared: "
-         "all parts of at most two loops over nodes, all places, all nests that hold what they read where no level is passed by")
+INSIDE = ": all parts of at most two loops over nodes, all places, all nests that hold what they read where no level is passed by"  # what is searched
 
 
 @dataclass(frozen=True, slots=True)

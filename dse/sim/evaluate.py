@@ -266,7 +266,8 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.steady_cycles for c in solved)  # others stand between equal einsums of a network
     value = figure(problem.objective, energy, cycles)
     floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
-    gap, to_bound = above(value, _least_in_space(solved, problem.objective)), above(value, floor)
+    to_bound = above(value, floor)
+    gap = min(above(value, _least_in_space(solved, problem.objective)), to_bound)
     in_space = gap if gap > PRECISE else 0.0
     return Solution(tuple(solved), energy, cycles, steady, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
 

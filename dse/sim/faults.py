@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 
 from dse import nest
 from dse.layout.address import Layout, row_major
@@ -282,9 +282,10 @@ def _chip_faults(i: int, segment: Segment, schedule: Schedule, workload: Workloa
     home, outermost = homes(segment), arch.levels[0].name
     for branch in segment.branches:
         e = g.einsums[branch.einsum]
-        nodes = [node for node in (*segment.nodes, *branch.mapping.nodes) if isinstance(node, Store)]
+        shared, nodes = ([node for node in some if isinstance(node, Store)] for some in (segment.nodes, branch.mapping.nodes))
         for p in e.tensors():
-            first = next((node.level for node in nodes if node.tensor == p.tensor), outermost)
+            above = [node.level for node in shared if node.tensor == owner(p.tensor, g.made)]
+            first = next(chain(above, (node.level for node in nodes if node.tensor == p.tensor)), outermost)
             handed = p.tensor in home and g.made.get(p.tensor) in {b.einsum for b in segment.branches} and len(_users(p.tensor, segment, g)) > 1
             if first == outermost:
                 continue

@@ -199,6 +199,8 @@ MUTANTS = (
            "tests/test_pipeline.py::test_what_cannot_fit_falls_and_nothing_that_does"),
     Mutant("pipelines: the mapper without reuse is not asked", PIPES, "budget=ALONE) if few else None", "budget=ALONE) if False else None", NO_DEARER),
     Mutant("floors: a word of all else stands where it may pass", STAGES, "dict.fromkeys(bits, 0) if arch.levels[1].bypass else bits", "bits", NO_DEARER),
+    Mutant("schedules: einsums in turn are held against what einsums in turn cost at least", GRAPH, "if reuse and isinstance(turns, Solution)", "if False",
+           "tests/test_certificates.py::test_no_schedule_costs_less_than_a_certificate_allows"),
     Mutant("floors: other granules are of the space", PIPES, "// node.tile not in GRANULES for", "// node.tile < 1 for", OUTSIDE_SPACE),
     Mutant("segments: what costs the same as the best chain is passed over with a tenth more to spare", PIPES, "through[r] >= _cheapest_chain(g, alone, made)",
            "1.1 * through[r] >= _cheapest_chain(g, alone, made)", PASSED),

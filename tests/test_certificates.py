@@ -1,0 +1,128 @@
+"""What certificates of schedules say against schedules written by hand: none costs less than the gap allows, and their words name what was searched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dse import door
+from dse.schedule import parse_schedule
+from dse.sim.evaluate import PRECISE, Solution, figure
+from dse.sim.graph import evaluate, least
+from hw import machine
+from workloads import catalog
+
+MACHINE = """name: m
+clock_mhz: 500
+word_bits: 16
+overlap: free
+nodes:
+- {{memory: dram, kind: custom, width_bits: 16, actions_per_cycle: 4, read_pj: {dram}, write_pj: {dram}, leak_mw: 0, area_mm2: 0}}
+- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, multicast: {multicast}, reduce: true, hop_pj: {hop}, rim: edge, source: same_level}}
+- {{memory: gbuf, kind: custom, capacity: 1 KiB, width_bits: 16, actions_per_cycle: 8, read_pj: 3, write_pj: 5, leak_mw: 0, area_mm2: 0, bypass: true}}
+- {{compute: mac, kind: custom, mac_pj: 1, alu_pj: 0.5, merge_pj: 0.5, leak_mw: 0.1, area_mm2: 0}}
+"""
+WINDOWS = """name: windows
+extents: {b: 3, c: 2, k: 2, p: 2, r: 3, j: 2}
+einsums: ["A[b,k,p] += I[b,c,p+r] * W0[k,c,r]", "B[b,j,p] += A[b,k,p] * W1[j,k]"]
+weights: [W0, W1]
+"""
+HANDED = """segment
+  store DRAM I W0 W1 B
+  store GBUF A
+  einsum A on NX[0:1] NY[0:1]
+    store GBUF W0 I
+    for b in tiles of 1
+      for k in tiles of 1
+        for p in tiles of 1
+          for c in tiles of 1
+            for r in tiles of 1
+              mac
+  einsum B on NX[1:2] NY[0:1]
+    store GBUF W1 B
+    for b in tiles of 1
+      for j in tiles of 1
+        for p in tiles of 1
+          for k in tiles of 1
+            mac
+"""
+AGAIN = """name: again
+extents: {b: 5, i: 4, j: 7}
+einsums: ["A[b,j] += X[b,i] * W0[i,j]", "N[b] += A[b,j] * A_again[b,j]", "S[b,i] = scale(W1[i], N[b])"]
+weights: [W0, W1]
+"""
+
+
+def files(folder: Path, workload: str, **changed: Any) -> tuple[str, str]:
+    (folder / "w.yaml").write_text(workload)
+    (folder / "m.yaml").write_text(MACHINE.format(**{"dram": 100, "rows": 3, "columns": 5, "multicast": "false", "hop": 0} | changed))
+    return str(folder / "w.yaml"), str(folder / "m.yaml")
+
+
+def solved(found: door.Mapped) -> Solution:
+    assert isinstance(found.found, Solution)
+    return found.found
+
+
+@pytest.mark.parametrize("reuse", ["pipelines", "kapla", "kapla-random"])
+@pytest.mark.parametrize(("rows", "columns", "multicast", "hop"), [(1, 2, "true", 0), (3, 5, "false", 0), (3, 5, "true", 40), (1, 8, "[nx]", 0)])
+def test_no_schedule_costs_less_than_a_certificate_allows(tmp_path: Path, reuse: str, rows: int, columns: int, multicast: str, hop: float) -> None:
+    """Also where the answer is einsums in turn, whose own bound no pipeline knows."""
+    paths = files(tmp_path, WINDOWS, rows=rows, columns=columns, multicast=multicast, hop=hop)
+    (tmp_path / "handed.txt").write_text(HANDED)
+    other = solved(door.map(*paths, schedule=tmp_path / "handed.txt")).energy_pj
+    found = solved(door.map(*paths, **{"solver.reuse": reuse}))
+    assert found.gap_in_space <= found.gap_to_bound + PRECISE
+    assert other >= found.energy_pj / (1 + found.gap_in_space) * (1 - PRECISE)
+    assert (reuse, multicast) != ("pipelines", "false") or found.energy_pj <= other * (1 + PRECISE)  # each node reads its own: few nodes are better
+
+
+@pytest.mark.parametrize("reuse", ["pipelines", "tiles", "kapla"])
+def test_einsums_in_turn_are_held_against_the_bound_of_all_schedules(tmp_path: Path, reuse: str) -> None:
+    """Where nothing stays on the chip, too: what could have is no part of the bound."""
+    paths = files(tmp_path, WINDOWS.replace("b: 3", "b: 1"), rows=1, columns=1, dram=1)
+    arch, workload = machine.arch(machine.load(paths[1])), catalog.load(paths[0])
+    for objective in ("energy", "latency", "edp"):
+        found = solved(door.map(*paths, objective=objective, **{"solver.reuse": reuse}))
+        floor = figure(objective, *least(arch, workload))
+        assert found.gap_to_bound == pytest.approx(figure(objective, found.energy_pj, found.latency_cycles) / floor - 1)
+
+
+def test_a_space_is_named_as_it_was_searched(tmp_path: Path) -> None:
+    paths = files(tmp_path, WINDOWS.replace("b: 3", "b: 24").replace("p: 2", "p: 40"))
+    said = {switch: solved(door.map(*paths, **{"solver.reuse": "pipelines", f"solver.{switch}_layer_pipe": False})).certificate
+            for switch in ("spatial", "temporal")}
+    assert "optimum in einsums in turn, each on a rectangle of nodes" in said["spatial"] and "segments" not in said["spatial"].partition("(")[0]
+    assert "segments of at most 6 einsums in the order of the workload" in said["temporal"] and "in one granule" in said["temporal"]
+
+
+@pytest.mark.parametrize("reuse", ["pipelines", "kapla"])
+def test_a_tensor_read_twice_is_of_its_first_reading_in_segments(tmp_path: Path, reuse: str) -> None:
+    """What another segment makes and an einsum reads by two names; each is loaded."""
+    (tmp_path / "again.yaml").write_text(AGAIN)
+    found = door.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", **{"solver.reuse": reuse})
+    schedule = solved(found).schedule
+    assert schedule and any(len(segment.branches) == 2 for segment in schedule.segments)
+    text = str(schedule)
+    assert "store DRAM A W1 S\n" in text
+    (tmp_path / "again.txt").write_text(text)
+    assert solved(door.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", schedule=tmp_path / "again.txt")).energy_pj == solved(found).energy_pj
+
+
+@pytest.mark.parametrize("reuse", ["none", "kapla-random", "kapla"])
+def test_answers_are_kept_and_believed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reuse: str) -> None:
+    """Of energy x delay too, of which the sum of what einsums have at least may be less than that of all."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
+    paths = files(tmp_path, WINDOWS)
+    first, again = (solved(door.map(*paths, objective="edp", **{"solver.reuse": reuse})) for _ in range(2))
+    assert (first.gap_in_space, first.certificate) == (again.gap_in_space, again.certificate) and first.gap_in_space <= first.gap_to_bound
+    assert "removed" not in capsys.readouterr().err
+
+
+def test_weights_that_nests_load_are_named(tmp_path: Path) -> None:
+    paths = files(tmp_path, WINDOWS)
+    arch, workload = machine.arch(machine.load(paths[1])), catalog.load(paths[0])
+    found = evaluate(arch, workload, parse_schedule("weights pinned\n" + HANDED))
+    assert isinstance(found, Solution) and "weights pinned but for W0, W1: there before the run" in found.certificate
