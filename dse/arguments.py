@@ -132,6 +132,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     mapped.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="solver.KEY=VALUE, or a field of the machine such as gbuf.capacity")
     mapped.add_argument("--layout", action="append", default=[], metavar="TENSOR=TEXT",
                         help="how a tensor lies in the outermost level (TENSOR@LEVEL: its tile in another one), e.g. I='N H/4 W C h4'; default: row-major")
+    mapped.add_argument("--front", action="store_true", help="of one einsum (--einsum), all mappings that nothing beats in energy, latency and room of its "
+                                                             "outermost bounded memory: a table, or with their nests as json")
     stays = add("residency", "what stays on chip between operations: main-memory traffic of GOGETA's configurations and the optimum", "WORKLOAD", "MACHINE")
     stays.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of the machine, e.g. sram.capacity='1 MiB'")
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())

@@ -213,10 +213,26 @@ def _map(given: argparse.Namespace) -> int:
 
     sets = read.assignments(given.set)
     name = f"{given.workload} on {given.machine}"
+    if given.front:
+        given_too = {"--objective": given.objective, "--layout": given.layout, "--schedule": given.schedule,
+                     f"--format {given.format}": given.format not in ("text", "json")}
+        if wrong := [name for name, value in given_too.items() if value]:
+            raise ValueError(f"{wrong[0]} beside --front: it is a table by energy, latency and room, as text or json; leave one of both out")
+        return _front(given, progress.waited(name, lambda _: door.front(given.workload, given.machine, einsum=given.einsum or "", **sets)))
     found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", layouts=given.layout,
                                                              schedule=given.schedule, tell=steps.tell, **sets))
     _warn(found.workload)
     return _print_mapped(found, given)
+
+
+def _front(given: argparse.Namespace, found: Any) -> int:
+    if given.format == "json":
+        screen.print_json(list(found))
+        return 0
+    table = found.table.drop_columns(["nest", "certificate"])
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    screen.print_table(table.column_names, rows, f"what nothing beats: {found[0]['certificate']} (nests: --format json)")
+    return 0
 
 
 def _print_mapped(found: Any, given: argparse.Namespace) -> int:

@@ -23,17 +23,17 @@ from dse.conversion import Conversion, converted
 from dse.nest import Infeasible
 from dse.reuse.classify import CLASSIFIERS
 from dse.reuse.traffic import Reuse, reuse
-from dse.sim.evaluate import Solution, Tell, silent
+from dse.sim.evaluate import Problem, Solution, Tell, silent
 from dse.sim.graph import evaluate
 from dse.stack import Picks
-from dse.study import read
+from dse.study import pareto, read
 from dse.study import study as studies
 from dse.study.study import Study
 from hw import machine as machines
 from hw import space as spaces
 from hw.arch import Arch, Machine
 from workloads import catalog
-from workloads.graph import Workload
+from workloads.graph import Workload, unique
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -168,6 +168,31 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     best = found[0]
     own = replace(best, schedule=None) if best.schedule and best.schedule.plain() else best
     return Mapped(arch, converted(loaded, best.conversions), own, picks, best.conversions, best.schedule)
+
+
+def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
+    """Mappings of one einsum that nothing beats in energy, latency and room of the outermost bounded memory: a row each, the least energy first; what is proven
+    stands in `certificate`. Arguments as of `map`; einsum: of a workload that has several. Raises ValueError in one line per fault."""
+    from dse.dataflow import frontier
+    from dse.dataflow.space import dataflow
+
+    picks, spec = _asked(machine, sets)
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    if picks.reuse != "none" or picks.mapper != "optimal":
+        raise ValueError("a front is of single einsums, each by the exact search; leave solver.reuse and solver.mapper out")
+    groups = unique(loaded)
+    own = [group.einsum for group in groups if einsum in group.names] if einsum else [group.einsum for group in groups]
+    if len(own) != 1:
+        names = ", ".join([*(group.einsum.name for group in groups[:6]), *(["..."] if len(groups) > 6 else [])])
+        what = f"no einsum {einsum}" if einsum else f"{len(groups)} different einsums"
+        raise ValueError(f"{workload}: {what}; a front is of one, name it with --einsum: {names}")
+    (e,) = own
+    found = frontier.front(Problem(arch, e, "energy"), picks.tiles, dataflow(picks.dataflow, e, arch))
+    if isinstance(found, Infeasible):
+        raise ValueError(f"{workload} on {arch.name}: {found}")
+    rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": -(-one.bits // 8),
+             "nest": str(one.cost.mapping), "certificate": found.certificate} for one in found.members]
+    return Answer(pa.Table.from_pylist(rows))
 
 
 def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:

@@ -65,7 +65,7 @@ def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints
     of: dict[Mapping, list[int]] = {}
     for j, one in enumerate(several):
         if one.floor == inf:
-            answers[j] = _nothing(problems[j], constraints)
+            answers[j] = none_fits(problems[j], constraints)
         elif one.mapping and one.floor > 0:
             of.setdefault(one.mapping, []).append(j)
     e, arch = problems[0].einsum, problems[0].arch
@@ -96,7 +96,7 @@ def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constra
     if found.mapping and partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
         found = replace(found, floor=0.0)
     if found.floor == inf:
-        return _nothing(problem, constraints)
+        return none_fits(problem, constraints)
     if found.mapping and found.floor > 0 and found.visited <= budget and _fits(problem, found.mapping, constraints):
         return [_certified(problem, found, tiles, constraints, near)]
     starts = [found.mapping] if found.mapping else []
@@ -105,7 +105,7 @@ def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constra
         starts += [other[0].mapping] if isinstance(other, list) else [] if starts else [least(e, arch)]
     fits = [start for start in starts if _fits(problem, start, constraints)]
     if not fits:
-        return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else _nothing(problem, constraints)
+        return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else none_fits(problem, constraints)
     best = min((_priced(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: rank(problem, one))
     return [_told(problem, best, found.floor, found.visited, "every space" if best.gap_to_bound <= PRECISE else space)]
 
@@ -182,7 +182,7 @@ def partly_named(constraints: Constraints, arch: Arch) -> bool:
     return inside and any(0 < sum(name in named for name, _ in f.dims) < len(f.dims) for f in arch.fanouts)
 
 
-def _nothing(problem: Problem, constraints: Constraints) -> Infeasible:
+def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
     """No mapping of the space fits."""
     e, arch = problem.einsum, problem.arch
     smallest = footprints(least(e, arch), e)

@@ -61,15 +61,16 @@ def taken(e: Einsum, tiles: Tiles) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best mapping that was found; nodes placed; floor: no mapping of the space has a lower figure, inf: none fits."""
+    """The best mapping that was found; nodes placed; floor: no mapping of the space has a lower figure, inf: none fits; cycles: its, as counted here."""
 
     mapping: Mapping | None
     visited: int
     floor: float
+    cycles: float = inf
 
 
 def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
-           spread: Dict[str, Spread] = NOWHERE) -> Found:
+           spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> Found:
     """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
     may beat perfect ones.
 
@@ -78,18 +79,19 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     less than the floor. in_turn: single-buffered levels wait for all ports one after the other, as if no two tiles changed together; that may be more than the
     evaluator's, so the floor is 0, but what is best then is often better than what is best where all exchanges overlap.
     Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
-    the outermost level, what a layout that they have costs beyond that.
+    the outermost level, what a layout that they have costs beyond that. limit: cycles at most; a mapping that takes more is none.
     """
-    return search_on([problem], tiles, constraints, budget, waits, than, spread)[0]
+    return search_on([problem], tiles, constraints, budget, waits, than, spread, limit)[0]
 
 
 def search_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
-             spread: Dict[str, Spread] = NOWHERE) -> list[Found]:
+             spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> list[Found]:
     """`search` of one einsum on many machines at once that are alike but for prices and rates (`alike`): what is bound, tried and counted is so once, and held
     against what is best on each. The same answers as of each alone, whose mapping is, of all that cost the same, the first in an order that prices do not
     change; where the budget ends, of none.
     """
-    read, many, best, visited, whole = _read(problems, constraints, waits, spread), len(problems), np.tile(np.array(than), (len(problems), 1)), 0, True
+    read, many, visited, whole = _read(problems, constraints, waits, spread, limit), len(problems), 0, True
+    best = np.tile(np.array(than), (many, 1))
     found: list[Mapping | None] = [None] * many
     kinds: tuple[Tiles, ...] = ("perfect",) if tiles == "perfect" else ("perfect", tiles)
     for kind in kinds:
@@ -99,7 +101,7 @@ def search_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraint
         if kind == "perfect" and (floors < best[:, 0]).any():  # the budget has ended
             whole = False
             break
-    return [Found(found[j], visited, float(floors[j]) if whole and waits != "in_turn" else 0.0) for j in range(many)]
+    return [Found(found[j], visited, float(floors[j]) if whole and waits != "in_turn" else 0.0, float(best[j, 2])) for j in range(many)]
 
 
 class Read(NamedTuple):
@@ -110,11 +112,11 @@ class Read(NamedTuple):
     terms: kernels.Terms
 
 
-def _read(problems: Sequence[Problem], constraints: Constraints, waits: Waits, spread: Dict[str, Spread]) -> Read:
+def _read(problems: Sequence[Problem], constraints: Constraints, waits: Waits, spread: Dict[str, Spread], limit: float) -> Read:
     e, arch = problems[0].einsum, problems[0].arch
     bare, tensors = _bare(arch), tuple(p.tensor for p in (*e.inputs, e.output))
     form = _form(e, bare, waits, tuple(spread.items()), tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors))
-    machine = _machine(problems, tensors, _parts(bare, waits), constraints.homes)
+    machine = _machine(problems, tensors, _parts(bare, waits), constraints.homes, limit)
     return Read(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
@@ -129,7 +131,7 @@ def _searched(read: Read, tiles: Tiles, constraints: Constraints, budget: int, b
     rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(many, nodes, levels, terms, own, most) for most in (budget, OUTER))
-    free = machine._replace(leak=np.zeros(many), objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
+    free = machine._replace(leak=np.zeros(many), limit=np.full(many, inf), objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
     seen = _seen(len(own.ranks), terms.base.shape[1])
     left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
     known: dict[bytes, Mapping] = {}
@@ -269,8 +271,9 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
-def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]]) -> kernels.Machine:
-    """homes: (tensor, level) whose room is not the einsum's."""
+def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]],
+             limit: float) -> kernels.Machine:
+    """homes: (tensor, level) whose room is not the einsum's; limit: cycles at most."""
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
@@ -287,7 +290,7 @@ def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, 
         np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
         np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
-        leak, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
+        leak, np.full(len(problems), limit), np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
         np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
                  np.int64), any(begin < end for _, begin, end in parts.waits), OBJECTIVES[problem.objective])
 

@@ -88,7 +88,8 @@ class Machine(NamedTuple):
     room [V] bits; bits [X, V]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
     that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. serves [V, 2] from, to in those of what passes it,
     or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
-    of a dimension. leak [J]: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
+    of a dimension. leak [J]: pJ per cycle. limit [J]: cycles at most. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to
+    fill it.
     gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
     outside does not sink below them, where a tile that moves would count twice. ends: whether first fills and last drains are waited for at some level.
     """
@@ -102,6 +103,7 @@ class Machine(NamedTuple):
     position: Ints
     size: Ints
     leak: Floats
+    limit: Floats
     ramps: Floats
     gaps: Ints
     ends: bool
@@ -314,6 +316,8 @@ def figure(parts: Floats, j: int, m: Machine, out: Floats) -> None:
     energy = parts[j, 0] + (m.leak[j] * latency if m.leak[j] > 0 else 0.0)  # what is forbidden costs infinitely many cycles
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
+    if latency > m.limit[j]:
+        out[0] = out[1] = out[2] = np.inf
 
 
 @lean

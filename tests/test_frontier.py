@@ -1,0 +1,93 @@
+"""Fronts of single einsums: of all mappings that can be listed none beats a member, and no other is beaten by none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from dse import cli, door
+from dse.dataflow import frontier
+from dse.dataflow.frontier import front
+from dse.nest import Infeasible
+from dse.sim.cost import overflow, room_bits
+from dse.sim.counts import count, footprints
+from dse.sim.evaluate import PRECISE, Problem, lanes_overflow, priced
+from dse.sim.parts import bits_of
+from tests.enumeration import mappings
+from tests.problems import GROUPS, random_problem
+
+Figures = tuple[float, float, float]
+
+
+def listed(problem: Problem, tiles: str, level: str) -> set[Figures]:
+    """Energy, latency and room of all mappings that fit, priced one by one."""
+    e, arch, found = problem.einsum, problem.arch, set[Figures]()
+    for mapping in mappings(problem, tiles, "tensors"):
+        held = footprints(mapping, e)
+        if not overflow(held, e, arch) and not lanes_overflow(mapping, e, arch):
+            cost = priced(problem, mapping, count(mapping, e, arch), held)
+            found.add((cost.energy_pj, cost.latency_cycles, sum(room_bits(f, one, bits_of(e, arch)) for f in held for one in arch.levels
+                                                                if f.level == one.name == level)))
+    return found
+
+
+def reaches(one: Figures, other: Figures) -> bool:
+    return all(a <= b * (1 + PRECISE) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_front_is_that_of_all_mappings(seed: int) -> None:
+    rng = Random(seed)
+    tiles = rng.choice(["perfect", "ragged_lanes"])
+    problem = random_problem(rng, rng.choice(GROUPS), tiles, 1500, "tensors")
+    problem = replace(problem, arch=replace(problem.arch, overlap="free"), objective="energy")
+    found = front(problem, tiles)  # type: ignore[arg-type]
+    every = listed(problem, tiles, "" if isinstance(found, Infeasible) else found.level)
+    assert isinstance(found, Infeasible) == (not every)
+    if isinstance(found, Infeasible):
+        return
+    members = [(one.cost.energy_pj, one.cost.latency_cycles, float(one.bits)) for one in found.members]
+    assert found.certificate.startswith("all of ")
+    assert all(any(reaches(one, other) for one in members) for other in every)
+    assert all(any(reaches(other, one) for other in every) for one in members)
+    assert not any(reaches(a, b) for a in members for b in members if a is not b)
+    bits = [one.bits for one in found.members]
+    assert [one.cost.energy_pj for one in found.members] == sorted(one.cost.energy_pj for one in found.members) and min(bits) >= 0
+
+
+def test_fewer_cycles_and_less_room_cost_energy() -> None:
+    rows = list(door.front("gemm:m=16,n=24,k=32", "edge_array", **{"overlap": "free", "array.x": 4, "array.y": 4}))
+    assert len({row["latency_cycles"] for row in rows}) > 1 and len({row["gbuf_bytes"] for row in rows}) > 2
+    best = door.map("gemm:m=16,n=24,k=32", "edge_array", **{"overlap": "free", "array.x": 4, "array.y": 4, "solver.near": 0})
+    assert rows[0]["energy_pj"] == pytest.approx(best.energy_pj) and rows[0]["nest"].startswith("store DRAM")
+
+
+def test_a_front_that_is_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier, "SEARCHES", 3)
+    rows = list(door.front("gemm:m=16,n=24,k=32", "edge_array"))
+    assert 0 < len(rows) <= 3 and all(row["certificate"] == "cut after 3 searches: others may be missing" for row in rows)
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["squeezenet", "edge_array", "--front"], "squeezenet: 25 different einsums; a front is of one, name it with --einsum: "),
+    (["squeezenet", "edge_array", "--front", "--einsum", "none"], "squeezenet: no einsum none; a front is of one, name it with --einsum: "),
+    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--objective", "edp"], "--objective beside --front: it is a table by energy, latency and room"),
+    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--format", "yaml"], "--format yaml beside --front: "),
+    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.reuse=tiles"], "a front is of single einsums, each by the exact search; "),
+    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.tiles=ragged"], "a front is of exact searches: solver.tiles = ragged, "),
+    (["gemm:m=4,n=4,k=4", "burst_edge", "--front"], "a front is of exact searches: burst_edge prices layouts or hops, ")])
+def test_what_has_no_front_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+    assert cli.main(["map", *arguments]) == 2
+    assert line in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+def test_a_front_as_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["map", "gemm:m=16,n=24,k=32", "edge_array", "--front"]
+    assert cli.main(command) == 0
+    assert "gbuf_bytes" in (text := capsys.readouterr().out) and "what nothing beats: all of ragged lanes" in text
+    assert cli.main([*command, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) > 3 and set(rows[0]) == {"energy_pj", "latency_cycles", "gbuf_bytes", "nest", "certificate"}
