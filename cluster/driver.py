@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from cluster import store as stores
 from cluster.known import Known, undone
 from cluster.store import RunFault, Store
-from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, solve_lease, tables_of
+from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, solve_lease, tables_of, together
 from dse import folder
 from dse.installed import shadowing
 from dse.study import follows, plan
@@ -44,6 +44,7 @@ from dse.study.sampler import block, enumerated, permutation
 from dse.study.study import Study
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
+LONGER = 5  # times that where machines are solved together: the more there are, the less each takes
 MOST_PER_LEASE = 4096
 SAMPLED = 256  # keys of a row group that a resume compares
 COMMIT_S = 5.0
@@ -405,7 +406,8 @@ def _ready(run: Run) -> int:
 def _lease(run: Run, ready: int) -> Lease:
     """About LEASE_S of work, less where the queue would not feed every actor twice; single machines until the pace is known."""
     fair = -(-ready // (2 * run.slots))
-    size = max(1, min(fair, int(LEASE_S / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
+    seconds = LEASE_S * (LONGER if together(run.job) and not run.job.study.search.prune else 1)
+    size = max(1, min(fair, int(seconds / run.pace_s) if run.pace_s else 1, MOST_PER_LEASE))
     run.leases += 1
     asks = tuple(run.todo.popleft() for _ in range(size))
     fronts = {number: run.known.front_before(number) for number in {ask.generation for ask in asks}} if run.job.study.search.prune else {}

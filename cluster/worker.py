@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import product
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from dse.nest import Infeasible
 from dse.reuse.family import Family, priced_on, structure
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.network import WAYS
-from dse.stack import shared_by, solve
+from dse.stack import scheduled_on, shared_by, solve, solved_together
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -113,6 +114,10 @@ class Laid:
         return self.found.einsums
 
 
+Ready = Mapping[int, Sequence[list[Solution] | Infeasible | None]]  # machine -> per workload
+NOTHING: Ready = MappingProxyType({})
+
+
 class Overdue(Exception):
     """The deadline of a machine has passed."""
 
@@ -135,7 +140,8 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     beaten = _ruled_out(job, lease)
     out = set().union(*(table["machine"].to_pylist() for table in beaten))
     asks = [ask for ask in lease.asks if ask.machine not in out]
-    solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ())) for i in _order(job, lease.number, asks)}
+    ready = _solved_together(job, lease, asks)
+    solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ()), ready) for i in _order(job, lease.number, asks)}
     for _, (found, laid) in sorted(solved.items()):
         schedules += laid
         for table, new in found.items():
@@ -160,6 +166,24 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
     return found
 
 
+def together(job: Job) -> bool:
+    """Whether machines of a lease may be solved together: a deadline is of one machine."""
+    return job.deadline_s is None and solved_together(job.study.solver)
+
+
+def _solved_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> Ready:
+    """Schedules of the machines of a lease, where they may be solved together; what goes wrong with one of them shows when it is looked at alone."""
+    picks = job.study.solver
+    if len(asks) < MANY or any(lease.fronts.values()) or not together(job):
+        return {}
+    arches = {ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)}
+    try:
+        each = [scheduled_on(list(arches.values()), workload, picks) for workload in job.workloads]
+    except Exception:  # noqa: BLE001 - of one of them: each is solved alone
+        return {}
+    return {machine: found for machine, *found in zip(arches, *each, strict=True)}
+
+
 def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     """Places of machines, sorted by what they share; every lease begins with another one: what a process finds first, others find in $DSE_CACHE by then."""
     found = dict.fromkeys(range(len(asks)), "")
@@ -172,11 +196,12 @@ def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     return sorted(found, key=lambda i: (kinds.index(found[i]) - number) % len(kinds))
 
 
-def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = ()) -> tuple[Rows, list[Laid]]:
-    """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event. front: of schedules that may dominate all of its own."""
+def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = (), ready: Ready = NOTHING) -> tuple[Rows, list[Laid]]:
+    """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event. front: of schedules that may dominate all of its own; ready:
+    what is known of it, per workload."""
     try:
         with _within(job.deadline_s):
-            return _solved(job, ask, front)
+            return _solved(job, ask, front, ready.get(ask.machine, ()))
     except Overdue:
         rows = failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
     except MemoryError as fault:
@@ -281,7 +306,7 @@ def _within(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid]]:
+def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Solution] | Infeasible | None]) -> tuple[Rows, list[Laid]]:
     study = job.study
     head = _head(job, ask)
     arch = decode(study.space, ask.machine)
@@ -296,7 +321,9 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial]) -> tuple[Rows, list[Laid
         hope.dashed(BEATEN)
         for place, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
             told = partial(hope.heard, place) if front and hope.einsums else None
-            found = _shared(job, ask.machine, arch, workload) if study.solver.share else solve(arch, workload, study.solver, told)
+            found = ready[place] if ready else None
+            if found is None:
+                found = _shared(job, ask.machine, arch, workload) if study.solver.share else solve(arch, workload, study.solver, told)
             if isinstance(found, Infeasible):
                 return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}]}, []
             fronts.append(found)

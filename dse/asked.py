@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 from dse import folder, record, stack
 from dse.nest import Infeasible, parse
 from dse.nest import Mapping as Nest
-from dse.reuse.family import structure, together
+from dse.reuse.family import structure
 from dse.sim import cost
-from dse.sim.cost import Price
+from dse.sim.cost import Price, together
 from dse.sim.counts import count
 from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
 from dse.sim.graph import among_schedules

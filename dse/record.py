@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 10
-SOLVER_VERSION = 17
+SOLVER_VERSION = 18
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

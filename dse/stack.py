@@ -20,7 +20,7 @@ from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.lined import Pairs, best_in, lined, pairs
-from dse.dataflow.optimal import optimal
+from dse.dataflow.optimal import optimal, optimal_on
 from dse.dataflow.random import random
 from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
@@ -202,6 +202,30 @@ def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent,
         if isinstance(one := found(place), Infeasible):
             return one
     return summed(arch, groups, picks, [costs[place] for place in range(len(groups))])
+
+
+def solved_together(picks: Picks) -> bool:
+    """Whether machines may be solved by `scheduled_on`."""
+    return picks.reuse == "none" and picks.mapper == "optimal" and not TILING[picks.tiling]
+
+
+def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks) -> list[list[Solution] | Infeasible | None]:
+    """As `solve`, einsums in turn on many machines, each einsum on all of them together; None: of a machine that is solved alone, where layouts or hops are
+    felt."""
+    groups = unique(workload)
+    costs: list[list[EinsumCost | Infeasible]] = [[] for _ in arches]
+    left = [j for j, arch in enumerate(arches) if not arch.felt()]
+    for group in groups:
+        kinds: dict[Constraints, list[int]] = {}
+        for j in left:
+            kinds.setdefault(dataflow(picks.dataflow, group.einsum, arches[j]), []).append(j)
+        for rules, own in kinds.items():
+            found = optimal_on([Problem(arches[j], group.einsum, picks.objective) for j in own], picks.tiles, rules, picks.near)
+            for j, one in zip(own, found, strict=True):
+                costs[j].append(one)
+        left = [j for j in left if isinstance(costs[j][-1], EinsumCost)]
+    return [summed(arch, groups, picks, own) if own and (len(own) == len(groups) or isinstance(own[-1], Infeasible)) else None
+            for arch, own in zip(arches, costs, strict=True)]
 
 
 def _telling(groups: Sequence[Unique], arch: Arch) -> list[int]:

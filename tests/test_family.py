@@ -159,7 +159,7 @@ def test_leases_begin_with_schedules_of_their_own(tmp_path: Path, monkeypatch: p
                                          "space: {dram.kind: [ddr4, lpddr5], gbuf.capacity: [64 KiB, 128 KiB]}\n"
                                          "objectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.1}\n")
     asks, begun, real = tuple(Ask(number, 0, "") for number in (0, 1, 2, 3)), list[list[int]](), worker.solve_machine
-    monkeypatch.setattr(worker, "solve_machine", lambda job, ask, front: begun[-1].append(ask.machine) or real(job, ask, front))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(worker, "solve_machine", lambda job, ask, *rest: begun[-1].append(ask.machine) or real(job, ask, *rest))  # type: ignore[func-returns-value]
     tables = []
     for number in (0, 1, 2):
         begun.append([])

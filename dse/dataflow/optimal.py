@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from random import Random
+from typing import Any
+
+import numpy as np
 
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.improve import improved
 from dse.dataflow.ragged import solved
 from dse.dataflow.ragged_program import uncovered
-from dse.dataflow.search import BUDGET, CLOSER, NONE, Found, search, taken
+from dse.dataflow.search import BUDGET, CLOSER, NONE, Found, alike, search, search_on, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, least, named
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
 from dse.sim.counts import count, footprints
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, figure, priced
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, figure, lower_bound, priced
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 
+MANY = 128  # machines that are searched together
+SHARED = BUDGET // 8  # nodes placed for all of them; where that is not enough each is searched alone
 ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly divide an odd one
 
 
@@ -32,8 +38,61 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
     """
     if tiles == "ragged":
         return _ragged(problem, constraints, budget, near)
+    found = search(problem, tiles, constraints, budget) if taken(problem.einsum, tiles) else Found(None, 0, 0.0)
+    return _answered(problem, found, tiles, constraints, budget, near)
+
+
+def optimal_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, near: float = 0.0) -> list[EinsumCost | Infeasible]:
+    """`optimal` of one einsum on many machines: those that differ in prices and rates alone are searched, and mappings priced, together. Equal answers."""
+    found: list[EinsumCost | Infeasible | None] = [None] * len(problems)
+    cells: dict[Any, list[int]] = {}
+    for j, problem in enumerate(problems if tiles != "ragged" and taken(problems[0].einsum, tiles) and not problems[0].arch.felt() else ()):
+        cells.setdefault(alike(problem), []).append(j)
+    for own in (cell[i : i + MANY] for cell in cells.values() for i in range(0, len(cell), MANY)):
+        if len(own) > 1 and not partly_named(constraints, problems[own[0]].arch):
+            for j, one in _on_many([problems[j] for j in own], tiles, constraints, near).items():
+                found[own[j]] = one
+    one_by_one = (optimal(problem, tiles, constraints, near=near) if one is None else [one] for problem, one in zip(problems, found, strict=True))
+    return [one if isinstance(one, Infeasible) else one[0] for one in one_by_one]
+
+
+def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints, near: float) -> dict[int, EinsumCost | Infeasible]:
+    """Answers of those whose optimum is found, fits and costs what the search says of it, or is close enough; the others are looked at alone."""
+    answers: dict[int, EinsumCost | Infeasible] = {}
+    several = search_on(problems, tiles, constraints, SHARED)
+    if several[0].visited > SHARED:
+        return answers
+    of: dict[Mapping, list[int]] = {}
+    for j, one in enumerate(several):
+        if one.floor == inf:
+            answers[j] = _nothing(problems[j], constraints)
+        elif one.mapping and one.floor > 0:
+            of.setdefault(one.mapping, []).append(j)
+    e, arch = problems[0].einsum, problems[0].arch
+    space = named(tiles, arch, constraints)
+    for mapping, own in of.items():
+        if not _fits(problems[0], mapping, constraints):
+            continue
+        rows, held = count(mapping, e, arch), footprints(mapping, e)
+        first = priced(problems[own[0]], mapping, rows, held)
+        p = cost.price(mapping, rows, e, cost.together([problems[j].arch for j in own]))
+        energy, cycles, steady, by = (np.broadcast_to(one, len(own)).tolist() for one in (p.energy_pj, p.latency_cycles, p.steady_cycles, p.bound_by))
+        for i, j in enumerate(own):
+            own_cost = replace(first, energy_pj=energy[i], latency_cycles=cycles[i], bound_by=by[i], gap_in_space=inf, gap_to_bound=inf,
+                               price=cost.Price(energy[i], cycles[i], by[i], (), (), steady[i]))
+            problem, one, value = problems[j], several[j], rank(problems[j], own_cost)[0]
+            if arch.overlap == "free" or above(value, one.floor) <= max(near, PRECISE):
+                gap = above(value, lower_bound(problem)) if above(value, one.floor) > PRECISE else 0.0
+                answers[j] = _told(problem, replace(own_cost, gap_to_bound=gap), one.floor, one.visited, space)
+            else:
+                found = _answered(problem, one, tiles, constraints, SHARED, near)
+                answers[j] = found if isinstance(found, Infeasible) else found[0]
+    return answers
+
+
+def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
+    """What a search found, as an answer."""
     e, arch, space = problem.einsum, problem.arch, named(tiles, problem.arch, constraints)
-    found = search(problem, tiles, constraints, budget) if taken(e, tiles) else Found(None, 0, 0.0)
     if found.mapping and partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
         found = replace(found, floor=0.0)
     if found.floor == inf:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import combinations, product
 from math import inf, prod
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ BUDGET = 5_000_000  # nodes placed, some ten seconds
 CLOSER = 100_000  # of more searches, below what the first one found
 EASY = 1_000  # nodes placed before bounds of what stands outside of all borders are worth their time
 OUTER = 50_000  # nodes placed for such a bound
+FEW = 8  # machines of many that are looked at first
 SLOTS = 1 << 15  # tiles let in by a border of which is kept what stood inside
 Cost = tuple[float, float, float]  # figure of the objective, energy, latency
 Waits = Literal["least", "ends", "in_turn"]  # what buffers wait for (`search`)
@@ -79,40 +80,76 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
     the outermost level, what a layout that they have costs beyond that.
     """
-    e, arch = problem.einsum, problem.arch
-    tensors = tuple(p.tensor for p in (*e.inputs, e.output))
-    bare = _bare(arch)
-    machine, best = _machine(problem, tensors, _parts(bare, waits), constraints.homes), np.array(than)
-    terms = _terms(arch, _form(e, bare, waits, tuple(spread.items()), tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors)), e)
-    found = _searched(problem, "perfect", constraints, budget, machine, terms, best)
-    whole = tiles == "perfect" or found.floor >= best[0]  # else the budget has ended
-    if tiles != "perfect" and whole:
-        ragged = _searched(problem, tiles, constraints, budget - found.visited, machine, terms, best)
-        found = replace(ragged, mapping=ragged.mapping or found.mapping, visited=found.visited + ragged.visited)
-    return found if whole and waits != "in_turn" else replace(found, floor=0.0)
+    return search_on([problem], tiles, constraints, budget, waits, than, spread)[0]
 
 
-def _searched(problem: Problem, tiles: Tiles, constraints: Constraints, budget: int, machine: kernels.Machine, terms: kernels.Terms, best: Floats) -> Found:
-    """The same of mappings that beat `best` [3], which is lowered."""
-    e, arch = problem.einsum, problem.arch
+def search_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
+             spread: Dict[str, Spread] = NOWHERE) -> list[Found]:
+    """`search` of one einsum on many machines at once that are alike but for prices and rates (`alike`): what is bound, tried and counted is so once, and held
+    against what is best on each. The same answers as of each alone, whose mapping is, of all that cost the same, the first in an order that prices do not
+    change; where the budget ends, of none.
+    """
+    read, many, best, visited, whole = _read(problems, constraints, waits, spread), len(problems), np.tile(np.array(than), (len(problems), 1)), 0, True
+    found: list[Mapping | None] = [None] * many
+    kinds: tuple[Tiles, ...] = ("perfect",) if tiles == "perfect" else ("perfect", tiles)
+    for kind in kinds:
+        nests, placed, left = _searched(read, kind, constraints, budget - visited, best)
+        found, visited = [new or old for new, old in zip(nests, found, strict=True)], visited + placed
+        floors = np.minimum(left, best[:, 0])
+        if kind == "perfect" and (floors < best[:, 0]).any():  # the budget has ended
+            whole = False
+            break
+    return [Found(found[j], visited, float(floors[j]) if whole and waits != "in_turn" else 0.0) for j in range(many)]
+
+
+class Read(NamedTuple):
+    """What the search reads of machines."""
+
+    problems: Sequence[Problem]
+    machine: kernels.Machine
+    terms: kernels.Terms
+
+
+def _read(problems: Sequence[Problem], constraints: Constraints, waits: Waits, spread: Dict[str, Spread]) -> Read:
+    e, arch = problems[0].einsum, problems[0].arch
+    bare, tensors = _bare(arch), tuple(p.tensor for p in (*e.inputs, e.output))
+    form = _form(e, bare, waits, tuple(spread.items()), tuple(_keeps(e, arch, constraints, tensor) for tensor in tensors))
+    machine = _machine(problems, tensors, _parts(bare, waits), constraints.homes)
+    return Read(problems, machine, _terms([one.arch for one in problems], form, e))
+
+
+def _searched(read: Read, tiles: Tiles, constraints: Constraints, budget: int, best: Floats) -> tuple[list[Mapping | None], int, Floats]:
+    """The best mappings that beat `best` [J, 3], which is lowered; how many nodes were placed; figures [J] that nothing which was left out is below."""
+    problems, machine, terms = read
+    e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
     own = _tables(e, tuple(_wide(f) for f in arch.fanouts), tiles, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
     lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
     rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
-    w, outer = (_work(nodes, len(own.ranks), levels, len(terms.base), own, len(terms.quantity), most) for most in (budget, OUTER))
-    free = machine._replace(leak=0.0, objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
-    seen = _seen(len(own.ranks), len(terms.base))
+    w, outer = (_work(many, nodes, levels, terms, own, most) for most in (budget, OUTER))
+    free = machine._replace(leak=np.zeros(many), objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
+    seen = _seen(len(own.ranks), terms.base.shape[1])
     left = kernels.search(terms, own.einsum, own.pool, machine, free, rules, own.memo, w, outer, seen, best)
-    return Found(_nest(own, e, arch, dict(constraints.spatial), w) if w.best_count[0] >= 0 else None, int(w.tally[1]), min(left, float(best[0])))
+    known: dict[bytes, Mapping] = {}
+    return [_known(known, own, e, arch, dict(constraints.spatial), w, j) if w.best_count[j] >= 0 else None for j in range(many)], int(w.tally[1]), left
+
+
+def _known(known: dict[bytes, Mapping], own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
+    """The nest of machine j; equal ones are made once."""
+    n = int(w.best_count[j])
+    key = b"".join((w.best_option[j].tobytes(), w.best_nodes[j, :n].tobytes(), w.best_at[j, :n].tobytes()))
+    if key not in known:
+        known[key] = _nest(own, e, arch, taken, w, j)
+    return known[key]
 
 
 @lru_cache(maxsize=64)
 def _seen(ranks: int, parts: int) -> kernels.Seen:
     """Some megabytes, one after the other for all searches: rounds are never the same."""
     whole = np.zeros(SLOTS, np.int64)
-    return kernels.Seen(np.zeros((SLOTS, ranks), np.int64), whole, whole.copy(), np.zeros((SLOTS, parts)), whole.copy(), np.zeros(2, np.int64))
+    return kernels.Seen(np.zeros((SLOTS, ranks), np.int64), whole, whole.copy(), np.zeros((SLOTS, parts)), whole.copy(), whole.copy(), np.zeros(2, np.int64))
 
 
 def _idle(arch: Arch, constraints: Constraints) -> int:
@@ -123,16 +160,18 @@ def _idle(arch: Arch, constraints: Constraints) -> int:
     return sum(1 << g for g in range(len(groups)) if g not in named)
 
 
-def _work(nodes: int, ranks: int, levels: int, parts: int, own: Tables, quantities: int, budget: int) -> kernels.Work:
+def _work(many: int, nodes: int, levels: int, terms: kernels.Terms, own: Tables, budget: int) -> kernels.Work:
     def whole(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
-    d = nodes + 2
-    return kernels.Work(whole(d, ranks), np.zeros((d, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks), whole(d), whole(d), whole(d),
-                        whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks), np.zeros((d, ranks), np.bool_), whole(d, ranks),
-                        whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_), np.array([0, 0, budget, EASY]), np.zeros(quantities), np.zeros(1),
-                        np.zeros(parts), np.zeros(3), np.zeros(3), whole(ranks), whole(ranks), np.zeros(3), np.full(1, -1, np.int64), whole(ranks),
-                        whole(nodes, 4), whole(nodes, ranks))
+    d, ranks, parts, quantities = nodes + 2, len(own.ranks), terms.base.shape[1], len(terms.quantity)
+    return kernels.Work(whole(d, many), whole(d), whole(d, ranks), np.zeros((d, many, parts)), np.zeros((d, levels)), whole(own.pool.span.shape[1], ranks),
+                        whole(d), whole(d), whole(d), whole(d, ranks), whole(d), whole(d), whole(d), whole(d, ranks), whole(d, ranks),
+                        np.zeros((d, ranks), np.bool_), whole(d, ranks), whole(ranks), whole(nodes, 4), np.zeros(nodes, np.bool_),
+                        np.array([0, 0, budget, EASY], np.int64), np.zeros(quantities), np.zeros(many, np.bool_), whole(len(own.tensors)), np.zeros(many),
+                        np.ones((many, 2)), np.arange(0, many, -(-many // FEW)), np.zeros(parts), np.zeros(3), np.zeros((many, 3)), whole(ranks),
+                        whole(ranks), np.zeros((many, 3)),
+                        np.full(many, -1, np.int64), whole(many, ranks), whole(many, len(own.tensors)), whole(many, nodes, 4), whole(many, nodes, ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +269,9 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
-def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]]) -> kernels.Machine:
+def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, homes: Sequence[tuple[str, str]]) -> kernels.Machine:
     """homes: (tensor, level) whose room is not the einsum's."""
-    e, arch = problem.einsum, problem.arch
+    problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     ports = [[parts.at["busy", v, v, port(level, action)] for action in ("read", "write")] for v, level in enumerate(arch.levels)]
@@ -241,13 +280,14 @@ def _machine(problem: Problem, tensors: Sequence[str], parts: Parts, homes: Sequ
         if f.ramp and fill_cycles(f, e, arch):
             mine = {lane.group for lane in dims if lane.number in _numbers(arch, f.name)}
             ramps.append((outside.index(f.outside) + 1, sum(1 << g for g in range(len(groups)) if g not in mine), fill_cycles(f, e, arch)))
+    leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
         np.array([[0.0 if (t, level.name) in homes else bits[t] for level in arch.levels] for t in tensors], np.float64),
         np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
         np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
-        arch.leak_mw() / arch.clock_ghz, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
+        leak, np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
         np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
                  np.int64), any(begin < end for _, begin, end in parts.waits), OBJECTIVES[problem.objective])
 
@@ -312,8 +352,9 @@ class Entries:
     often: Floats
 
     def at(self, prices: Floats) -> Floats:
-        """The array at some prices."""
-        return np.bincount(self.place, self.often * prices[self.price], prod(self.shape)).astype(np.float64, copy=False).reshape(self.shape)
+        """The array at prices [J, prices] of machines."""
+        found = np.array([np.bincount(self.place, self.often * own[self.price], prod(self.shape)) for own in prices], np.float64)
+        return found.reshape((len(prices), *self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +370,13 @@ def _prices(arch: Arch) -> list[float]:
     c = arch.compute
     levels = [price for level in arch.levels for price in (level.read_pj, level.write_pj, 1 / level.bandwidth)]
     return [*levels, c.mac_pj, c.alu_pj, c.merge_pj, 1 / c.ops_per_cycle, 1 / c.alu_per_cycle if c.alu_per_cycle else 0.0, 1.0]
+
+
+def alike(problem: Problem) -> tuple[Any, ...]:
+    """Equal for problems that `search_on` takes at once: of one einsum and objective, on machines that differ in prices and rates alone."""
+    e, arch = problem.einsum, problem.arch
+    ramps = tuple(fill_cycles(f, e, arch) for f in arch.fanouts if f.ramp)
+    return problem.objective, e, arch.word_bits, tuple(level.capacity_bits for level in arch.levels), arch.fanouts, ramps, _bare(arch)
 
 
 def _bare(arch: Arch) -> Arch:
@@ -351,11 +399,11 @@ def _in_units(bare: Arch) -> Arch:
     return replace(bare, levels=levels, compute=replace(lane, alu_per_cycle=vector if bare.compute.alu_per_cycle else None))
 
 
-def _terms(arch: Arch, form: Form, e: Einsum) -> kernels.Terms:
-    """Coefficients of all links and of all sets of levels on one machine."""
-    prices = np.array(_prices(arch))
+def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
+    """Coefficients of all links and of all sets of levels on each machine."""
+    prices, arch = np.array([_prices(arch) for arch in arches]), arches[0]
     coef, sums, low, base = (entries.at(prices) for entries in form.coefs)
-    base[kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
+    base[:, kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
     return form.terms._replace(coef=coef, sum_coef=sums, low_coef=low, base=base)
 
 
@@ -407,12 +455,12 @@ def _form(e: Einsum, bare: Arch, waits: Waits, spread: tuple[tuple[str, Spread],
         return np.array([q for q, _ in rows], np.int64), _entries(dense)
 
     (of, coef), (sum_of, sum_coef), (low_of, low_coef) = flat(links.values()), flat(sums), flat(least)
-    bits, none = bits_of(e, arch), np.zeros(0)
+    bits, none = bits_of(e, arch), np.zeros((0, 0, 0))
     lines = np.array([line / bits[tensors[x]] for _, x, _, _, _, line, _ in quantities])
     terms = kernels.Terms(
         np.array([q[:5] for q in quantities], np.int64), lines, np.array([q[6][0] for q in quantities], np.int64),
         np.array([q[6][1] for q in quantities]), link, of, none, np.cumsum([0, *map(len, keeps)]),
-        np.array([mask for masks in keeps for mask in masks], np.int64), span, sum_of, none, low, low_of, none, none)
+        np.array([mask for masks in keeps for mask in masks], np.int64), span, sum_of, none, low, low_of, none, np.zeros((0, 0)))
     return Form(terms, (coef, sum_coef, low_coef, _entries(base)))
 
 
@@ -526,13 +574,13 @@ def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...
     return tuple(sum(1 << v for v in own) for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own))
 
 
-def _nest(own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], w: kernels.Work) -> Mapping:
-    """The best nest that the kernels found: loops of a gap in the order that lets the node above sink furthest."""
+def _nest(own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], w: kernels.Work, j: int) -> Mapping:
+    """The best nest that the kernels found for machine j: loops of a gap in the order that lets the node above sink furthest."""
     at = {rank: int(own.pool.size[own.choices[0].span[0, 0, 0]]) for rank in own.ranks} | e.sizes()
-    chosen = [int(o) - int(f) for o, f in zip(w.best_option, own.pool.first, strict=False)]
+    chosen = [int(o) - int(f) for o, f in zip(w.best_option[j], own.pool.first, strict=False)]
     outside = sorted({f.outside for f in arch.fanouts})
-    nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _tops(own, w)]
-    steps = [(*w.best_nodes[i].tolist(), w.best_at[i]) for i in range(int(w.best_count[0]) - 1, -1, -1)]
+    nodes: list[Loop | Store] = [Store(arch.levels[0].name, t) for t in _tops(own, w, j)]
+    steps = [(*w.best_nodes[j, i].tolist(), w.best_at[j, i]) for i in range(int(w.best_count[j]) - 1, -1, -1)]
     position, above = 0, ""
     ways = _ways(own, chosen, arch)
     for x, level, _, k, tile in steps:
@@ -543,7 +591,7 @@ def _nest(own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]],
         if x >= 0:
             nodes.append(Store(arch.levels[level].name, own.tensors[x]))
             above = own.tensors[x]
-    last = {r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_option, strict=True)}
+    last = {r: int(own.pool.span[o, len(outside), 0]) for r, o in zip(own.ranks, w.best_option[j], strict=True)}
     at, above, position = _inward(own, e, arch, nodes, at, above, position, len(outside), last, ways)
     more = _loops(own, e, above, at, dict.fromkeys(own.ranks, 1))
     nodes += (*(_crossing(e, arch, taken, nodes, at, outside[-1]) if outside and not above and more else ()), *more)
@@ -558,8 +606,8 @@ def _crossing(e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], nodes: S
     return [Loop(rank, at[rank], name) for name, rank in [next(free, ("", ""))] if name] if isinstance(last, Store) else []
 
 
-def _tops(own: Tables, w: kernels.Work) -> list[str]:
-    inner = {int(n[0]) for n in w.best_nodes[: int(w.best_count[0])] if n[2] < 0}
+def _tops(own: Tables, w: kernels.Work, j: int) -> list[str]:
+    inner = {int(n[0]) for n in w.best_nodes[j, : int(w.best_count[j])] if n[2] < 0}
     return [t for x, t in enumerate(own.tensors) if x not in inner]
 
 

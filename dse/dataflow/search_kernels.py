@@ -23,6 +23,7 @@ ENERGY, LATENCY, EDP = 0, 1, 2
 STEPS, RAMP = 1, 2  # parts of a cost: cycles of compute, of systolic arrays that fill and empty; before them energy, after them ports
 LOWEST, ALL = 5, 1 << 62  # choices of lanes that are followed before others are looked for; all of them
 MANY = 1 << 14  # that are looked for before the lowest of them are followed
+FEW = 2  # machines that are held against bounds one by one
 CELLS = 512  # numbers of lanes that may be left, told apart (`quotients`)
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 # Kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a node and by compute; words of the
@@ -30,6 +31,9 @@ CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 WORDS, ROWS, POINTS, STARTED, BEGUN, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6
 ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
+
+
+Worth = tuple[float, float]
 
 
 class Einsum(NamedTuple):
@@ -77,13 +81,14 @@ class Pool(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What the search reads of a machine. Levels V, child V is compute; parts P of a cost: 0 energy, then cycles: of compute, of ramps, of every port, of what
+    """What the search reads of machines J that differ in prices and rates alone. Levels V, child V is compute; parts P of a cost: 0 energy, then cycles: of
+    compute, of ramps, of every port, of what
     the inside of a level waits for at each port, of what enters and leaves it there.
 
     room [V] bits; bits [X, V]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
     that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. serves [V, 2] from, to in those of what passes it,
     or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
-    of a dimension. leak: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
+    of a dimension. leak [J]: pJ per cycle. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to fill it.
     gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
     outside does not sink below them, where a tile that moves would count twice. ends: whether first fills and last drains are waited for at some level.
     """
@@ -96,7 +101,7 @@ class Machine(NamedTuple):
     serves: Ints
     position: Ints
     size: Ints
-    leak: float
+    leak: Floats
     ramps: Floats
     gaps: Ints
     ends: bool
@@ -108,9 +113,9 @@ class Terms(NamedTuple):
 
     quantity [Q, 5]: kind, tensor, position, masks of the groups of which only the first lane counts, for ranks that the tensor does not see and for others.
     line [Q] words that move at once, 0: any number may; spread [Q] dimensions of the tensor, as a mask, of which every index takes a share [Q] of a line.
-    link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [T, P]. keeps [X + 1] from, to in the sets of levels that may hold a tensor: keep [N] masks,
+    link [X, V, V + 1, 2] from, to in quantities `of` [T], coef [J, T, P]. keeps [X + 1] from, to in the sets of levels that may hold a tensor: keep [N] masks,
     sum [N, 2] from, to in `sum_of`, `sum_coef`: all links of such a set together; low: the same, at least and without first reads, which are subtracted.
-    base [P]: the same for all mappings.
+    base [J, P]: the same for all mappings. Coefficients of every machine apart.
     """
 
     quantity: Ints
@@ -167,36 +172,44 @@ class Rules(NamedTuple):
 
 class Seen(NamedTuple):
     """What stood inside a border before, under the same lanes and levels: key [S, R] tiles that it lets in, of round [S]; head [S] the first of a chain of
-    cost parts [V, P] that next [V] joins, -1: the end. tally [2]: round, how many are in chains."""
+    cost parts [V, P] of machine of [V] that next [V] joins, -1: the end. tally [2]: round, how many are in chains."""
 
     key: Ints
     round: Ints
     head: Ints
     parts: Floats
+    of: Ints
     next: Ints
     tally: Ints
 
 
 class Crowds(NamedTuple):
-    """Of which levels outside of all borders hold the tensors (`outside`), -1: of none yet: what `crowded` said."""
+    """Of which levels outside of all borders hold the tensors (`outside`), -1: of none yet: what `crowded` said, energy [., J]."""
 
     held: Ints
     energy: Floats
 
 
 class Work(NamedTuple):
-    """A nest in the making, from inside out.
+    """A nest in the making, from inside out, for all machines at once that it may be best on.
 
-    After d nodes: tile [d, R] what stands there, numbers of the pool; parts [d, P] at least what the whole costs; need [d, V] bits; done [d] nodes as a mask;
+    After d nodes: live [d, J] these machines, lives [d] how many; tile [d, R] what stands there, numbers of the pool; parts [d, J, P] at least what the whole
+    costs; need [d, V] bits; done [d] nodes as a mask;
     position [d]; node [d] the one placed then; at [d, R] its tile; level [d] the loop below it that is being chosen, -1: the node itself is; loops [d] how many
     may stand there, windows [d] of these the first ones, over ranks of its windows; rank [d, R] theirs, turn [d, R] their tiles, first [d, R] none was tried
     before, ended [d, R] what became of all of them. entry [K, R] tiles that enter the lanes around a position. option [R].
     nodes [N, 4] tensor, level, parent, position (tensor -1: loops directly inside a border, no node); whole [N] its level, which holds what moves twice, has
-    room for all of its tensor; tally [4] nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are asked for;
-    least [Q] bounds of the quantities, whatever the tiles; extra [1] energy that crowded outer levels cost beyond that; guess [P], figure [3], lowest [3],
-    largest [R], rest [R]: scratch; best [3] cost of the best nest of outer levels (`crowded`); best_*: the best nest so far, best_count [1] its nodes.
+    room for all of its tensor; tally [4] nodes to place, nodes placed in all, budget, of them before bounds of what stands outside are asked for; equal [J]
+    whether what costs the same as the best of a machine is let through too: it may come before that in the order of ties (`first_of`); own [X] which levels
+    hold the tensors.
+    least [Q] bounds of the quantities, whatever the tiles; extra [J] energy that crowded outer levels cost beyond that; unit [J, 2] what figures and energies
+    of machines are measured in, to compare them; few [.] some of them, that differ;
+    guess [P], figure [3], lowest [J, 3], largest [R], rest [R]: scratch; best [J, 3] cost of the
+    best nest of outer levels (`crowded`); best_*: of each machine the best nest so far, best_count [J] its nodes, -1: none yet.
     """
 
+    live: Ints
+    lives: Ints
     tile: Ints
     parts: Floats
     need: Floats
@@ -217,7 +230,11 @@ class Work(NamedTuple):
     whole: Bools
     tally: Ints
     least: Floats
+    equal: Bools
+    own: Ints
     extra: Floats
+    unit: Floats
+    few: Ints
     guess: Floats
     figure: Floats
     lowest: Floats
@@ -226,36 +243,93 @@ class Work(NamedTuple):
     best: Floats
     best_count: Ints
     best_option: Ints
+    best_own: Ints
     best_nodes: Ints
     best_at: Ints
 
 
-@njit(cache=True, nogil=True, _nrt=False)
-def below(a: Floats, b: Floats) -> bool:
-    """Whether cost a [3] is lower than b: the first of its numbers that differ by more than rounding."""
+@lean
+def compared(a: Floats, b: Floats) -> int:
+    """Of two costs [3], by the first of their numbers that differ by more than rounding: -1, a is lower; 0, there is none; 1."""
     for i in range(3):
         if abs(a[i] - b[i]) > CLOSE * min(abs(a[i]), abs(b[i])):
-            return bool(a[i] < b[i])
+            return -1 if a[i] < b[i] else 1
+    return 0
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def below(a: Floats, b: Floats) -> bool:
+    """Whether cost a is lower than b."""
+    return bool(compared(a, b) < 0)
+
+
+@lean
+def wins(j: int, cost: Floats, best: Floats, equal: Bools) -> bool:
+    """Whether a cost, or what is at least one, may be better than the best of machine j, or as good, where that is let through."""
+    order = compared(cost, best[j])
+    return bool(order < 0 or (order == 0 and equal[j]))
+
+
+@lean
+def turn_of(a: Ints, b: Ints, order: Ints) -> int:
+    """Of two choices of lanes, by the first ranks that differ: -1, a comes first; 0, they are equal; 1."""
+    for i in order:
+        if a[i] != b[i]:
+            return -1 if a[i] < b[i] else 1
+    return 0
+
+
+@lean
+def ties_with(j: int, option: Ints, e: Einsum, w: Work) -> bool:
+    """Whether what has these lanes and costs the same as the best of machine j may be taken in its place. Of equals the first is: by lanes, then by the levels
+    that hold the tensors, then as nests are made; an order that no price changes, so that the answer does not depend on what is looked at first, nor with which
+    other machines."""
+    return bool(w.best_count[j] >= 0 and turn_of(option, w.best_option[j], e.order) <= 0)
+
+
+@lean
+def leads(option: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> bool:
+    """Whether lanes with bounds [J, 3] may lead to what is taken on some machine."""
+    for j in range(w.best_count.shape[0]):
+        order = compared(low[j], best[j]) if low[j, 0] < np.inf else 1
+        if order < 0 or (order == 0 and ties_with(j, option, e, w)):
+            return True
     return False
 
 
 @lean
-def figure(parts: Floats, m: Machine, out: Floats) -> None:
-    """Figure of the objective, energy, latency of cost parts."""
-    latency = parts[STEPS]
+def figure(parts: Floats, j: int, m: Machine, out: Floats) -> None:
+    """Figure of the objective, energy, latency of cost parts [J, P] of machine j."""
+    latency = parts[j, STEPS]
     for v in range(m.ports.shape[0] - 1, -1, -1):
         for i in range(m.serves[v, 0], m.serves[v, 1]):
-            latency = max(latency, parts[i])
+            latency = max(latency, parts[j, i])
         for side in range(2):
             waited = 0.0
             for i in range(m.waits[v, side], m.waits[v, side + 1]):
-                waited = max(waited, parts[i])
+                waited = max(waited, parts[j, i])
             latency += waited
-        latency = max(latency, parts[m.ports[v, 0]], parts[m.ports[v, 1]])
-    latency += parts[RAMP]
-    energy = parts[0] + (m.leak * latency if m.leak > 0 else 0.0)  # what is forbidden costs infinitely many cycles
+        latency = max(latency, parts[j, m.ports[v, 0]], parts[j, m.ports[v, 1]])
+    latency += parts[j, RAMP]
+    energy = parts[j, 0] + (m.leak[j] * latency if m.leak[j] > 0 else 0.0)  # what is forbidden costs infinitely many cycles
     out[0] = energy if m.objective == ENERGY else latency if m.objective == LATENCY else energy * latency
     out[1], out[2] = energy, latency
+
+
+@lean
+def surviving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, keep: bool) -> int:
+    """Of how many machines that are alive after d nodes parts [J, P] may be better than the best; keep: these are alive after one node more."""
+    n = 0
+    for a in range(w.lives[d]):
+        j = w.live[d, a]
+        figure(parts, j, m, w.figure)
+        if wins(j, w.figure, best, w.equal):
+            if not keep:
+                return 1
+            w.live[d + 1, n], n = j, n + 1
+    if keep:
+        w.lives[d + 1] = n
+    return n
 
 
 @lean
@@ -706,12 +780,11 @@ def place(d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, 
             w.rest[r] = w.tile[d, r] if e.full[x, r] or r == entry else w.at[d, r]
     fetched(d, n, w.at[d], w.rest, t, e, p, memo, w)
     waited(d, n, w.tile[d], w.at[d], t, e, p, m, w, w.parts[d + 1])
-    figure(w.parts[d + 1], m, w.figure)
-    if not below(w.figure, best):
+    if surviving(d, w.parts[d + 1], m, w, best, True) == 0:
         if m.ends:  # smaller first tiles, of this node or of those to come outside, are waited for less
             fetched(d, n, w.at[d], w.tile[d], t, e, p, memo, w)
-            figure(w.parts[d + 1], m, w.figure)
-        return OVER if below(w.figure, best) else BOUND
+            return OVER if surviving(d, w.parts[d + 1], m, w, best, False) else BOUND
+        return BOUND
     for v in range(m.room.shape[0]):
         w.need[d + 1, v] = w.need[d, v]
     if x >= 0 and m.room[level] < np.inf:
@@ -745,16 +818,18 @@ def crossed(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: W
             return True
         for r in range(w.tile.shape[1]):
             if (rules.still >= 0 or not rules.inside[r]) and shares_unevenly(w.tile[d, r], p) and w.tile[d, r] != p.last[w.tile[d, r]]:
-                for part in range(2):  # whatever the objective
-                    w.parts[d, part] += np.inf if innermost(k, rules.idle, p, m, w) else 0.0
+                for a in range(w.lives[d] if innermost(k, rules.idle, p, m, w) else 0):
+                    w.parts[d, w.live[d, a], 0] = w.parts[d, w.live[d, a], STEPS] = np.inf  # whatever the objective
             w.entry[k, r] = w.tile[d, r]
             w.tile[d, r] = p.out[w.tile[d, r]]
         w.position[d] = k - 1
-        if k == 1:
-            w.parts[d, 0] -= w.extra[0]
+        for a in range(w.lives[d] if k == 1 else 0):
+            w.parts[d, w.live[d, a], 0] -= w.extra[w.live[d, a]]
         for f in range(m.ramps.shape[0]):
             if m.ramps[f, 0] == k and used(k, int(m.ramps[f, 1]), p, w):
-                w.parts[d, RAMP] += (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
+                more = (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
+                for a in range(w.lives[d]):
+                    w.parts[d, w.live[d, a], RAMP] += more
         waited(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
 
 
@@ -825,16 +900,17 @@ def promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: W
     for i in range(w.windows[d], w.loops[d]):
         w.largest[w.rank[d, i]] = p.last[w.tile[d, w.rank[d, i]]]
     fetched(d, n, w.largest, w.tile[d], t, e, p, memo, w)
-    figure(w.parts[d + 1], m, w.figure)
-    return below(w.figure, best)
+    return surviving(d, w.parts[d + 1], m, w, best, False) > 0
 
 
 @lean
 def fetched(d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
     """w.parts [d + 1]: at least what the whole costs with node n at these tiles. rest: those that it sinks to, where first and last tiles are waited for."""
     x, level, parent = w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2]
-    for i in range(w.parts.shape[1]):
-        w.parts[d + 1, i] = w.parts[d, i]
+    for a in range(w.lives[d]):
+        machine = w.live[d, a]
+        for i in range(w.parts.shape[2]):
+            w.parts[d + 1, machine, i] = w.parts[d, machine, i]
     if parent >= 0:
         for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
             q = t.of[j]
@@ -842,13 +918,21 @@ def fetched(d: int, n: int, tile: Ints, rest: Ints, t: Terms, e: Einsum, p: Pool
                 more = at_ends(q, rest, w.option, t, e, p) - at_ends(q, w.tile[d], w.option, t, e, p)
             else:
                 more = value(q, tile, w.option, t, e, p, memo) - w.least[q]
-            for i in range(w.parts.shape[1]):
-                w.parts[d + 1, i] += t.coef[j, i] * more
+            added(d, j, more, t, w, w.parts[d + 1])
+
+
+@lean
+def added(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> None:
+    """parts [J, P] of the machines that are alive after d nodes, plus what so much more of a link's quantity costs."""
+    for a in range(w.lives[d]):
+        j = w.live[d, a]
+        for i in range(parts.shape[1]):
+            parts[j, i] += t.coef[j, link, i] * more
 
 
 @lean
 def waited(d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats) -> None:
-    """parts [P] plus what the first and last tiles of nodes that are still to come here, but for n, are more if they hold these tiles, not those before."""
+    """parts [J, P] plus what the first and last tiles of nodes that are still to come here, but for n, are more if they hold these tiles, not those before."""
     for other in range(w.tally[0]):
         x, level, parent, k = w.nodes[other]
         if other == n or parent < 0 or w.done[d] >> other & 1 or k != w.position[d] or m.waits[level, 1] == m.waits[level, 2]:
@@ -857,8 +941,7 @@ def waited(d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Poo
             q = t.of[j]
             if t.quantity[q, 0] >= FIRST:
                 more = at_ends(q, tile, w.option, t, e, p) - (at_ends(q, before, w.option, t, e, p) if n >= 0 else w.least[q])
-                for i in range(parts.shape[0]):
-                    parts[i] += t.coef[j, i] * more
+                added(d, j, more, t, w, parts)
 
 
 @lean
@@ -874,19 +957,51 @@ def turned_round(d: int, n: int, w: Work) -> bool:
 
 @lean
 def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen) -> bool:
-    """Whether what stands inside a border costs no less in any part than what stood there before and let the same tiles in: with that, all that can stand
-    outside was tried already. Else it is kept, to be compared with. What the first lane has of clipped dimensions is known outside of the last border
-    only; of machines with two nothing is compared then."""
-    clipped_ones, ranks = False, w.tile.shape[1]
+    """Whether what stands inside a border costs no less in any part, on any machine, than what stood there before and let the same tiles in: with that, all
+    that can stand outside was tried already. Machines of which this holds are alive no more; of the others it is kept, to be compared with. What the first lane
+    has of clipped dimensions is known outside of the last border only; of machines with two nothing is compared then."""
+    clipped_ones = False
     for dim in range(e.kind.shape[0]):
         clipped_ones = clipped_ones or e.kind[dim] == CLIPPED
     if clipped_ones and p.prefix.shape[0] > 2:
         return False
-    for i in range(w.parts.shape[1]):
-        w.guess[i] = w.parts[d, i]
+    at = place_of(d, w, seen)
+    if at < 0:  # no room to keep it
+        return False
+    parts, last = w.parts[w.parts.shape[0] - 1], w.parts.shape[0] - 1
+    for a in range(w.lives[d]):
+        j = w.live[d, a]
+        for i in range(parts.shape[1]):
+            parts[j, i] = w.parts[d, j, i]
+        w.live[last, a] = j
+    w.lives[last] = w.lives[d]
     if clipped_ones:
-        settled(d, t, e, p, memo, w, w.guess)
-    at, found = 0, False
+        settled(last, d, t, e, p, memo, w)
+    n = 0
+    for a in range(w.lives[last]):
+        j, worse, v = w.live[last, a], False, seen.head[at]
+        while v >= 0 and not worse:
+            worse = seen.of[v] == j
+            for i in range(parts.shape[1]):
+                worse = worse and parts[j, i] >= seen.parts[v, i]
+            v = seen.next[v]
+        if worse:
+            continue
+        w.live[d, n], n = j, n + 1
+        if seen.tally[1] < seen.next.shape[0]:
+            v = seen.tally[1]
+            seen.tally[1] = v + 1
+            seen.next[v], seen.head[at], seen.of[v] = seen.head[at], v, j
+            for i in range(parts.shape[1]):
+                seen.parts[v, i] = parts[j, i]
+    w.lives[d] = n
+    return n == 0
+
+
+@lean
+def place_of(d: int, w: Work, seen: Seen) -> int:
+    """Where those that let the tiles in that stand outside of d nodes are kept, -1: nowhere."""
+    at, found, ranks = 0, False, w.tile.shape[1]
     for r in range(ranks):
         at = (at * 1000003 + w.tile[d, r]) & (seen.round.shape[0] - 1)
     for _ in range(8):
@@ -895,30 +1010,14 @@ def beaten(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, seen: Seen
             seen.round[at], seen.head[at] = seen.tally[0], -1
             for r in range(ranks):
                 seen.key[at, r] = w.tile[d, r]
-            break
+            return at
         found = True
         for r in range(ranks):
             found = found and seen.key[at, r] == w.tile[d, r]
         if found:
-            break
+            return at
         at = (at + 1) & (seen.round.shape[0] - 1)
-    if not found:  # no room to keep it
-        return False
-    v = seen.head[at]
-    while v >= 0:
-        worse = True
-        for i in range(w.parts.shape[1]):
-            worse = worse and w.guess[i] >= seen.parts[v, i]
-        if worse:
-            return True
-        v = seen.next[v]
-    if seen.tally[1] < seen.next.shape[0]:
-        v = seen.tally[1]
-        seen.tally[1] = v + 1
-        seen.next[v], seen.head[at] = seen.head[at], v
-        for i in range(w.parts.shape[1]):
-            seen.parts[v, i] = w.guess[i]
-    return False
+    return -1
 
 
 @lean
@@ -987,8 +1086,8 @@ def nests(t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w:
 
 
 @lean
-def settled(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, parts: Floats) -> None:
-    """Parts [P] of d nodes: what the first lane has of clipped dimensions is known once the tiles that enter the lanes are."""
+def settled(to: int, d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
+    """w.parts [to] with what the first lane has of clipped dimensions, which is known once the tiles that enter the lanes are; of the machines alive there."""
     for j in range(d):
         x, level, parent, k = w.nodes[w.node[j]]
         for i in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1] if parent >= 0 and k > 0 else 0):
@@ -1002,9 +1101,7 @@ def settled(d: int, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work, parts: Fl
                     least *= length(dim, w.at[j], t.quantity[q, 4], e, p, memo)
                     exact *= clipped(dim, w.at[j, a] if a >= 0 else -1, w.at[j, b] if b >= 0 else -1, borders(t.quantity[q, 4], p), k, w.entry, e, p, memo)
             if exact > least:
-                more = others(q, w.at[j], w.option, t, e, p, memo) * (exact - least)
-                for part in range(parts.shape[0]):
-                    parts[part] += t.coef[i, part] * more
+                added(to, i, others(q, w.at[j], w.option, t, e, p, memo) * (exact - least), t, w, w.parts[to])
 
 
 @lean
@@ -1026,25 +1123,31 @@ def others(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo:
 
 @lean
 def kept_if_better(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> None:
-    settled(d, t, e, p, memo, w, w.parts[d])
-    figure(w.parts[d], m, w.figure)
-    if below(w.figure, best):
-        for i in range(3):
-            best[i] = w.figure[i]
-        w.best_count[0] = d
-        for r in range(w.option.shape[0]):
-            w.best_option[r] = w.option[r]
-        for j in range(d):
-            for i in range(4):
-                w.best_nodes[j, i] = w.nodes[w.node[j], i]
+    """Of every machine. Under the same lanes and levels the first of equals that comes is taken."""
+    settled(d, d, t, e, p, memo, w)
+    for a in range(w.lives[d]):
+        machine = w.live[d, a]
+        figure(w.parts[d], machine, m, w.figure)
+        if wins(machine, w.figure, best, w.equal):
+            better, w.equal[machine] = compared(w.figure, best[machine]) < 0, False
+            for i in range(3 if better else 0):
+                best[machine, i] = w.figure[i]
+            w.best_count[machine] = d
+            for x in range(w.own.shape[0]):
+                w.best_own[machine, x] = w.own[x]
             for r in range(w.option.shape[0]):
-                w.best_at[j, r] = w.at[j, r]
+                w.best_option[machine, r] = w.option[r]
+            for j in range(d):
+                for i in range(4):
+                    w.best_nodes[machine, j, i] = w.nodes[w.node[j], i]
+                for r in range(w.option.shape[0]):
+                    w.best_at[machine, j, r] = w.at[j, r]
 
 
 @lean
-def summed(least: Floats, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats) -> int:
-    """sums [N, P]: bounds of all links of every set of levels, by t.sum or t.low; rest [X + 1, P]: at least what tensors x and later cost in every part,
-    whatever holds them; of the first `upto` parts, which is returned."""
+def summed(least: Floats, j: int, t: Terms, span: Ints, of: Ints, coef: Floats, upto: int, sums: Floats, rest: Floats) -> int:
+    """sums [N, P]: bounds of all links of every set of levels on machine j, by t.sum or t.low; rest [X + 1, P]: at least what tensors x and later cost in every
+    part, whatever holds them; of the first `upto` parts, which is returned."""
     tensors = t.keeps.shape[0] - 1
     for i in range(upto):
         rest[tensors, i] = 0.0
@@ -1052,9 +1155,9 @@ def summed(least: Floats, t: Terms, span: Ints, of: Ints, coef: Floats, upto: in
         for n in range(t.keeps[x], t.keeps[x + 1]):
             for i in range(upto):
                 sums[n, i] = 0.0
-            for j in range(span[n, 0], span[n, 1]):
+            for link in range(span[n, 0], span[n, 1]):
                 for i in range(upto):
-                    sums[n, i] += coef[j, i] * least[of[j]]
+                    sums[n, i] += coef[j, link, i] * least[of[link]]
             for i in range(upto):
                 low = sums[n, i] if n == t.keeps[x] else min(rest[x, i], sums[n, i])
                 rest[x, i] = low
@@ -1079,12 +1182,13 @@ class Hulls(NamedTuple):
 
 class Choices(NamedTuple):
     """Options C of all ranks, as lanes bound them; or groups of options with equally many lanes, each as low as any of it. first [R + 1]; alone [C, Q] what one
-    brings to a quantity, but for hulls; lanes, alive, ragged [C]; way [C, 2] from, to in ways [W, D]."""
+    brings to a quantity, but for hulls; lanes, alive, ragged [C]; open [C, J] to which machines; way [C, 2] from, to in ways [W, D]."""
 
     first: Ints
     alone: Floats
     lanes: Ints
     alive: Bools
+    open: Bools
     ragged: Bools
     way: Ints
     ways: Ints
@@ -1266,6 +1370,7 @@ def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         first[r + 1] = n
     start[n] = c.lanes.shape[0]
     alone, alive, ragged, way = np.full((n, c.alone.shape[1]), np.inf), np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros((n, 2), np.int64)
+    opened = np.zeros((n, c.open.shape[1]), np.bool_)
     ways, many = np.empty_like(c.ways), 0
     for g in range(n):
         way[g, 0] = many
@@ -1279,6 +1384,8 @@ def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
         way[g, 1] = many
         for o in range(start[g], start[g + 1]):
             alive[g], ragged[g] = alive[g] or c.alive[o], ragged[g] or c.ragged[o]
+            for j in range(opened.shape[1]):
+                opened[g, j] = opened[g, j] or c.open[o, j]
             for q in range(c.alone.shape[1] if c.alive[o] else 0):
                 alone[g, q] = min(alone[g, q], c.alone[o, q])
     pairs, at = c.hulls.pairs.shape[0], 0
@@ -1299,7 +1406,7 @@ def grouped(c: Choices, e: Einsum) -> tuple[Choices, Ints]:
                     low[j, of[k]] = min(low[j, of[k]], one)
                 low[j, n] = min(low[j, n], one)
         at += (first[a + 1] - first[a] if a >= 0 else 1) * wide[j]
-    return Choices(first, alone, c.lanes[start[:n]], alive, ragged, way, ways, Hulls(c.hulls.pairs, begin, wide, value, low)), start[: n + 1]
+    return Choices(first, alone, c.lanes[start[:n]], alive, opened, ragged, way, ways, Hulls(c.hulls.pairs, begin, wide, value, low)), start[: n + 1]
 
 
 @inner()
@@ -1316,9 +1423,9 @@ def usable(p: Pool, m: Machine) -> Bools:
 
 
 @inner()
-def hopeful_options(c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, w: Work, best: Floats) -> None:
-    """Options that cannot lead below the best, whatever lanes the other ranks have, are alive no more."""
-    ranks, x = w.option.shape[0], scratch(t, w)
+def hopeful_options(c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats) -> None:
+    """Options that cannot lead below the best of a machine, whatever lanes the other ranks have, are not open to it; those open to none are alive no more."""
+    ranks, machines = w.option.shape[0], w.best_count.shape[0]
     later, earlier = least_later(c, e.order, caps), least_later(c, e.order[::-1].copy(), caps)
     for i in range(ranks):
         r, around = e.order[i], least_around(earlier[ranks - i], later[i + 1], caps)
@@ -1326,14 +1433,35 @@ def hopeful_options(c: Choices, total: int, caps: Ints, t: Terms, e: Einsum, m: 
         x.known[r] = True
         for o in range(c.first[r], c.first[r + 1]):
             if c.alive[o]:
-                w.option[r], left = o, fitting(total // c.lanes[o], caps)
+                w.option[r], left, n = o, fitting(total // c.lanes[o], caps), 0
                 for q in range(x.low.shape[0]):
                     x.low[q] = c.alone[o, q] * around[left, q]
-                c.alive[o] = may_beat(False, c, t, e, m, x, w, best)
+                with_hulls(x.low, c, w.option, x.known, e)
+                for j in range(machines):
+                    if c.open[o, j]:
+                        x.live[ranks, n], n = j, n + 1
+                    c.open[o, j] = False
+                n = kept(x.live[ranks], n, x.live[ranks], False, False, x.bound, t, m, x, w, best)
+                for a in range(n):
+                    c.open[o, x.live[ranks, a]] = True
+                c.alive[o] = n > 0
+
+
+class Sums(NamedTuple):
+    """Coefficients of all links of every set of levels on all machines, but for zeros: of set n those from to [N, 2], each of a quantity and a part, [J].
+    touched [X, P] whether any set of a tensor has the part."""
+
+    span: Ints
+    of: Ints
+    part: Ints
+    coef: Floats
+    touched: Bools
 
 
 class Scratch(NamedTuple):
-    """Of `may_beat`: low [Q] quantities but for hulls; known [R] of which ranks there are lanes; sums [N, P], rest, held [X + 1, P], at [X]."""
+    """Of `may_beat`: low [Q] quantities; known [R] of which ranks there are lanes; sums [N, P], rest, held [X + 1, P], at [X]; bound [J, 3]. Of `screened`:
+    least [P, J] of all tensors, some of one, one of one set of its levels; live [R + 1, J], lives [R + 1] machines that choices of the first ranks may be best
+    on."""
 
     low: Floats
     known: Bools
@@ -1341,39 +1469,126 @@ class Scratch(NamedTuple):
     rest: Floats
     held: Floats
     at: Ints
+    every: Sums
+    bound: Floats
+    least: Floats
+    some: Floats
+    one: Floats
+    live: Ints
+    lives: Ints
 
 
 @inner()
 def scratch(t: Terms, w: Work) -> Scratch:
-    parts, tensors = w.guess.shape[0], t.keeps.shape[0] - 1
-    return Scratch(np.empty(t.quantity.shape[0]), np.zeros(w.option.shape[0], np.bool_), np.empty((t.keep.shape[0], parts)), np.empty((tensors + 1, parts)),
-                   np.empty((tensors + 1, parts)), np.empty(tensors, np.int64))
-
-
-@lean
-def may_beat(last: bool, c: Choices, t: Terms, e: Einsum, m: Machine, x: Scratch, w: Work, best: Floats) -> bool:
-    """Whether lanes, known of some ranks (last: of all), may beat the best. w.figure has the bound, if last."""
-    with_hulls(x.low, c, w.option, x.known, e)
-    span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
-    for upto in (2, w.guess.shape[0]):  # energy and steps first
-        if not hopeful(summed(x.low, t, span, of, coef, upto, x.sums, x.rest), t, m, x.rest, w, best):
-            return False
-    return held_somewhere(last, t, m, x.sums, x.rest, x.held, x.at, w, best)
+    parts, tensors, ranks, machines = w.guess.shape[0], t.keeps.shape[0] - 1, w.option.shape[0], w.best_count.shape[0]
+    return Scratch(np.empty(t.quantity.shape[0]), np.zeros(ranks, np.bool_), np.empty((t.keep.shape[0], parts)), np.empty((tensors + 1, parts)),
+                   np.empty((tensors + 1, parts)), np.empty(tensors, np.int64), side_by_side(t, machines), np.empty((machines, 3)), np.empty((parts, machines)),
+                   np.empty((parts, machines)), np.empty((parts, machines)), np.empty((ranks + 1, machines), np.int64), np.zeros(ranks + 1, np.int64))
 
 
 @inner()
-def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: Left, t: Terms, e: Einsum, m: Machine, rules: Rules, w: Work,
+def side_by_side(t: Terms, machines: int) -> Sums:
+    n, parts = 0, t.base.shape[1]
+    span, touched, most = np.empty((t.keep.shape[0], 2), np.int64), np.zeros((t.keeps.shape[0] - 1, parts), np.bool_), t.low_of.shape[0] * parts
+    if machines <= FEW:
+        most = 0
+    of, part, coef = np.empty(most, np.int64), np.empty(most, np.int64), np.empty((most, machines))
+    for x in range(touched.shape[0] if most > 0 else 0):
+        for k in range(t.keeps[x], t.keeps[x + 1]):
+            span[k, 0] = n
+            for link in range(t.low[k, 0], t.low[k, 1]):
+                for i in range(parts):
+                    if (t.low_coef[:, link, i] != 0.0).any():
+                        of[n], part[n], touched[x, i] = t.low_of[link], i, True
+                        coef[n], n = t.low_coef[:, link, i], n + 1
+            span[k, 1] = n
+    return Sums(span, of, part, coef[:n].copy(), touched)
+
+
+@lean
+def screened(live: Ints, n: int, out: Ints, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats) -> int:
+    """Of n machines live those that quantities of lanes x.low, known of some ranks, may be best on, whatever levels hold each tensor; how many. As `hopeful` of
+    all parts, of all machines at once."""
+    parts, s, last = w.guess.shape[0], x.every, w.parts.shape[0] - 1
+    for i in range(parts):
+        for a in range(n):
+            x.least[i, a] = t.base[live[a], i]
+    for tensor in range(s.touched.shape[0]):
+        for k in range(t.keeps[tensor], t.keeps[tensor + 1]):
+            one = x.some if k == t.keeps[tensor] else x.one
+            for i in range(parts):
+                if s.touched[tensor, i]:
+                    for a in range(n):
+                        one[i, a] = 0.0
+            for link in range(s.span[k, 0], s.span[k, 1]):
+                i, low = s.part[link], x.low[s.of[link]]
+                for a in range(n):
+                    one[i, a] += s.coef[link, live[a]] * low
+            if k > t.keeps[tensor]:
+                for i in range(parts):
+                    if s.touched[tensor, i]:
+                        for a in range(n):
+                            x.some[i, a] = min(x.some[i, a], one[i, a])
+        for i in range(parts):
+            if s.touched[tensor, i]:
+                for a in range(n):
+                    x.least[i, a] += x.some[i, a]
+    many = 0
+    for a in range(n):
+        j = live[a]
+        for i in range(parts):
+            w.parts[last, j, i] = x.least[i, a]
+        figure(w.parts[last], j, m, w.figure)
+        if wins(j, w.figure, best, w.equal):
+            out[many], many = j, many + 1
+    return many
+
+
+@lean
+def may_beat(j: int, last: bool, least: bool, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats) -> bool:
+    """Whether quantities of lanes, known of some ranks (last: of all), may beat the best of machine j; w.figure has the bound, if least."""
+    span, of, coef = (t.sum, t.sum_of, t.sum_coef) if last else (t.low, t.low_of, t.low_coef)
+    for upto in (2, w.guess.shape[0]):  # energy and steps first
+        if not hopeful(j, summed(x.low, j, t, span, of, coef, upto, x.sums, x.rest), t, m, x.rest, w, best):
+            return False
+    return held_somewhere(j, least, t, m, x.sums, x.rest, x.held, x.at, w, best)
+
+
+@lean
+def kept(live: Ints, n: int, out: Ints, last: bool, least: bool, low: Floats, t: Terms, m: Machine, x: Scratch, w: Work, best: Floats) -> int:
+    """Of n machines live those that quantities of lanes x.low may be best on; how many. low [J, 3] their bounds, if least."""
+    source = live
+    if n > FEW:
+        n, source = screened(live, n, out, t, m, x, w, best), out
+    many = 0
+    for a in range(n):
+        j = source[a]
+        if may_beat(j, last, least, t, m, x, w, best):
+            out[many], many = j, many + 1
+            for i in range(3):
+                low[j, i] = w.figure[i]
+    return many
+
+
+@inner()
+def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: Left, t: Terms, e: Einsum, m: Machine, rules: Rules, x: Scratch, w: Work,
            best: Floats) -> tuple[Ints, Floats, Floats]:
-    """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best, with the least figure [n, 3] that each may have: the
-    `most` lowest of them, and a figure [3] that no other is below.
+    """All choices [n, R], of those from begin to end [R] of each rank, that fit and may beat the best of some machine, with the least figure [n, J, 3] that
+    each may have, inf where it may not: the `most` lowest of them, and, of one machine, a figure [3] that no other is below.
 
     Quantities are products over ranks: rows [i + 1] are those of row i times what the i-th rank of e.order brings. With the least that later ranks bring on the
     lanes that are left (`least_inside`), they bound all choices for these.
     """
-    ranks, many_q, size, n, x = w.option.shape[0], t.quantity.shape[0], 64, 0, scratch(t, w)
-    chosen, bound = np.empty((size, ranks), np.int64), np.empty((size, 3))
+    ranks, many_q, size, n = w.option.shape[0], t.quantity.shape[0], 64, 0
+    machines = w.best_count.shape[0]
+    low, rest, than, limit = np.empty((machines, 3)), np.full(3, np.inf), best.copy(), (np.inf, np.inf)
+    chosen, bound, worth = np.empty((size, ranks), np.int64), np.empty((size, machines, 3)), np.empty((size, 2))
+    x.lives[0] = machines if most == ALL else w.few.shape[0]
+    for a in range(x.lives[0]):
+        x.live[0, a] = a if most == ALL else w.few[a]
     used, many = np.ones((ranks + 1, 256, m.size.shape[0]), np.int64), np.ones(ranks + 1, np.int64)
-    rows, lanes, ragged, limit = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.zeros(ranks + 1, np.bool_), best.copy()
+    rows, lanes, ragged = np.ones((ranks + 1, many_q)), np.ones(ranks + 1, np.int64), np.zeros(ranks + 1, np.bool_)
+    x.known[:] = False
     i, w.option[e.order[0]], x.known[e.order[0]] = 0, end[e.order[0]], True
     while i >= 0:
         r = e.order[i]
@@ -1401,7 +1616,22 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
                 cell += left.cell[d, m.size[d] // used[i + 1, u, d]]
             for q in range(many_q):
                 x.low[q] = min(x.low[q], rows[i + 1, q] * later[i + 1, cell, q])
-        if (last or limit[0] < np.inf) and not may_beat(last, c, t, e, m, x, w, limit):
+        alive = 0
+        for a in range(x.lives[i]):
+            if c.open[o, x.live[i, a]]:
+                x.live[i + 1, alive], alive = x.live[i, a], alive + 1
+        least = last or (limit[0] < np.inf and machines > 1)
+        if least:
+            low[:] = np.inf
+        if last or than[x.live[i, 0], 0] < np.inf or least:  # there is something to be held against
+            with_hulls(x.low, c, w.option, x.known, e)
+            alive = kept(x.live[i + 1], alive, x.live[i + 1], last, least, low if least else x.bound, t, m, x, w, than)
+        x.lives[i + 1] = alive
+        if alive == 0:
+            continue
+        own = worth_of(low, w.unit) if least else limit
+        if least and own >= limit:
+            lowered(rest, low[0])
             continue
         if not last:
             i += 1
@@ -1411,15 +1641,66 @@ def walked(most: int, c: Choices, begin: Ints, end: Ints, later: Floats, left: L
         if n == size:
             size *= 2
             chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
+            worth = np.concatenate((worth, np.empty_like(worth)))
         at = n
         if n == most:
-            at = by_bound(bound[:n])[n - 1]
+            at = by_worth(worth[:n])[n - 1]
+            lowered(rest, bound[at, 0])
         for j in range(ranks):
             chosen[at, j] = w.option[j]
-        bound[at], n = w.figure, min(n + 1, most)
+        bound[at], worth[at, 0], worth[at, 1], n = low, own[0], own[1], min(n + 1, most)
         if n == most:
-            limit[:] = bound[by_bound(bound[:n])[n - 1]]
-    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), limit if n == most else np.full(3, np.inf)
+            at = by_worth(worth[:n])[n - 1]
+            limit = (worth[at, 0], worth[at, 1])
+            if machines == 1:  # the limit is a cost
+                than[0] = bound[at]
+    if n == most:
+        lowered(rest, than[0])
+    return chosen[:n][::-1].copy(), bound[:n][::-1].copy(), rest
+
+
+@lean
+def lowered(rest: Floats, low: Floats) -> None:
+    """rest [3] is low where that is lower. The order of choices is exact, costs are not: of two with the same figure, but for rounding, the later may have less
+    energy."""
+    if compared(low, rest) < 0:
+        for i in range(3):
+            rest[i] = low[i]
+
+
+@lean
+def worth_of(low: Floats, unit: Floats) -> Worth:
+    """Of bounds [J, 3] what they are compared by: the least of all machines, in units of each."""
+    found = (np.inf, np.inf)
+    for j in range(low.shape[0]):
+        own = (low[j, 0] / unit[j, 0], low[j, 1] / unit[j, 1])
+        if own < found:
+            found = own
+    return found
+
+
+@inner()
+def by_worth(worth: Floats) -> Ints:
+    later = np.argsort(worth[:, 1], kind="mergesort")
+    return later[np.argsort(worth[later, 0], kind="mergesort")]
+
+
+@inner()
+def by_bound(bound: Floats, unit: Floats) -> Ints:
+    """The order of bounds [n, J, 3], lowest first."""
+    worth = np.empty((bound.shape[0], 2))
+    for i in range(bound.shape[0]):
+        worth[i, 0], worth[i, 1] = worth_of(bound[i], unit)
+    return by_worth(worth)
+
+
+@lean
+def some_win(low: Floats, best: Floats, equal: Bools) -> bool:
+    """Whether bounds [J, 3] may be better than the best of some machine."""
+    found = False
+    for j in range(low.shape[0]):
+        found = found or (low[j, 0] < np.inf and wins(j, low[j], best, equal))
+    return found
 
 
 @inner()
@@ -1431,82 +1712,108 @@ def choices(t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> Ch
         for o in range(p.first[r], p.first[r + 1]):
             for q in range(many_q if alive[o] else 0):
                 alone[o, q] = factor(q, r, o, t, e, p)
-    return Choices(p.first, alone, p.lanes[:, compute, 0].astype(np.int64), alive, p.ragged, p.way, p.ways, hull_bounds(t, e, p, memo, w.option))
+    return Choices(p.first, alone, p.lanes[:, compute, 0].astype(np.int64), alive,
+                   np.ones((alive.shape[0], w.best_count.shape[0]), np.bool_), p.ragged, p.way, p.ways, hull_bounds(t, e, p, memo, w.option))
 
 
 @njit(cache=True, nogil=True)
-def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, best: Floats) -> float:
-    """Best first over lanes, then over the levels that hold the tensors, then nests from inside out. best [3] is lowered; the nest stands in w.best_*.
+def search(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, best: Floats) -> Floats:
+    """Best first over lanes, then over the levels that hold the tensors, then nests from inside out; for all machines at once. best [J, 3] is lowered; the
+    nests stand in w.best_*.
 
     All choices of lanes that fit and may beat the best, by the least figure that each may have: first how many lanes each rank has, then how they share it out.
     The LOWEST ones are followed before others are looked for, which are held against what these lead to; of those each at once whose figure is lower than all
     before, the others when there are MANY of them, or no more. free, outer: for `crowded`.
-    Returns inf; if the budget ended, a figure that nothing which was left out is below.
+    Returns inf; if the budget ended, figures [J] that nothing which was left out is below.
     """
-    crowds = Crowds(np.full(256, -1), np.empty(256))
+    machines = w.best_count.shape[0]
+    crowds = Crowds(np.full(256, -1), np.empty((256, machines)))
     ranks, many_q, total, c, left = w.option.shape[0], t.quantity.shape[0], 1, choices(t, e, p, m, memo, w), quotients(m.size)
+    x = scratch(t, w)
+    measured(t, m, w)
     for d in range(m.size.shape[0]):
         total *= m.size[d]
     few = min(total, 32)
     caps = np.array(list(range(1, few + 1)) + [int(np.ceil(few * 2.0 ** (j / 8))) for j in range(1, 8 * int(np.ceil(np.log2(total / few))) + 1)])
     all_left, later = Left(m.size.copy().reshape(1, -1), np.zeros_like(left.cell)), np.ones((ranks + 1, 1, many_q))
-    chosen, bound, n, record, full = np.empty((1024, ranks), np.int64), np.empty((1024, 3)), 0, np.full(3, np.inf), MANY
+    chosen, bound, n, record, full = np.empty((64, ranks), np.int64), np.empty((64, machines, 3)), 0, (np.inf, np.inf), MANY
     done, many = np.empty((LOWEST * LOWEST, ranks), np.int64), 0
     for most in (LOWEST, ALL):
-        if best[0] < np.inf:
-            hopeful_options(c, total, caps, t, e, m, w, best)
+        if best.min() < np.inf:
+            hopeful_options(c, total, caps, t, e, m, x, w, best)
         groups, start = grouped(c, e)
         inside = least_inside(groups, e.order, left)
-        of_groups, low_of_groups, rest = walked(most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, w, best)
-        for g in by_bound(low_of_groups):
-            if not below(low_of_groups[g], best):
+        of_groups, low_of_groups, rest = walked(most, groups, groups.first[:-1], groups.first[1:], inside, left, t, e, m, rules, x, w, best)
+        for g in by_bound(low_of_groups, w.unit):
+            if not some_win(low_of_groups[g], best, w.equal):
                 continue
             if n >= full:
-                n = follow(low_of_groups[g, 0], chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
+                n = follow(worth_of(low_of_groups[g], w.unit)[0], chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
                 full = max(MANY, 2 * n)
-            if w.tally[1] > w.tally[2] and n > 0 and bound[:n, 0].min() <= low_of_groups[g, 0]:
+            if w.tally[1] > w.tally[2] and n > 0 and least_worth(bound[:n], w.unit) <= worth_of(low_of_groups[g], w.unit)[0]:
                 break
             own = of_groups[g]
             for i in range(ranks - 1, -1, -1):
                 for q in range(many_q):
                     later[i, 0, q] = later[i + 1, 0, q] * groups.alone[own[e.order[i]], q]
             if (start[own + 1] - start[own]).max() == 1:
-                found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, 3)
+                found, low = start[own].reshape(1, ranks), low_of_groups[g].copy().reshape(1, machines, 3)
             else:
-                found, low, others = walked(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, w, best)
-                if below(others, rest):
-                    rest[:] = others
-            for v in by_bound(low):
+                found, low, others = walked(most, c, start[own], start[own + 1], later, all_left, t, e, m, rules, x, w, best)
+                lowered(rest, others)
+            for v in by_bound(low, w.unit):
                 known = False
                 for j in range(many if most == ALL else 0):
                     known = known or (done[j] == found[v]).all()
-                if not known and w.tally[1] <= w.tally[2] and below(low[v], best) and (most == LOWEST or below(low[v], record)):
+                worth = worth_of(low[v], w.unit)
+                if not known and w.tally[1] <= w.tally[2] and leads(found[v], low[v], best, e, w) and (most == LOWEST or worth < record):
                     w.option[:] = found[v]
                     followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
                     known = w.tally[1] <= w.tally[2]
                     if known and most == LOWEST:
                         done[many], many = found[v], many + 1
                     elif known:
-                        record[:] = low[v]
+                        record = worth
                 if most == ALL and not known:
                     if n == chosen.shape[0]:
                         chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
                     chosen[n], bound[n], n = found[v], low[v], n + 1
-        if w.tally[1] <= w.tally[2] and not below(rest, best):  # nothing that was left out is lower
+        if machines == 1 and w.tally[1] <= w.tally[2] and not wins(0, rest, best, w.equal):  # nothing that was left out is lower
             break
     n = follow(np.inf, chosen, bound, n, t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
-    return float(bound[:n, 0].min()) if n > 0 else np.inf
+    left_out = np.full(machines, np.inf)
+    for j in range(machines if n > 0 else 0):
+        left_out[j] = bound[:n, j, 0].min()
+    return left_out
+
+
+@inner()
+def measured(t: Terms, m: Machine, w: Work) -> None:
+    """w.unit: what operations alone cost, or 1."""
+    for j in range(w.best_count.shape[0]):
+        w.parts[0, j] = t.base[j]
+        figure(w.parts[0], j, m, w.figure)
+        for i in range(2):
+            w.unit[j, i] = w.figure[i] if 0.0 < w.figure[i] < np.inf else 1.0
+
+
+@inner()
+def least_worth(bound: Floats, unit: Floats) -> float:
+    least = np.inf
+    for i in range(bound.shape[0]):
+        least = min(least, worth_of(bound[i], unit)[0])
+    return least
 
 
 @inner()
 def follow(upto: float, chosen: Ints, bound: Floats, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work,
            outer: Work, seen: Seen, crowds: Crowds, best: Floats) -> int:
-    """Follows those of the first n choices of lanes whose figure is no more than upto, lowest first; the others move to the front. Returns how many these are,
+    """Follows those of the first n choices of lanes that are worth no more than upto, lowest first; the others move to the front. Returns how many these are,
     with all that are not followed to the end where the budget ends."""
-    order, at = by_bound(bound[:n]), 0
-    while at < n and bound[order[at], 0] <= upto and w.tally[1] <= w.tally[2]:
+    order, at = by_bound(bound[:n], w.unit), 0
+    while at < n and worth_of(bound[order[at]], w.unit)[0] <= upto and w.tally[1] <= w.tally[2]:
         c = order[at]
-        if below(bound[c], best):
+        if leads(chosen[c], bound[c], best, e, w):
             w.option[:] = chosen[c]
             followed(t, e, p, m, free, rules, memo, w, outer, seen, crowds, best)
         at += int(w.tally[1] <= w.tally[2])
@@ -1516,22 +1823,23 @@ def follow(upto: float, chosen: Ints, bound: Floats, n: int, t: Terms, e: Einsum
 
 
 @lean
-def hopeful(upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
-    """Whether what all tensors cost at least, in the first so many parts, is below the best; w.figure has it."""
+def hopeful(j: int, upto: int, t: Terms, m: Machine, rest: Floats, w: Work, best: Floats) -> bool:
+    """Whether what all tensors cost at least on machine j, in the first so many parts, may beat the best; w.figure has it."""
+    last = w.parts.shape[0] - 1
     for i in range(w.guess.shape[0]):
-        w.guess[i] = t.base[i] + (rest[0, i] if i < upto else 0.0)
-    figure(w.guess, m, w.figure)
-    return below(w.figure, best)
+        w.parts[last, j, i] = t.base[j, i] + (rest[0, i] if i < upto else 0.0)
+    figure(w.parts[last], j, m, w.figure)
+    return wins(j, w.figure, best, w.equal)
 
 
 @lean
-def next_held(begun: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, limit: Floats) -> bool:
-    """Moves at [X] on to the next choice of levels for all tensors below a limit, with the parts of the same choice; w.figure has its figure; False: there is
-    none. parts [X + 1, P]: scratch."""
-    x, tensors = at.shape[0] - 1, at.shape[0]
+def next_held(j: int, begun: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
+    """Moves at [X] on to the next choice of levels for all tensors that may beat the best of machine j, with the parts of the same choice; w.figure has its
+    figure; False: there is none. parts [X + 1, P]: scratch."""
+    x, tensors, last = at.shape[0] - 1, at.shape[0], w.parts.shape[0] - 1
     if not begun:
         for i in range(parts.shape[1]):
-            parts[0, i] = t.base[i]
+            parts[0, i] = t.base[j, i]
         x, at[0] = 0, t.keeps[0] - 1
     while x >= 0:
         at[x] += 1
@@ -1540,9 +1848,9 @@ def next_held(begun: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, par
             continue
         for i in range(parts.shape[1]):
             parts[x + 1, i] = parts[x, i] + sums[at[x], i]
-            w.guess[i] = parts[x + 1, i] + rest[x + 1, i]
-        figure(w.guess, m, w.figure)
-        if not below(w.figure, limit):
+            w.parts[last, j, i] = parts[x + 1, i] + rest[x + 1, i]
+        figure(w.parts[last], j, m, w.figure)
+        if not wins(j, w.figure, best, w.equal):
             continue
         if x == tensors - 1:
             return True
@@ -1552,17 +1860,19 @@ def next_held(begun: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, par
 
 
 @lean
-def held_somewhere(least: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
-    """Whether some choice of levels for all tensors is below the best; w.figure has its figure, the least of all if asked for. parts, at: scratch."""
+def held_somewhere(j: int, least: bool, t: Terms, m: Machine, sums: Floats, rest: Floats, parts: Floats, at: Ints, w: Work, best: Floats) -> bool:
+    """Whether some choice of levels for all tensors may beat the best of machine j; w.figure has its figure, the least of all if asked for."""
     found = False
     for i in range(3):
-        w.lowest[i] = best[i]
-    while (least or not found) and next_held(found, t, m, sums, rest, parts, at, w, w.lowest):
+        w.lowest[j, i] = best[j, i]
+    while (least or not found) and next_held(j, found, t, m, sums, rest, parts, at, w, w.lowest):
+        if found and compared(w.figure, w.lowest[j]) >= 0:
+            continue
         found = True
         for i in range(3):
-            w.lowest[i] = w.figure[i]
+            w.lowest[j, i] = w.figure[i]
     for i in range(3):
-        w.figure[i] = w.lowest[i]
+        w.figure[i] = w.lowest[j, i]
     return found
 
 
@@ -1583,36 +1893,56 @@ def lanes_fixed(t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work) -> None:
 
 
 @inner()
-def placements(t: Terms, sums: Floats, rest: Floats, m: Machine, w: Work, best: Floats) -> tuple[Ints, Floats]:
-    """Which levels hold the tensors [n, X], numbers of `keep`, and the least figure [n, 3] of each that may beat the best."""
-    tensors, size, n = t.keeps.shape[0] - 1, 64, 0
-    chosen, bound = np.empty((size, tensors), np.int64), np.empty((size, 3))
-    at, parts = np.zeros(tensors, np.int64), np.empty((tensors + 1, t.base.shape[0]))
-    while next_held(n > 0, t, m, sums, rest, parts, at, w, best):
-        if n == size:
-            size *= 2
-            chosen, bound = np.concatenate((chosen, np.empty_like(chosen))), np.concatenate((bound, np.empty_like(bound)))
-        chosen[n], bound[n], n = at, w.figure, n + 1
-    return chosen[:n], bound[:n]
+def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Floats, Floats]:
+    """Which levels hold the tensors [n, X], numbers of `keep`, and the least figure [n, J, 3] of each that may beat the best, else inf; sums [J, N, P] of all
+    sets of levels."""
+    tensors, parts, size, n = t.keeps.shape[0] - 1, w.guess.shape[0], 16, 0
+    many = w.best_count.shape[0]
+    own, bound = np.empty((size, tensors), np.int64), np.full((size, many, 3), np.inf)
+    sums, rest = np.empty((many, t.keep.shape[0], parts)), np.empty((tensors + 1, parts))
+    at, held = np.zeros(tensors, np.int64), np.empty((tensors + 1, parts))
+    for j in range(w.best_count.shape[0]):
+        summed(w.least, j, t, t.sum, t.sum_of, t.sum_coef, parts, sums[j], rest)
+        begun = False
+        while next_held(j, begun, t, m, sums[j], rest, held, at, w, best):
+            begun, s = True, 0
+            while s < n and (many == 1 or (own[s] != at).any()):  # one machine comes to each once
+                s += 1
+            if s == size:
+                size *= 2
+                own, bound = np.concatenate((own, np.empty_like(own))), np.concatenate((bound, np.full_like(bound, np.inf)))
+            if s == n:
+                own[n], n = at, n + 1
+            bound[s, j] = w.figure
+    return own[:n], bound[:n], sums
 
 
-@inner()
-def by_bound(bound: Floats) -> Ints:
-    later = np.argsort(bound[:, 1], kind="mergesort")
-    return later[np.argsort(bound[later, 0], kind="mergesort")]
+@lean
+def comes_first(j: int, own: Ints, e: Einsum, w: Work) -> bool:
+    """Whether nests under the lanes of w.option, of which these levels hold the tensors, come before the best one of machine j in the order of ties."""
+    lanes = turn_of(w.option, w.best_option[j], e.order) if w.best_count[j] >= 0 else 1
+    for x in range(own.shape[0] if lanes == 0 else 0):
+        if own[x] != w.best_own[j, x]:
+            return bool(own[x] < w.best_own[j, x])
+    return bool(lanes < 0)
 
 
 @inner()
 def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, crowds: Crowds,
              best: Floats) -> None:
-    """All nests under the lanes of w.option that may beat the best."""
-    parts = w.guess.shape[0]
-    sums, rest = np.empty((t.keep.shape[0], parts)), np.empty((t.keeps.shape[0], parts))
+    """All nests under the lanes of w.option that may beat the best, or are taken in its place."""
     lanes_fixed(t, e, p, memo, w)
-    summed(w.least, t, t.sum, t.sum_of, t.sum_coef, parts, sums, rest)
-    own, bound = placements(t, sums, rest, m, w, best)
-    for s in by_bound(bound):
-        if not below(bound[s], best):
+    for j in range(w.best_count.shape[0]):
+        w.equal[j] = ties_with(j, w.option, e, w)
+    own, bound, sums = placements(t, m, w, best)
+    for s in by_bound(bound, w.unit):
+        w.lives[0] = 0
+        for j in range(w.best_count.shape[0]):
+            w.equal[j] = comes_first(j, own[s], e, w)
+            if bound[s, j, 0] < np.inf and wins(j, bound[s, j], best, w.equal):
+                w.live[0, w.lives[0]] = j
+                w.lives[0] += 1
+        if w.lives[0] == 0:
             continue
         begin(own[s], t, sums, e, m, p, w)
         held, at = outside(own[s], t, m), 0
@@ -1620,15 +1950,24 @@ def followed(t: Terms, e: Einsum, p: Pool, m: Machine, free: Machine, rules: Rul
             at += 1
         hard = w.tally[1] >= w.tally[3]
         if hard and crowds.held[at] != held:
-            crowds.held[at], crowds.energy[at] = held, crowded(t, e, p, free, rules, memo, w, outer, seen)
-        w.extra[0] = max(crowds.energy[at] - uncrowded(t, w), 0.0) if hard else 0.0
-        w.parts[0, 0] += w.extra[0]
-        figure(w.parts[0], m, w.figure)
-        if below(w.figure, best):
+            crowds.held[at] = held
+            crowded(t, e, p, free, rules, memo, w, outer, seen, crowds.energy[at])
+        n = 0
+        for a in range(w.lives[0]):
+            j = w.live[0, a]
+            w.extra[j] = max(crowds.energy[at, j] - uncrowded(j, t, w), 0.0) if hard else 0.0
+            w.parts[0, j, 0] += w.extra[j]
+            figure(w.parts[0], j, m, w.figure)
+            if wins(j, w.figure, best, w.equal):
+                w.live[0, n], n = j, n + 1
+        w.lives[0] = n
+        if n > 0:
             seen.tally[0], seen.tally[1] = seen.tally[0] + 1, 0
             nests(t, e, p, m, rules, memo, w, seen, best)
         if w.tally[1] > w.tally[2]:
-            return
+            break
+    for j in range(w.best_count.shape[0]):
+        w.equal[j] = w.best_count[j] >= 0  # of other lanes: `leads`
 
 
 @lean
@@ -1642,21 +1981,29 @@ def outside(own: Ints, t: Terms, m: Machine) -> int:
 
 
 @lean
-def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen) -> float:
-    """At least the energy that the nodes outside of all borders cost together, for they share room: that of the best nest of these nodes alone, around
-    single elements, which need least room, whatever lanes and nodes stand inside. free: the machine without leakage, its energy the objective, tiles held once.
+def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Memo, w: Work, outer: Work, seen: Seen, energy: Floats) -> None:
+    """energy [J]: at least the energy that the nodes outside of all borders cost together, for they share room: that of the best nest of these nodes alone,
+    around single elements, which need least room, whatever lanes and nodes stand inside. free: machines without leakage, energy the objective, tiles held once.
     """
     n = 0
+    for j in range(energy.shape[0]):
+        energy[j] = 0.0
     if w.position[0] == 0:
-        return 0.0
+        return
     for i in range(w.tally[0]):
         if w.nodes[i, 3] == 0:
             for j in range(4):
                 outer.nodes[n, j] = w.nodes[i, j]
             outer.whole[n], n = False, n + 1
     outer.tally[0], outer.tally[1], outer.done[0], outer.position[0] = n, 0, 0, 0
-    for i in range(w.parts.shape[1]):
-        outer.parts[0, i] = 0.0
+    for j in range(energy.shape[0]):
+        for i in range(w.parts.shape[2]):
+            outer.parts[0, j, i] = 0.0
+        for i in range(3):
+            outer.best[j, i] = np.inf
+        outer.extra[j] = 0.0
+        outer.live[0, j] = j
+    outer.lives[0] = energy.shape[0]
     for v in range(w.need.shape[1]):
         outer.need[0, v] = 0.0
     for q in range(w.least.shape[0]):
@@ -1664,23 +2011,22 @@ def crowded(t: Terms, e: Einsum, p: Pool, free: Machine, rules: Rules, memo: Mem
     for r in range(w.option.shape[0]):
         outer.option[r] = p.first[r]  # a rank's first option: no lanes
         outer.tile[0, r] = p.span[p.first[r], 0, 0]
-    for i in range(3):
-        outer.extra[0] = 0.0
-        outer.best[i] = np.inf
     nests(t, e, p, free, rules, memo, outer, seen, outer.best)
-    return 0.0 if outer.tally[1] > outer.tally[2] or outer.best[0] == np.inf else outer.best[0]
+    for j in range(energy.shape[0]):
+        if outer.tally[1] <= outer.tally[2] and outer.best[j, 0] < np.inf:
+            energy[j] = outer.best[j, 0]
 
 
 @lean
-def uncrowded(t: Terms, w: Work) -> float:
-    """The energy of the same nodes in w.parts [0]: each at its least."""
+def uncrowded(j: int, t: Terms, w: Work) -> float:
+    """The energy of the same nodes in w.parts [0], on machine j: each at its least."""
     total = 0.0
     for i in range(w.tally[0]):
         x, level, parent, k = w.nodes[i]
         if k == 0 and x >= 0 and parent >= 0:
-            for j in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
-                if t.quantity[t.of[j], 0] < FIRST:
-                    total += t.coef[j, 0] * w.least[t.of[j]]
+            for link in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+                if t.quantity[t.of[link], 0] < FIRST:
+                    total += t.coef[j, link, 0] * w.least[t.of[link]]
     return total
 
 
@@ -1694,14 +2040,17 @@ def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
 
 @lean
 def begin(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
-    """The nodes of a placement, and compute as the innermost place. A tensor's first node at the unbounded outermost level costs and needs nothing."""
+    """The nodes of a placement, and compute as the innermost place, for the machines alive. A tensor's first node at the unbounded outermost level costs and
+    needs nothing."""
     n, levels = 0, m.room.shape[0]
-    for i in range(t.base.shape[0]):
-        w.parts[0, i] = t.base[i]
+    for a in range(w.lives[0]):
+        j = w.live[0, a]
+        for i in range(t.base.shape[1]):
+            w.parts[0, j, i] = t.base[j, i]
+            for x in range(own.shape[0]):
+                w.parts[0, j, i] += sums[j, own[x], i]
     for x in range(own.shape[0]):
-        for i in range(t.base.shape[0]):
-            w.parts[0, i] += sums[own[x], i]
-        before = -1
+        w.own[x], before = own[x], -1
         for v in range(levels):
             if t.keep[own[x]] >> v & 1:
                 if before >= 0 or v > 0 or m.room[0] < np.inf:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +28,9 @@ from dse.schedule import Schedule, in_turn, renamed
 from dse.sim import boundary
 from dse.sim.boundary import ALONE
 from dse.sim.bounds import floor, needs, rates
-from dse.sim.cost import Price, ports, taken
+from dse.sim.cost import Price, ports, taken, together
 from dse.sim.evaluate import PRECISE, EinsumCost, Solution, Violated, above, space_of
 from dse.sim.graph import evaluate, least, with_room
-from dse.sim.latency import Number
 from dse.sim.parts import action_pj, op_pj
 from dse.sim.placed import Placed
 from hw.arch import Arch, Compute
@@ -72,19 +70,6 @@ def _unit(arch: Arch, number: int) -> Arch:
 def times(arch: Arch) -> list[float]:
     """Of an action per level, of operations, and of what takes a cycle on each of them."""
     return [*(1 / level.bandwidth for level in arch.levels), 1 / arch.compute.ops_per_cycle, 1 / (arch.compute.alu_per_cycle or inf), 1.0]
-
-
-def together(arches: Sequence[Arch]) -> Arch:
-    """One machine whose prices, rates and clock are arrays, one number per machine."""
-    def each(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Number]:
-        return {name: np.array([getattr(part, name) for part in parts]) for name in names}
-
-    levels = tuple(replace(level, **each([arch.levels[v] for arch in arches], ("read_pj", "write_pj", "bandwidth", "leak_mw")))
-                   for v, level in enumerate(arches[0].levels))
-    lanes = [arch.compute for arch in arches]
-    lane = replace(lanes[0], **each(lanes, ("mac_pj", "alu_pj", "merge_pj", "ops_per_cycle", "leak_mw", "vector_leak_mw")),
-                   **(each(lanes, ("alu_per_cycle",)) if lanes[0].alu_per_cycle else {}))
-    return replace(arches[0], levels=levels, compute=lane, **each(arches, ("clock_ghz",)))
 
 
 @dataclass(frozen=True, slots=True)

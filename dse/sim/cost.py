@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class Price:
     """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in MAC; bound_by attains the largest.
 
     steady_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time. On a machine whose
-    rates and prices are arrays, one number per machine (`family.together`), these are arrays too, of bound_by one of names.
+    rates and prices are arrays, one number per machine (`together`), these are arrays too, of bound_by one of names.
     """
 
     energy_pj: Number
@@ -44,6 +44,19 @@ class Price:
     busy_cycles: tuple[tuple[str, Number], ...]
     steady_cycles: Number
     times: tuple[PortTimes, ...] = ()
+
+
+def together(arches: Sequence[Arch]) -> Arch:
+    """One machine whose prices, rates and clock are arrays, one number per machine."""
+    def each(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Number]:
+        return {name: np.array([getattr(part, name) for part in parts]) for name in names}
+
+    levels = tuple(replace(level, **each([arch.levels[v] for arch in arches], ("read_pj", "write_pj", "bandwidth", "leak_mw")))
+                   for v, level in enumerate(arches[0].levels))
+    lanes = [arch.compute for arch in arches]
+    lane = replace(lanes[0], **each(lanes, ("mac_pj", "alu_pj", "merge_pj", "ops_per_cycle", "leak_mw", "vector_leak_mw")),
+                   **(each(lanes, ("alu_per_cycle",)) if lanes[0].alu_per_cycle else {}))
+    return replace(arches[0], levels=levels, compute=lane, **each(arches, ("clock_ghz",)))
 
 
 def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> Price:

@@ -257,7 +257,10 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
     for one, group, least in zip(costs, groups, floors, strict=True):
         if isinstance(one, Infeasible):
             return one
-        gap = above(figure(problem.objective, one.energy_pj, one.latency_cycles), figure(problem.objective, *least))
+        value, floor = figure(problem.objective, one.energy_pj, one.latency_cycles), figure(problem.objective, *least)
+        if floor > value * (1 + PRECISE):
+            raise Violated(f"{one.name} on {problem.arch.name}: lower bound {floor} above the cost {value} of\n{one.mapping}")
+        gap = above(value, floor)
         solved.append(replace(one, count=group.count, gap_in_space=min(one.gap_in_space, gap) if one.space else gap, gap_to_bound=gap))
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.steady_cycles for c in solved)  # others stand between equal einsums of a network

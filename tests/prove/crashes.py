@@ -167,7 +167,7 @@ def session(top: Path, name: str) -> None:
     os.environ["DSE_CACHE"] = str(top / "cache")
     if name == "merge":
         real = worker.solve_machine
-        worker.solve_machine = lambda job, ask, front: (worker.failed(job, ask, "lost: by design"), []) if ask.machine in LOST else real(job, ask, front)
+        worker.solve_machine = lambda job, ask, *rest: (worker.failed(job, ask, "lost: by design"), []) if ask.machine in LOST else real(job, ask, *rest)
     points = {"start": 5, "merge": 12, "resume": 12}[name]
     study = studies.load(top / "small.yaml", [f"stop.points={points}", "limits.errors=5", "limits.share=1"])
     driver.run(study, top / "run", workers=0)

@@ -1,0 +1,180 @@
+"""Machines that differ in prices and rates alone, searched together: of each the answer that it gets alone, mapping for mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from cluster import driver, worker
+from dse.dataflow import optimal as mapper
+from dse.dataflow import search
+from dse.dataflow.optimal import optimal, optimal_on
+from dse.dataflow.space import Tiles, dataflow
+from dse.nest import Infeasible
+from dse.sim.evaluate import EinsumCost, Problem
+from dse.study import study as studies
+from hw import machine, space
+from hw.arch import ROLES, Arch, Compute, Fanout, Level
+from tests.problems import GROUPS, OBJECTIVES, random_problem
+from tests.prove import together
+from tests.test_driver import _stop_after, rows
+from workloads.einsum import einsum
+
+FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
+
+
+def priced_anew(arch: Arch, rng: Random) -> Arch:
+    """Other prices and rates; what is for nothing or takes no time stays so."""
+    levels = tuple(replace(level, read_pj=level.read_pj * rng.choice(FACTORS), write_pj=level.write_pj * rng.choice(FACTORS),
+                           bandwidth=level.bandwidth * rng.choice(FACTORS), leak_mw=level.leak_mw * rng.choice(FACTORS)) for level in arch.levels)
+    c = arch.compute
+    lane = replace(c, mac_pj=c.mac_pj * rng.choice(FACTORS), alu_pj=c.alu_pj * rng.choice(FACTORS), merge_pj=c.merge_pj * rng.choice(FACTORS),
+                   ops_per_cycle=c.ops_per_cycle * rng.choice(FACTORS), leak_mw=c.leak_mw * rng.choice(FACTORS))
+    return replace(arch, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
+
+
+def told(found: EinsumCost | Infeasible) -> tuple[object, ...]:
+    if isinstance(found, Infeasible):
+        return (str(found),)
+    return str(found.mapping), found.energy_pj, found.latency_cycles, found.bound_by, found.gap_in_space, found.space, found.price.steady_cycles
+
+
+def alone(problem: Problem, tiles: Tiles, near: float = 0.0) -> EinsumCost | Infeasible:
+    found = optimal(problem, tiles, near=near)
+    return found if isinstance(found, Infeasible) else found[0]
+
+
+def machines(seed: int) -> Iterator[tuple[list[Problem], Tiles, float]]:
+    """Two kinds of machines, several of each in other prices, in turn."""
+    rng = Random(seed)
+    group, tiles = rng.choice(GROUPS), rng.choice(["perfect", "ragged_lanes", "ragged_lanes"])
+    first = random_problem(rng, group, tiles, 3000)
+    arch = replace(first.arch, overlap=rng.choice(["free", "buffered"]))
+    levels = [level if level.capacity_bits is None else replace(level, capacity_bits=level.capacity_bits * 2) for level in arch.levels]
+    kinds = (arch, replace(arch, levels=tuple(levels)))
+    yield [replace(first, arch=priced_anew(kinds[i % 3 == 2], rng)) for i in range(rng.choice([2, 5, 11]))], tiles, rng.choice([0.0, 0.01])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_machine_gets_the_answer_that_it_gets_alone(seed: int) -> None:
+    for problems, tiles, near in machines(seed):
+        found = optimal_on(problems, tiles, near=near)
+        assert [told(one) for one in found] == [told(alone(problem, tiles, near)) for problem in problems]
+
+
+def test_machines_of_one_kind_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no two kinds at once: sizes, words and what is for nothing tell them apart."""
+    (problems, tiles, _), asked = next(machines(3)), list[int]()
+    whole = mapper.search_on
+    monkeypatch.setattr(mapper, "search_on", lambda several, *rest: asked.append(len(several)) or whole(several, *rest))
+    optimal_on(problems, tiles)
+    arch, e = problems[0].arch, problems[0].einsum
+    assert asked and max(asked) < len(problems) and sum(asked) <= len(problems)
+    wider = replace(arch, word_bits=16)
+    cheap = replace(arch, levels=(replace(arch.levels[0], read_pj=0.0), *arch.levels[1:]))
+    larger = replace(arch, levels=(*arch.levels[:-1], replace(arch.levels[-1], capacity_bits=1 << 20)))
+    assert len({search.alike(Problem(one, e, "energy")) for one in (arch, priced_anew(arch, Random(1)), wider, cheap, larger)}) == 4
+
+
+def test_what_needs_more_than_its_share_is_solved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems, tiles, near = next(machines(3))
+    expected = [told(alone(problem, tiles, near)) for problem in problems]
+    monkeypatch.setattr(mapper, "SHARED", 0)
+    assert [told(one) for one in optimal_on(problems, tiles, near=near)] == expected
+
+
+@pytest.mark.parametrize("name", ["weight_stationary", "output_stationary"])
+def test_under_the_rules_of_a_dataflow(name: str) -> None:
+    rng = Random(7)
+    first = random_problem(rng, "array", "ragged_lanes", 3000)
+    problems = [replace(first, arch=priced_anew(first.arch, rng)) for _ in range(6)]
+    rules = dataflow(name, first.einsum, first.arch)  # type: ignore[arg-type]
+    found = [optimal(problem, "ragged_lanes", rules) for problem in problems]
+    assert [told(one) for one in optimal_on(problems, "ragged_lanes", rules)] == [told(one if isinstance(one, Infeasible) else one[0]) for one in found]
+
+
+def test_figures_of_a_search_are_those_of_each_machine() -> None:
+    """Floors too, which no mapping is below."""
+    problems, tiles, _ = next(machines(11))
+    problems = [problem for problem in problems if search.alike(problem) == search.alike(problems[0])]
+    several, each = search.search_on(problems, tiles), [search.search(problem, tiles) for problem in problems]
+    assert [one.mapping for one in several] == [one.mapping for one in each]
+    assert np.allclose([one.floor for one in several], [one.floor for one in each], rtol=1e-12)
+
+
+def twins(rng: Random) -> list[Problem]:
+    """Square products on machines where both inputs cost the same, and on others where one of them costs more: there what may change places is no equal."""
+    n, words, both, pj = rng.choice([4, 6, 8]), rng.choice([3, 4, 6, 8]), rng.choice([6, 9, 12]), rng.choice([0.5, 1.0, 3.0])
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n, "n": n, "k": rng.choice([2, 3, 4])})
+    own = [Level(f"{role}s", 8 * words, 8, pj, pj, inf, bypass=rng.random() < 0.7, holds=(role,)) for role in ROLES[:2]]
+    shared = Level("L1", 8 * both, 8, 2.0, 2.0, inf, holds=rng.choice([ROLES, ROLES[:2]]))
+    dims = rng.choice([(("X", 2),), (("X", 4),), (("X", 3), ("Y", 2))])
+    lanes = Fanout("array", rng.choice([1, 2, 4]), dims, (True,) * len(dims), (True,) * len(dims))
+    outer = Level("DRAM", None, 8, 50.0, 50.0, rng.choice([inf, 1.0]), bypass=False)
+    alike, objective = Arch("twins", (outer, shared, *own), (lanes,), Compute(1.0, 1.0), 1.0, 8, overlap="free"), rng.choice(OBJECTIVES)
+    return [Problem(rng.choice([alike, priced_anew(alike, rng), priced_anew(alike, rng)]), e, objective) for _ in range(12)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_of_equals_the_first_is_the_answer_whatever_is_looked_at_first(seed: int) -> None:
+    """Other machines lead to other lanes and levels first; a cost that is known before leaves fewer to be looked at."""
+    problems = twins(Random(seed))
+    for tiles in ("perfect", "ragged_lanes"):
+        found = search.search_on(problems, tiles)
+        each = [search.search(problem, tiles) for problem in problems]
+        assert [one.mapping for one in found] == [one.mapping for one in each]
+        for problem, one in zip(problems, each, strict=True):
+            assert one.mapping == search.search(problem, tiles, than=(one.floor * (1 + 1e-6), inf, inf)).mapping
+
+
+@pytest.mark.parametrize(("draw", "place"), [(297, 13), (630, 10)])
+def test_choices_that_are_equal_but_for_rounding_are_not_forgotten(draw: int, place: int) -> None:
+    """Latencies of 648 cycles and of 1e-13 less: the order of choices is exact, the cost of the fifth is no bound of the sixth."""
+    whole = space.parse(machine.load("edge_array"), together.RATES | together.SIZES)
+    problem = Problem(together.drawn(Random(draw), whole)[place], together.einsum_of("product"), "latency")
+    assert search.search(problem, "perfect").mapping == search.search_on([problem] * 2, "perfect")[0].mapping
+
+
+STUDY = """
+name: cells
+workloads: ['gemm:m=64,n=48,k=96', 'gemm:m=35,n=77,k=11']
+machine: edge_array
+space: {{array.x: [8, 12], regf.capacity: [64 B, 256 B], dram.kind: [ddr3, lpddr4], dram.channels: [1, 2], node_nm: [22, 45], clock_mhz: [200, 800]}}
+objectives: [energy_pj, latency_ns]
+search: {{method: {method}, seed: 7, generation: 16, prune: {prune}}}
+solver: {{objective: edp}}
+"""
+
+
+@pytest.mark.parametrize(("method", "prune"), [("exhaustive", "false"), ("random", "false"), ("random", "true")])
+def test_rows_of_a_sweep_are_the_same_whichever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, prune: str) -> None:
+    """Each alone; together in leases of any size, by one process or two; interrupted and resumed. Machines that are pruned are solved alone."""
+    asked, whole = list[int](), worker.scheduled_on
+    (tmp_path / "cells.yaml").write_text(STUDY.format(method=method, prune=prune))
+    monkeypatch.setattr(worker, "scheduled_on", lambda arches, *rest: asked.append(len(arches)) or whole(arches, *rest))
+    monkeypatch.setattr(worker, "MANY", 1 << 40)
+    driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "alone", workers=0)
+    expected = rows(tmp_path / "alone")
+    assert not asked and len(expected["machines"]) == 64 and len(expected["points"]) == 64 - sum("pruned" in row for row in expected["machines"])
+    monkeypatch.setattr(worker, "MANY", 4)
+    for lease_s in (0.2, 5.0):
+        monkeypatch.setattr(driver, "LEASE_S", lease_s)
+        driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / f"run{lease_s}", workers=0)
+        assert rows(tmp_path / f"run{lease_s}") == expected
+    assert max(asked) > 8 or prune == "true"
+    if prune == "true":
+        return
+    monkeypatch.setattr(driver, "REPORT_S", 0.0)
+    first = driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "parts", workers=0, progress=_stop_after(20))
+    assert first.status.state == "interrupted"
+    driver.resume(tmp_path / "parts", workers=0)
+    assert rows(tmp_path / "parts") == expected
+    if method == "exhaustive":
+        driver.run(studies.load(tmp_path / "cells.yaml"), tmp_path / "two", workers=2)
+        assert rows(tmp_path / "two") == expected
