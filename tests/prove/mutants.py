@@ -49,12 +49,10 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
-SINGLY, KINDLY, EQUALS = (f"tests/test_together.py::test_{name}" for name in (
-    "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once",
-    "of_equals_the_first_is_the_answer_whatever_is_looked_at_first"))
 IN_TURN = "tests/test_cells.py::test_einsums_in_turn_on_many_machines"
-ALIKE, KINDLY = (f"tests/test_together.py::test_{name}" for name in (
-    "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once"))
+SINGLY, KINDLY, EQUALS, ROUNDED = (f"tests/test_together.py::test_{name}" for name in (
+    "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once",
+    "of_equals_the_first_is_the_answer_whatever_is_looked_at_first", "choices_that_are_equal_but_for_rounding_are_not_forgotten"))
 DRAWN = "tests/test_real_matrices.py::test_expected_counts_are_those_of_drawn_matrices"
 TERMS, TIMES = "dse/sim/terms.py", "tests/test_times.py::test_port_times_are_those_of_the_unrolled_nest"
 HOPS, MESH = "dse/sim/network.py", "tests/test_network.py::test_hops_of_a_nest_are_those_of_all_its_words"
@@ -182,6 +180,10 @@ MUTANTS = (
     Mutant("cells: a machine that einsums do not fit hears of others", "dse/stack.py", "elif heard and not before and not", "elif heard and not", IN_TURN),
     Mutant("prune: machines are held against what came between", "cluster/known.py", "(n for n in self.fronts if n <= number)", "iter(self.fronts)",
            "tests/test_prune.py::test_a_generation_is_held_against_the_same_front_whenever_it_is_dispatched"),
+    Mutant("fronts: what is slower than the limit costs what it costs", KERNELS, "    if latency > m.limit[j]:", "    if False:",
+           "tests/test_frontier.py::test_a_front_is_that_of_all_mappings"),
+    Mutant("fronts: a room that is left takes others with it", "dse/dataflow/frontier.py", "room = max(member.bits for member in own) - 1",
+           "room = min(member.bits for member in own) - 1", "tests/test_frontier.py::test_a_front_is_that_of_all_mappings"),
     Mutant("columns: what is equal dominates", "dse/study/prune.py", " & (values < own).any(axis=1)", "",
            "tests/test_columns.py::test_the_first_that_dominates_is_found_for_many"),
     Mutant("the last of unequal lanes has a whole share", HOPS, "min(low + (i + 1) * c.tile, high)", "low + (i + 1) * c.tile", UNEVEN),
@@ -256,6 +258,7 @@ MUTANTS = (
     Mutant("a group of options has the ways of its first one", KERNELS, "c.way[o, 1] if c.alive[o] else 0):\n                known",
            "c.way[o, 1] if o == start[g] else 0):\n                known"),
     Mutant("nothing is left out of the first choices", KERNELS, "bound[:n][::-1].copy(), rest", "bound[:n][::-1].copy(), np.full_like(rest, np.inf)"),
+    Mutant("of the first choices one is left out and forgotten", KERNELS, "            lowered(rest, low[0])\n", "", ROUNDED),
     Mutant("of the first choices the lowest is given up", KERNELS, "            at = by_worth(worth[:n])[n - 1]\n            lowered",
            "            at = by_worth(worth[:n])[0]\n            lowered"),
     Mutant("choices of levels: what a tensor costs at least counts beside what it costs", KERNELS, "= parts[x + 1, i] + rest[x + 1, i]",
