@@ -2,6 +2,7 @@
 
     import dse
     dse.map("resnet18", "edge_array", objective="edp", **{"array.x": 12})    # one workload on one machine
+    dse.front("gemm:m=5,n=7,k=12", "a2")                                     # its mappings that nothing beats
     dse.residency("cg:matrix=ecology1,n=8", "gogeta_clusters")               # what stays on chip between operations
     run = dse.sweep("study.yaml", out="runs/x", progress=print)              # a study
     run = dse.open("runs/x"); run.front(); run.sql("FROM designs"); run.show("best")
@@ -15,9 +16,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dse.door import map, open, residency, sweep
+    from dse.door import front, map, open, residency, sweep
 
-__all__ = ["map", "open", "residency", "sweep"]
+__all__ = ["front", "map", "open", "residency", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
