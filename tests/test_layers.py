@@ -28,7 +28,8 @@ dse/sim/boxes dse/sim/box_hops dse/sim/directed dse/sim/placed dse/sim/faults ds
 dse/sim/graph dse/sim/kernels dse/join dse/assign/templates
 dse/dataflow/space dse/dataflow/steps dse/dataflow/lanes dse/dataflow/cost_descending dse/dataflow/improve
 dse/dataflow/search_kernels dse/dataflow/search
-dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/optimal dse/dataflow/lined
+dse/dataflow/ragged_kernels dse/dataflow/ragged_program dse/dataflow/ragged_vectors dse/dataflow/ragged dse/dataflow/optimal
+dse/dataflow/frontier dse/dataflow/lined
 dse/assign/convert dse/assign/layouts dse/dataflow/exhaustive
 dse/dataflow/random dse/dataflow/annealing dse/assign/sampled
 dse/compile dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug

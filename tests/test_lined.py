@@ -45,7 +45,7 @@ def test_mappings_are_chosen_with_lines_in_view() -> None:
     e = einsum("C[c,p,q] = A[c,p,q] + B[c,p,q]", {"c": 64, "p": 56, "q": 56}, "sum")
     before = stack.laid(Problem(EDGE, e, "energy"), stack.exactly(Problem(EDGE.ideal(), e, "energy"), Random(0))[0])  # type: ignore[index]
     (found,) = lined(Problem(EDGE, e, "energy"))  # type: ignore[misc]
-    assert isinstance(before, EinsumCost) and before.energy_pj > 100 * found.energy_pj and found.gap_in_space < 0.02
+    assert isinstance(before, EinsumCost) and before.energy_pj > 10 * found.energy_pj and found.gap_in_space < 0.02
     assert einsum_cost(Problem(EDGE, e, "energy"), found.mapping).energy_pj == found.energy_pj  # type: ignore[union-attr]
     assert "all layouts" in found.certificate
 
