@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import product
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from dse.study import study as studies
 from dse.study.pareto import Trial
 from dse.study.study import Study
 from hw.arch import Arch
-from hw.space import Space, Unbuildable, decode, index_of, values
+from hw.space import Axis, Space, Unbuildable, Value, decode, index_of, values
 from workloads.graph import Unique, Workload, unique
 
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
@@ -115,8 +114,7 @@ class Laid:
         return self.found.einsums
 
 
-Ready = Mapping[int, Sequence[list[Solution] | Infeasible | Beaten]]  # machine -> per workload, as far as it was solved
-NOTHING: Ready = MappingProxyType({})
+Ready = list[list[Solution] | Infeasible | Beaten]  # of a machine, per workload, as far as it was solved
 
 
 class Overdue(Exception):
@@ -142,7 +140,8 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     out = set().union(*(table["machine"].to_pylist() for table in beaten))
     asks = [ask for ask in lease.asks if ask.machine not in out]
     ready = _solved_together(job, lease, asks)
-    solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ()), ready) for i in _order(job, lease.number, asks)}
+    solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ()), ready.get(asks[i].machine, ()))
+              for i in _order(job, lease.number, asks)}
     for _, (found, laid) in sorted(solved.items()):
         schedules += laid
         for table, new in found.items():
@@ -172,31 +171,36 @@ def together(job: Job) -> bool:
     return job.deadline_s is None and not job.study.solver.share and solved_together(job.study.solver)
 
 
-def _solved_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> Ready:
+def _solved_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ready]:
     """Schedules of the machines of a lease, where they may be solved together; what goes wrong with one of them shows when it is looked at alone."""
     if len(asks) < MANY or not together(job):
         return {}
-    built = {ask: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)}
-    found: dict[int, list[list[Solution] | Infeasible | Beaten]] = {ask.machine: [] for ask in built}
+    arches = {ask.machine: arch for ask in asks if isinstance(arch := decode(job.study.space, ask.machine), Arch)}
+    found: dict[int, Ready] = {machine: [] for machine in arches}
     try:
-        hopes = {ask.machine: Hope(job.ruler, arch, lease.fronts.get(ask.generation, ())) for ask, arch in built.items()}
+        hopes = {ask.machine: Hope(job.ruler, arches[ask.machine], front) for ask in asks
+                 if ask.machine in arches and (front := lease.fronts.get(ask.generation))}
         for machine, hope in hopes.items():
             _hears(found[machine], partial(hope.dashed, BEATEN))
         for place, workload in enumerate(job.workloads):
-            left = [machine for machine, own in found.items() if len(own) == place and not any(isinstance(one, Infeasible | Beaten) for one in own)]
+            left = [machine for machine, own in found.items() if len(own) == place and not _ended(own)]
 
             def heard(j: int, einsum: int, cost: EinsumCost, left: list[int] = left, place: int = place) -> bool:
-                return _hears(found[left[j]], partial(hopes[left[j]].heard, place, einsum, cost))
+                return left[j] not in hopes or _hears(found[left[j]], partial(hopes[left[j]].heard, place, einsum, cost))
 
-            each = scheduled_on([hopes[machine].arch for machine in left], workload, job.study.solver, heard if any(lease.fronts.values()) else None)
+            each = scheduled_on([arches[machine] for machine in left], workload, job.study.solver, heard if hopes else None)
             for machine, one in zip(left, each, strict=True):
                 found[machine] += [] if one is None else [one]
     except Exception:  # noqa: BLE001 - of one of them: each is solved alone
         return {}
-    return {machine: own for machine, own in found.items() if len(own) == len(job.workloads) or any(isinstance(one, Infeasible | Beaten) for one in own)}
+    return {machine: own for machine, own in found.items() if len(own) == len(job.workloads) or _ended(own)}
 
 
-def _hears(own: list[list[Solution] | Infeasible | Beaten], told: Callable[[], None]) -> bool:
+def _ended(own: Ready) -> bool:
+    return any(isinstance(one, Infeasible | Beaten) for one in own)
+
+
+def _hears(own: Ready, told: Callable[[], None]) -> bool:
     """Whether a machine is still asked for after what it is told; what beats it becomes its answer."""
     try:
         told()
@@ -218,12 +222,12 @@ def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     return sorted(found, key=lambda i: (kinds.index(found[i]) - number) % len(kinds))
 
 
-def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = (), ready: Ready = NOTHING) -> tuple[Rows, list[Laid]]:
+def solve_machine(job: Job, ask: Ask, front: Sequence[Trial] = (), ready: Sequence[list[Solution] | Infeasible | Beaten] = ()) -> tuple[Rows, list[Laid]]:
     """All of one machine. What goes wrong inside becomes an `error` row, its traceback an event. front: of schedules that may dominate all of its own; ready:
     what is known of it, per workload."""
     try:
         with _within(job.deadline_s):
-            return _solved(job, ask, front, ready.get(ask.machine, ()))
+            return _solved(job, ask, front, ready)
     except Overdue:
         rows = failed(job, ask, f"deadline: not solved within {job.deadline_s:g} s; a resume tries again")
     except MemoryError as fault:
@@ -370,23 +374,23 @@ def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solu
 def shaping(space: Space) -> list[int]:
     """Places of the axes that change more of a machine than prices, rates and clock, as some of its values tell: machines alike on all of these may be solved
     together."""
-    own, first = values(space, 0), decode(space, 0)
+    first = decode(space, 0)
     if isinstance(first, Unbuildable):
         return list(range(len(space.axes)))
-    same, found = structure(first), []
-    for place, axis in enumerate(space.axes):
-        some = axis.values[::-(-len(axis.values) // TOLD)]
-        others = (decode(space, index_of(space, own | {axis.key: value})) for value in some[1:])
-        if any(isinstance(one, Arch) and structure(one) != same for one in others):
-            found.append(place)
-    return found
+    own, same = values(space, 0), structure(first)
+    return [place for place, axis in enumerate(space.axes) if not _prices_alone(space, own, same, axis, axis.values[::-(-len(axis.values) // TOLD)])]
+
+
+def _prices_alone(space: Space, own: Mapping[str, Any], same: Arch, axis: Axis, some: Sequence[Value]) -> bool:
+    """Whether these values of an axis change no more of a machine than prices, rates and clock."""
+    others = (decode(space, index_of(space, {**own, axis.key: value})) for value in some)
+    return all(isinstance(one, Unbuildable) or structure(one) == same for one in others)
 
 
 def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
     """Machines of a space that share schedules with one of it, `arch`: on axes that change prices, rates and clock alone, any value."""
     own, same = values(space, machine), structure(arch)
-    free = [axis for axis in space.axes if all(isinstance(one, Unbuildable) or structure(one) == same
-                                               for value in axis.values for one in [decode(space, index_of(space, own | {axis.key: value}))])]
+    free = [axis for axis in space.axes if _prices_alone(space, own, same, axis, axis.values)]
     several = [own | dict(zip((axis.key for axis in free), chosen, strict=True)) for chosen in product(*(axis.values for axis in free))]
     return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and structure(one) == same}
 

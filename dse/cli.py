@@ -214,9 +214,9 @@ def _map(given: argparse.Namespace) -> int:
     sets = read.assignments(given.set)
     name = f"{given.workload} on {given.machine}"
     if given.front:
-        given_too = {"--objective": given.objective, "--layout": given.layout, "--schedule": given.schedule,
+        beside = {"--objective": given.objective, "--layout": given.layout, "--schedule": given.schedule,
                      f"--format {given.format}": given.format not in ("text", "json")}
-        if wrong := [name for name, value in given_too.items() if value]:
+        if wrong := [name for name, value in beside.items() if value]:
             raise ValueError(f"{wrong[0]} beside --front: it is a table by energy, latency and room, as text or json; leave one of both out")
         return _front(given, progress.waited(name, lambda _: door.front(given.workload, given.machine, einsum=given.einsum or "", **sets)))
     found = progress.waited(name, lambda steps: door.map(given.workload, given.machine, objective=given.objective or "", layouts=given.layout,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -46,7 +45,7 @@ def alone(problem: Problem, tiles: Tiles, near: float = 0.0) -> EinsumCost | Inf
     return found if isinstance(found, Infeasible) else found[0]
 
 
-def machines(seed: int) -> Iterator[tuple[list[Problem], Tiles, float]]:
+def machines(seed: int) -> tuple[list[Problem], Tiles, float]:
     """Two kinds of machines, several of each in other prices, in turn."""
     rng = Random(seed)
     group, tiles = rng.choice(GROUPS), rng.choice(["perfect", "ragged_lanes", "ragged_lanes"])
@@ -54,19 +53,19 @@ def machines(seed: int) -> Iterator[tuple[list[Problem], Tiles, float]]:
     arch = replace(first.arch, overlap=rng.choice(["free", "buffered"]))
     levels = [level if level.capacity_bits is None else replace(level, capacity_bits=level.capacity_bits * 2) for level in arch.levels]
     kinds = (arch, replace(arch, levels=tuple(levels)))
-    yield [replace(first, arch=priced_anew(kinds[i % 3 == 2], rng)) for i in range(rng.choice([2, 5, 11]))], tiles, rng.choice([0.0, 0.01])
+    return [replace(first, arch=priced_anew(kinds[i % 3 == 2], rng)) for i in range(rng.choice([2, 5, 11]))], tiles, rng.choice([0.0, 0.01])
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_each_machine_gets_the_answer_that_it_gets_alone(seed: int) -> None:
-    for problems, tiles, near in machines(seed):
-        found = optimal_on(problems, tiles, near=near)
-        assert [told(one) for one in found] == [told(alone(problem, tiles, near)) for problem in problems]
+    problems, tiles, near = machines(seed)
+    found = optimal_on(problems, tiles, near=near)
+    assert [told(one) for one in found] == [told(alone(problem, tiles, near)) for problem in problems]
 
 
 def test_machines_of_one_kind_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no two kinds at once: sizes, words and what is for nothing tell them apart."""
-    (problems, tiles, _), asked = next(machines(3)), list[int]()
+    (problems, tiles, _), asked = machines(3), list[int]()
     whole = mapper.search_on
     monkeypatch.setattr(mapper, "search_on", lambda several, *rest: asked.append(len(several)) or whole(several, *rest))
     optimal_on(problems, tiles)
@@ -79,7 +78,7 @@ def test_machines_of_one_kind_are_searched_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_needs_more_than_its_share_is_solved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems, tiles, near = next(machines(3))
+    problems, tiles, near = machines(3)
     expected = [told(alone(problem, tiles, near)) for problem in problems]
     monkeypatch.setattr(mapper, "SHARED", 0)
     assert [told(one) for one in optimal_on(problems, tiles, near=near)] == expected
@@ -97,7 +96,7 @@ def test_under_the_rules_of_a_dataflow(name: str) -> None:
 
 def test_figures_of_a_search_are_those_of_each_machine() -> None:
     """Floors too, which no mapping is below."""
-    problems, tiles, _ = next(machines(11))
+    problems, tiles, _ = machines(11)
     problems = [problem for problem in problems if search.alike(problem) == search.alike(problems[0])]
     several, each = search.search_on(problems, tiles), [search.search(problem, tiles) for problem in problems]
     assert [one.mapping for one in several] == [one.mapping for one in each]

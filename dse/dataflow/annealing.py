@@ -19,8 +19,8 @@ from dse.dataflow.exhaustive import before, gaps, lanes, layers
 from dse.dataflow.random import ATTEMPTS, Choices, draw, mapping_of, primes, ranked
 from dse.nest import Infeasible, Mapping, Store, holdable
 from dse.sim import cost
-from dse.sim.counts import count, footprints
-from dse.sim.evaluate import EinsumCost, Problem, priced
+from dse.sim.counts import footprints
+from dse.sim.evaluate import EinsumCost, Problem, priced_alone
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -66,7 +66,7 @@ def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candi
         walkers = [(_start(e, arch, rng) if rng.random() < FRESH else None) or walker for walker in walkers]
     for mapping, found in costed.ranks.items():
         best = mapping if before(found, costed.ranks[best]) else best
-    return [priced(problem, best, count(best, e, arch), footprints(best, e))]
+    return [priced_alone(problem, best)]
 
 
 def _start(e: Einsum, arch: Arch, rng: Random) -> Walker | None:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from dse.dataflow.space import FREE, Constraints, broken, least
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim.cost import overflow
-from dse.sim.counts import count, footprints
-from dse.sim.evaluate import EinsumCost, Problem, priced
+from dse.sim.counts import footprints
+from dse.sim.evaluate import EinsumCost, Problem, priced_alone
 from dse.sim.kernels import Costs, cost_many, mapping_at, tables
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
@@ -64,7 +64,7 @@ def enumerated(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Con
                     best, chosen = cost, mapping
     if chosen is None:
         return overflow(footprints(least(e, arch), e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
-    return [priced(problem, chosen, count(chosen, e, arch), footprints(chosen, e))]
+    return [priced_alone(problem, chosen)]
 
 
 def before(a: Rank3, b: Rank3) -> bool:

@@ -1,4 +1,4 @@
-"""Mappings of one einsum on one machine that nothing beats in energy, latency and room at once (docs/solvers.md, Fronts).
+"""Mappings of one einsum on one machine that nothing beats in energy, latency and room at once (docs/solvers.md, What nothing beats).
 
 The least energy, then the least energy of all that takes fewer cycles, until nothing does; then the same in less room than the largest of these took: the
 epsilon-constraint method (Haimes, Lasdon, Wismer, On a bicriterion formulation ..., 1971), whose every search is exact.
@@ -14,9 +14,9 @@ from dse.dataflow.optimal import none_fits
 from dse.dataflow.search import BUDGET, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, named
 from dse.nest import Infeasible, Mapping
-from dse.sim.cost import room_bits
-from dse.sim.counts import count, footprints
-from dse.sim.evaluate import EinsumCost, Problem, priced
+from dse.sim.cost import held_bits
+from dse.sim.counts import footprints
+from dse.sim.evaluate import EinsumCost, Problem, priced_alone
 from dse.sim.parts import bits_of
 from hw.arch import Arch, Level
 
@@ -38,7 +38,6 @@ class Front:
 
     members: tuple[Member, ...]
     level: str
-    searches: int
     certificate: str
 
 
@@ -51,9 +50,9 @@ def front(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
     found, searches, proven, room = list[Member](), 0, True, inf
     level = next((one for one in arch.levels if one.capacity_bits is not None), arch.levels[0])
     while searches < SEARCHES:
-        own, limit = list[Member](), inf
+        own, limit, smaller = list[Member](), inf, _smaller(arch, level, room)
         while searches < SEARCHES:
-            one = search(Problem(_smaller(arch, level, room), e, "energy"), tiles, constraints, BUDGET, limit=limit)
+            one = search(Problem(smaller, e, "energy"), tiles, constraints, BUDGET, limit=limit)
             searches, proven = searches + 1, proven and one.floor > 0
             if one.mapping is None:
                 break
@@ -65,7 +64,7 @@ def front(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
     if not found:
         return none_fits(problem, constraints)
     members = tuple(sorted(_undominated(found), key=lambda one: (one.cost.energy_pj, one.cost.latency_cycles, one.bits)))
-    return Front(members, level.name, searches, _said(arch, named(tiles, arch, constraints), proven, searches >= SEARCHES))
+    return Front(members, level.name, _said(arch, named(tiles, arch, constraints), proven, searches >= SEARCHES))
 
 
 def _smaller(arch: Arch, level: Level, bits: float) -> Arch:
@@ -74,9 +73,8 @@ def _smaller(arch: Arch, level: Level, bits: float) -> Arch:
 
 
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
-    e, arch, held = problem.einsum, problem.arch, footprints(mapping, problem.einsum)
-    bits = bits_of(e, arch)
-    return Member(priced(problem, mapping, count(mapping, e, arch), held), sum(room_bits(one, level, bits) for one in held if one.level == level.name))
+    e = problem.einsum
+    return Member(priced_alone(problem, mapping), held_bits(footprints(mapping, e), level, bits_of(e, problem.arch)))
 
 
 def _undominated(members: Sequence[Member]) -> list[Member]:

@@ -19,7 +19,7 @@ from dse.dataflow.space import FREE, Constraints, Tiles, least, named
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.sim import cost
 from dse.sim.counts import count, footprints
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, figure, lower_bound, priced
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, figure, lower_bound, priced, priced_alone
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 
@@ -106,7 +106,7 @@ def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constra
     fits = [start for start in starts if _fits(problem, start, constraints)]
     if not fits:
         return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else none_fits(problem, constraints)
-    best = min((_priced(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: rank(problem, one))
+    best = min((priced_alone(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: rank(problem, one))
     return [_told(problem, best, found.floor, found.visited, "every space" if best.gap_to_bound <= PRECISE else space)]
 
 
@@ -120,7 +120,7 @@ def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float
     rounder = dict.fromkeys(_rounded(e, multiple) for multiple in ROUND) if taken(e, "perfect") else {}
     found = (search(replace(problem, einsum=one), "perfect", constraints, CLOSER).mapping for one in rounder if one != e)
     starts = [even[0].mapping, *(start for one in found if one and _fits(problem, start := _fitted(e, one), constraints))]
-    best = min((_priced(problem, improved(problem, start, "ragged", constraints)) for start in starts), key=lambda one: rank(problem, one))
+    best = min((priced_alone(problem, improved(problem, start, "ragged", constraints)) for start in starts), key=lambda one: rank(problem, one))
     if constraints == FREE and arch.overlap == "free" and not uncovered(e, arch):
         exact = solved(problem, budget)
         best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: rank(problem, one))
@@ -156,7 +156,7 @@ def _fitted(e: Einsum, mapping: Mapping) -> Mapping:
 def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, near: float) -> EinsumCost:
     """What the search found; where its cycles are fewer than the evaluator's, what others find that wait for all ports in turn, or for first and last tiles."""
     assert found.mapping is not None
-    arch, best, floor, visited = problem.arch, _priced(problem, found.mapping), found.floor, found.visited
+    arch, best, floor, visited = problem.arch, priced_alone(problem, found.mapping), found.floor, found.visited
     single = any(not level.double_buffer for level in arch.levels[1:])
     for waits in ("in_turn", "ends") if single else ("ends",):
         value, energy, cycles, _ = rank(problem, best)
@@ -164,7 +164,7 @@ def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constr
             break
         closer = search(problem, tiles, constraints, CLOSER, waits, NONE if waits == "in_turn" else (value / (1 + near), energy, cycles))
         floor, visited = max(floor, closer.floor), visited + closer.visited
-        others = [_priced(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
+        others = [priced_alone(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
         best = min([best, *others], key=lambda one: rank(problem, one))
     return _told(problem, best, floor, visited, named(tiles, problem.arch, constraints))
 
@@ -192,10 +192,6 @@ def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
 def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
     held = [row for row in footprints(mapping, problem.einsum) if (row.tensor, row.level) not in constraints.homes]
     return not cost.overflow(held, problem.einsum, problem.arch)
-
-
-def _priced(problem: Problem, mapping: Mapping) -> EinsumCost:
-    return priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum))
 
 
 def rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:

@@ -29,8 +29,8 @@ from dse.dataflow.space import FREE, least
 from dse.dataflow.steps import programs
 from dse.nest import Infeasible
 from dse.sim import cost
-from dse.sim.counts import count, footprints
-from dse.sim.evaluate import EinsumCost, Problem, priced
+from dse.sim.counts import footprints
+from dse.sim.evaluate import EinsumCost, Problem, priced_alone
 from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
@@ -70,7 +70,7 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
         smallest = least(e, problem.arch)
         return cost.overflow(footprints(smallest, e), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     mapping = nest(e, *answer)
-    one = priced(problem, mapping, count(mapping, e, problem.arch), footprints(mapping, e))
+    one = priced_alone(problem, mapping)
     held = [set(level.holds) for v, level in enumerate(problem.arch.levels) if v or level.capacity_bits is not None]
     order = ", levels in order" if any(holds & other for holds, other in combinations(held, 2)) else ""  # those that share no tensor stand in any order
     once = f", {ONCE}" if any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms) else ""

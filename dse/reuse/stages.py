@@ -24,7 +24,7 @@ from dse.reuse.nests import BELOW
 from dse.schedule import renamed
 from dse.sim.cost import overflow
 from dse.sim.counts import count, footprints, held_elems
-from dse.sim.evaluate import EinsumCost, Problem, figure, priced
+from dse.sim.evaluate import EinsumCost, Problem, figure, priced, priced_alone
 from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
@@ -250,7 +250,7 @@ def _searched(problem: Problem, constraints: Constraints, closer: bool) -> Itera
         if not found.mapping:
             return
         yield found.mapping
-        cost = priced(problem, found.mapping, count(found.mapping, problem.einsum, problem.arch), footprints(found.mapping, problem.einsum))
+        cost = priced_alone(problem, found.mapping)
         top = BETTER * figure(problem.objective, cost.energy_pj, cost.latency_cycles)
         found = search(problem, "perfect", constraints, CLOSER, than=(top, inf, inf))
     if found.mapping:

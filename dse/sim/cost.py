@@ -112,11 +112,16 @@ def room_bits(f: Footprint, level: Level, bits: Dict[str, int]) -> int:
     return f.elems * bits[f.tensor] * (2 if level.double_buffer and f.moving else 1)
 
 
+def held_bits(held: Sequence[Footprint], level: Level, bits: Dict[str, int]) -> int:
+    """What one instance of a level has to have room for."""
+    return sum(room_bits(f, level, bits) for f in held if f.level == level.name)
+
+
 def overflow(held: Sequence[Footprint], e: Einsum, arch: Arch, taken: Sequence[tuple[str, int]] = ()) -> Infeasible | None:
     """The outermost level whose tiles do not fit, or None. taken: bits of levels that others hold meanwhile."""
     bits, others = bits_of(e, arch), dict(taken)
     for level in arch.levels:
-        need = sum(room_bits(f, level, bits) for f in held if f.level == level.name) + others.get(level.name, 0)
+        need = held_bits(held, level, bits) + others.get(level.name, 0)
         if level.capacity_bits is not None and need > level.capacity_bits:
             return Infeasible(level.name, -(-need // 8), level.capacity_bits // 8, e.name)
     return None

@@ -11,7 +11,7 @@ from dse.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.schedule import Schedule
 from dse.sim import boundary, bounds, cost, transfer
 from dse.sim.boundary import ALONE, Boundary
-from dse.sim.counts import Count, Footprint
+from dse.sim.counts import Count, Footprint, count, footprints
 from dse.sim.terms import wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
@@ -213,14 +213,23 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     extra += [cost.Part(way.network, way.tensor, way.action, way.bits, way.energy_pj) for way in boundary.ways(problem.boundary, mapping, e, arch)]
     if extra:
         p = replace(p, energy_pj=p.energy_pj + sum(part.energy_pj for part in extra), parts=(*p.parts, *extra))
-    value, floor = figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem)
-    if floor > value * (1 + 1e-9):
-        raise Violated(f"{e.name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
+    gap = _gap(e.name, arch, figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem), mapping)
     key, number = canonical_key(e), key_of(problem, mapping, bool(moved))
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
-    gap = above(value, floor)
     return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p,
                       moved=tuple(moved.values()))
+
+
+def priced_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
+    """Cost of a mapping that fits, of an einsum that nothing stands around."""
+    return priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum))
+
+
+def _gap(name: str, arch: Arch, value: float, floor: float, mapping: Mapping) -> float:
+    """How far a cost lies above its bound. Raises Violated where it lies below."""
+    if floor > value * (1 + PRECISE):
+        raise Violated(f"{name} on {arch.name}: lower bound {floor} above the cost {value} of\n{mapping}")
+    return above(value, floor)
 
 
 def key_of(problem: Problem, mapping: Mapping, felt: bool = False) -> str:
@@ -257,10 +266,8 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
     for one, group, least in zip(costs, groups, floors, strict=True):
         if isinstance(one, Infeasible):
             return one
-        value, floor = figure(problem.objective, one.energy_pj, one.latency_cycles), figure(problem.objective, *least)
-        if floor > value * (1 + PRECISE):
-            raise Violated(f"{one.name} on {problem.arch.name}: lower bound {floor} above the cost {value} of\n{one.mapping}")
-        gap = above(value, floor)
+        value = figure(problem.objective, one.energy_pj, one.latency_cycles)
+        gap = _gap(one.name, problem.arch, value, figure(problem.objective, *least), one.mapping)
         solved.append(replace(one, count=group.count, gap_in_space=min(one.gap_in_space, gap) if one.space else gap, gap_to_bound=gap))
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
     steady = cycles if len(solved) > 1 else sum(c.count * c.price.steady_cycles for c in solved)  # others stand between equal einsums of a network
