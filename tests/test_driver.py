@@ -176,7 +176,8 @@ def test_ctrl_c_commits_what_is_solved_and_resume_completes_it(tmp_path: Path) -
 
 @pytest.mark.usefixtures("reports")
 @pytest.mark.parametrize("method", ["exhaustive", "tpe"])
-def test_damage_anywhere_is_put_away_and_redone(tmp_path: Path, method: str) -> None:
+def test_damage_anywhere_is_put_away_and_redone(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "COMMIT_ROWS", 1)  # a part for each lease: how many there are is no matter of speed
     small = study(tmp_path, method, 16, "points: 60")
     driver.run(small, tmp_path / "whole", workers=0)
     driver.run(small, tmp_path / "run", workers=0)
