@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 10
-SOLVER_VERSION = 18
+MODEL_VERSION = 11
+SOLVER_VERSION = 19
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

@@ -118,7 +118,7 @@ def granular(arch: Arch, workload: Workload, first: int, last: int, weights: str
                     others = [raised(listed[i, other]) for i, other in enumerate(cuts)]
                     homes = [e.output.tensor if e.output.tensor in handed else "" for e in members]
                     known[key] = cheapest(arch, part, shared, weights, members, starts, j, list(dict.fromkeys(own(n, cut, homes[j]) for n in listed[j, cut])),
-                                          [own(other, cuts[i], homes[i]) for i, other in enumerate(others)])
+                                          [own(other, cuts[i], homes[i]) for i, other in enumerate(others)], len(members) < len(workload.einsums))
                 total += known[key]
             best = min(best, total)
     return best
@@ -130,14 +130,14 @@ def raised(listed: list[Mapping]) -> Mapping:
 
 
 def cheapest(arch: Arch, part: Workload, shared: tuple[Loop | Store, ...], weights: str, members: tuple[Einsum, ...], starts: tuple[tuple[int, int], ...],
-             j: int, listed: list[Mapping], others: list[Mapping]) -> float:
-    """The least energy of stage j over its nests, in its lanes; inf: none fits, or is one."""
+             j: int, listed: list[Mapping], others: list[Mapping], rest: bool) -> float:
+    """The least energy of stage j over its nests, in its lanes; inf: none fits, or is one. rest: other segments run between two runs of this one."""
     def schedule(nest: Mapping) -> Schedule:
         branches = tuple(Branch(e.name, nest if i == j else others[i], (), (Lanes("NX", at, n),) if len(members) > 1 else ())
                          for i, (e, (at, n)) in enumerate(zip(members, starts, strict=True)))
         return Schedule((Segment(branches, shared),), weights=weights)
 
-    one, best = placed.placed(arch, part, schedule(listed[0]))[0][j], inf  # what stands around a stage is the same for all its nests
+    one, best = placed.placed(arch, part, schedule(listed[0]), part=rest)[0][j], inf  # what stands around a stage is the same for all its nests
     for nest in listed:
         try:
             cost = einsum_cost(Problem(one.arch, one.einsum, "energy", one.boundary), nest)

@@ -89,9 +89,9 @@ def test_segments_that_are_passed_over_are_in_no_cheaper_chain(monkeypatch: pyte
 
 
 def test_segments_that_are_no_candidates_hold_more_than_all_buffers() -> None:
-    """240 words of weights and 32 of what is handed on, on 16 nodes."""
+    """240 words of weights and 2 * 32 of what is handed on, run after run, on 16 nodes."""
     one = chain((12, 8, 18), frozenset({"W0", "W1"}))
-    for words, few in ((16, True), (17, False)):
+    for words, few in ((18, True), (19, False)):
         arch = replace(MULTI, levels=(MULTI.levels[0], replace(MULTI.levels[1], capacity_bits=16 * words), MULTI.levels[2]))
         g = Found(arch, one, "energy", "pinned", Nodes(arch))
         whole = next(r for r in segments.ranges_of(g) if not r.tile)

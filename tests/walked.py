@@ -390,7 +390,8 @@ class SegmentWalk:
             return n * width[tensor] * (2 if level_of[level].double_buffer and twice else 1)
 
         nodes = self.segment.nodes
-        alive = {t: self.alive_granules(t) for t in self.home}
+        often = len(schedule.segments) == 1  # the next run follows back to back
+        alive = {t: self.alive_granules(t, often) for t in self.home}
         by_name: dict = {}
         shared_most: Counter = Counter()
         for name, shared, own in self.moments:
@@ -493,10 +494,10 @@ class SegmentWalk:
         spread = any(f.outside <= self.levels.index(level) for f in self.arch.fanouts)
         return not spread and any(k.tensor == self.own[tensor] and k.level == level and life.before(k, name) == 1 for k in self.schedule.keeps)
 
-    def alive_granules(self, tensor: str) -> int:
-        """Granules of a tensor alive at one time: stage j works on granule b in turn b + j."""
+    def alive_granules(self, tensor: str, often: bool) -> int:
+        """Granules of a tensor alive at one time: stage j works on granule b in turn b + j, and on those of the next run behind them."""
         turn = [self.names.index(name) for name in self.users[tensor]]
-        granules = range(max(self.granule, 1))
+        granules = range(max(self.granule, 1) * (2 * len(self.names) if often else 1))
         return max(sum(b + turn[0] <= now <= b + turn[-1] for b in granules) for now in range(len(granules) + len(self.names)))
 
 

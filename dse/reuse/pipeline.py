@@ -64,8 +64,10 @@ SLOW = 1.02  # cycles of a nest over those of all lanes at work: a faster one is
 STEPS, SLOWER = 12, 1.15  # cycles over the least that are told apart in bounds
 ROUGHLY = 1.1  # what stages are thought to cost over what a segment is known to cost, at most: it is not priced else
 PLACED = 200  # choices of stages that are laid out per limit
+CRAMMED = 5000  # the same where cycles are limited
 GLANCED = 200  # choices that are listed to see whether a limit can be kept
 LISTED = 5000  # choices that are listed for that
+SEVERAL = 1 << 19  # choices that are all looked at where the cheapest need too many nodes
 WORTH = 0.99  # of the bounds of its einsums alone: a segment whose bound is no lower is not looked at
 BUDGET = 400  # nests of nodes that are searched for segments; these are looked at while there are fewer
 CLOSER = 6  # choices of stages that are priced per limit, of segments that are taken
@@ -139,7 +141,8 @@ def _mapped(g: Found, e: Einsum) -> Option | None:
     found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if few else None
     if not isinstance(found, list):
         return None
-    return price_of(g, (e,), Segment((Branch(e.name, whole(found[0].mapping, pinned(g, e), g.arch.levels[0].name)),)))
+    nest = whole(found[0].mapping, pinned(g, e), g.arch.levels[0].name, [name for name, _ in g.arch.fanouts[0].dims])
+    return price_of(g, (e,), Segment((Branch(e.name, nest),)))
 
 
 def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], theirs: dict[Range, Option], space: str) -> Solution | Infeasible:
@@ -323,7 +326,8 @@ def _segment(g: Found, r: Range, alone: Sequence[Option | None], most: int = 1) 
     arounds = [around for _, around, _ in ways]
     for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
         priced = 0
-        for choice in islice(_listed([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)), PLACED):
+        for choice in islice(_listed([[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)),
+                             PLACED if g.limit == inf else CRAMMED):
             if g.objective == "energy" and _rough(g, choice, many) >= ROUGHLY * min(bar, value(g, best) if best else inf):
                 break
             if places := laid(g, choice):
@@ -364,8 +368,13 @@ def _limits(ways: Sequence[Sequence[Stage]], nodes: int) -> list[float]:
 
 def _listed(ways: Sequence[Sequence[Stage]], nodes: int, most: int = LISTED) -> Iterator[list[Stage]]:
     """Choices of a stage per einsum that need no more nodes than there are: those of least energy first, as many as are listed; then, where nodes are scarce
-    and all of these need too many, the cheapest one of every number of nodes."""
+    and all of these need too many, all others, or, of too many, the cheapest one of every number of nodes."""
     yield from _cheapest(ways, nodes, most)
+    if prod(map(len, ways)) <= SEVERAL:
+        energy, needed = (sum(np.ix_(*(np.array([getattr(s, name) for s in own], float) for own in ways)), np.zeros(())) for name in ("energy", "nodes"))
+        for at in sorted(np.argwhere(needed <= nodes).tolist(), key=lambda at: (energy[tuple(at)], at)):
+            yield [own[i] for own, i in zip(ways, at, strict=True)]
+        return
     best: list[tuple[float, list[Stage]]] = [(0.0, [])] * (nodes + 1)
     for own in ways:
         before, none = best, (inf, list[Stage]())

@@ -128,13 +128,13 @@ def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:
     granule = [trips(e, rank, r.tile) for e, rank in zip(own, r.ranks, strict=True)] if r.ranks else [((e, 1),) for e in own]
     if any(len(each) > 1 for each in granule):
         return None
-    many, found = granule[0][0][1], []
+    many, found = inf if len(own) == len(g.workload.einsums) else granule[0][0][1], []  # all of the workload: runs follow back to back
     for j, (e, ((part, _),)) in enumerate(zip(own, granule, strict=True)):
         last = max([i for i, other in enumerate(own) if e.output.tensor in {p.tensor for p in other.inputs}], default=j)
         inputs = frozenset(p.tensor for p in e.inputs)
         views = [p for other in own if other is not e for p in other.inputs if p.tensor == e.output.tensor]
         slid = frozenset(rank for p in views for mine, d in zip(e.output.dims, p.dims, strict=True) if len(d.terms) > 1 for rank in mine.ranks())
-        found.append((part, Around(inputs & r.handed, pinned(g, e), e.output.tensor in r.handed, min(last - j + 1, many),
+        found.append((part, Around(inputs & r.handed, pinned(g, e), e.output.tensor in r.handed, int(min(last - j + 1, many)),
                                     e.output.tensor in r.leaving, slid)))
     return found
 
@@ -224,21 +224,19 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     names = {p.tensor for e in own for p in e.tensors()}
     part = Workload("", tuple(own), g.workload.weights & names)
     schedule = Schedule((segment,), weights=g.weights)
+    whole = len(own) == len(g.workload.einsums)  # else others run between two runs of it
     try:
-        found = evaluate(g.arch, part, schedule, g.objective)
+        found = evaluate(g.arch, part, schedule, g.objective, part=not whole)
     except ValueError:  # hops of such a nest are not counted
         return None
     if not isinstance(found, Solution):
         return None
-    level, energy = g.arch.levels[1].name, found.energy_pj
+    level = g.arch.levels[1].name
     always = max(sum(elems * bits_of(e, g.arch)[t] for where, t, elems in c.footprint if where == level and t in pinned(g, e))
                  for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own))
-    whole = len(own) == len(g.workload.einsums)  # else others run between two runs of it
-    if segment.pipelined and not whole:
-        energy += g.arch.leak_mw() / g.arch.clock_ghz * (found.latency_cycles - found.steady_cycles)
-    steady, peak = found.steady_cycles if whole else found.latency_cycles, dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
-    g.fastest = min(g.fastest, steady if whole else inf)
-    return Option(segment, energy, found.latency_cycles, steady, peak, always)
+    peak = dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
+    g.fastest = min(g.fastest, found.steady_cycles if whole else inf)
+    return Option(segment, found.energy_pj, found.latency_cycles, found.steady_cycles, peak, always)
 
 
 def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> list[Option | None]:

@@ -257,11 +257,11 @@ def _searched(problem: Problem, constraints: Constraints, closer: bool) -> Itera
         yield found.mapping
 
 
-def whole(nest: Mapping, homes: Collection[str], outer: str) -> Mapping:
-    """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops."""
+def whole(nest: Mapping, homes: Collection[str], outer: str, nodes: Collection[str] = ()) -> Mapping:
+    """A nest in which some tensors stay: no node at the outermost level, their outermost one above all loops but those with which it begins over nodes."""
     first = {node.tensor: node for node in reversed(nest.nodes) if isinstance(node, Store) and node.tensor in homes and node.level != outer}
     rest = [node for node in nest.nodes if not (isinstance(node, Store) and (node == first.get(node.tensor) or (node.tensor in homes and node.level == outer)))]
-    lead = next((i for i, node in enumerate(rest) if not (isinstance(node, Store) and node.level == outer)), len(rest))
+    lead = next((i for i, node in enumerate(rest) if (node.over not in nodes if isinstance(node, Loop) else node.level != outer)), len(rest))
     return replace(nest, nodes=(*rest[:lead], *first.values(), *rest[lead:]))
 
 

@@ -323,7 +323,8 @@ class _Search:
         if key not in self.lists:
             cut, names = at[j][0], {p.tensor for e in own for p in e.tensors()}
             text = self.text([*at, *[NOWHERE] * (len(own) - len(at))])
-            there = placed.placed(g.arch, Workload("", own, g.workload.weights & names), Schedule((text,), weights=g.weights))[0][j]
+            few, alone = Workload("", own, g.workload.weights & names), Schedule((text,), weights=g.weights)
+            there = placed.placed(g.arch, few, alone, part=len(own) < len(g.workload.einsums))[0][j]
             nests = [own_nest(_stage(nest), cut.shape, part, around, g.arch.levels[0].name) for nest in self.known.inner(part_of(part, dict(cut.tile)), around)]
             base = self.known.based((own[j].name, around, self.r.ranks, self.r.tile, cut), there, nests, even(cut, part))
             self.lists[key] = Listed(base, there)

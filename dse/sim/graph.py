@@ -31,14 +31,14 @@ Bits = dict[str, int]  # by level
 UNTIMED = "cycles of stages, and of einsums with tensors kept in part, are busy times: fills that they wait for are not counted"
 
 
-def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str = "energy", reuse: bool = False) -> Solution | Infeasible:
+def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str = "energy", reuse: bool = False, part: bool = False) -> Solution | Infeasible:
     """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError with one line per fault of the schedule.
 
-    reuse: einsums in turn are one of many schedules: they too are held against the bound of all, not of einsums in turn.
+    reuse: einsums in turn are one of many schedules: they too are held against the bound of all, not of einsums in turn. part: of a longer schedule.
     """
     if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
-    segments, peaks = with_room(arch, workload, schedule)
+    segments, peaks = with_room(arch, workload, schedule, part)
     costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
     for i, segment in enumerate(segments):
@@ -56,7 +56,7 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     if infeasible := next((found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None):
         return infeasible
     priced = {name: replace(found, count=n) for _, found, names, n in costs.values() if isinstance(found, EinsumCost) for name in names}
-    return _whole(arch, workload, schedule, segments, peaks, priced, times, objective)
+    return _whole(arch, workload, schedule, segments, peaks, priced, times, objective, part)
 
 
 def among_schedules(turns: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
@@ -66,8 +66,8 @@ def among_schedules(turns: Solution, arch: Arch, workload: Workload, objective: 
 
 
 def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
-           times: dict[str, int], objective: str) -> Solution:
-    g, streams = placed.graph(workload, schedule), len(segments) == 1 and schedule.segments[0].pipelined
+           times: dict[str, int], objective: str, part: bool) -> Solution:
+    g, streams = placed.graph(workload, schedule), placed.streams(schedule, part)
     early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
     if early:
         priced = {name: ahead.sooner(c, early.get(name, 0.0), arch) for name, c in priced.items()}
@@ -157,9 +157,9 @@ def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: S
     return float(max([*busy, vector]))
 
 
-def with_room(arch: Arch, workload: Workload, schedule: Schedule) -> tuple[list[list[Placed]], list[Bits]]:
+def with_room(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> tuple[list[list[Placed]], list[Bits]]:
     """Einsums with the room that others take while they run; the most that one instance of a level holds during each segment."""
-    segments = placed.placed(arch, workload, schedule)
+    segments = placed.placed(arch, workload, schedule, part)
     if schedule.plain():
         return segments, []
     found, peaks = [], []

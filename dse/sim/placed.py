@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import prod
+from math import inf, prod
 
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Schedule, Segment
@@ -170,15 +170,21 @@ def homes(segment: Segment) -> dict[str, Store]:
     return {node.tensor: node for node in segment.nodes if isinstance(node, Store)}
 
 
-def placed(arch: Arch, workload: Workload, schedule: Schedule) -> list[list[Placed]]:
-    """Every einsum with its boundary, by segment; room that others take is left to the evaluator. The schedule has passed all checks but those of the nests."""
-    g = graph(workload, schedule)
+def streams(schedule: Schedule, part: bool) -> bool:
+    """Whether batches can follow back to back: one pipeline is all there is, and no part of a longer schedule."""
+    return not part and len(schedule.segments) == 1 and schedule.segments[0].pipelined
+
+
+def placed(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> list[list[Placed]]:
+    """Every einsum with its boundary, by segment; room that others take is left to the evaluator. The schedule has passed all checks but those of the nests.
+    part: of a longer schedule."""
+    g, often = graph(workload, schedule), streams(schedule, part)
     found = []
     for segment in schedule.segments:
         own: list[Placed] = []
         given: dict[Store, Footprint] = {}  # of each shared node, as the first einsum that has its tensor sees it
         for j in range(len(segment.branches)):
-            one = _place(j, segment, schedule, workload, g, arch)
+            one = _place(j, segment, schedule, workload, g, arch, often)
             shared = [node for node in one.boundary.outer if isinstance(node, Store)]
             others = tuple(row for node in shared if (row := _seen(node, given, g)))
             one = replace(one, boundary=replace(one.boundary, given=others)) if others else one
@@ -196,7 +202,7 @@ def _seen(node: Store, given: dict[Store, Footprint], g: Graph) -> Footprint | N
     return row if row is None or row.tensor == node.tensor else replace(row, tensor=node.tensor, elems=0)
 
 
-def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch) -> Placed:
+def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch, often: bool) -> Placed:
     branch = segment.branches[j]
     e, f, order = g.einsums[branch.einsum], stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
     home = homes(segment)
@@ -223,7 +229,8 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
                 (gathered if makes else remote).append((node.tensor, node.level, _stage_lanes(maker, shared_loops(segment), made, f)))
         else:
             outer += [replace(node, tensor=p.tensor) for p in e.tensors() if owner(p.tensor, g.made) == node.tensor]
-    copies = [(home[t], min(at[-1] - at[0] + 1, granules(segment, g))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
+    at_once = inf if often else granules(segment, g)  # a run back to back with the next one has granules without end
+    copies = [(home[t], int(min(at[-1] - at[0] + 1, at_once))) for t, at in users.items() if f and at[0] == j and len(at) > 1 and order[home[t].level]]
     handed = {t for t, at in users.items() if len(at) > 1 and order[home[t].level] and g.made.get(t) in {b.einsum for b in segment.branches}}
     mine = [one for one in schedule.keeps if one.tensor in named_by[j]]
     kept = [(p.tensor, one.level, share) for one in mine for p in e.tensors() if p is e.output or owner(p.tensor, g.made) not in handed
