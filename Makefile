@@ -8,9 +8,9 @@ BENCH ?= driver evaluator samplers
 .PHONY: sweep test prove bench lint lock docs clean
 
 sweep: .venv/ready
-	$(BIN)/dse run studies/squeezenet.yaml --workers 2 --set search.method=random --set stop.points=200
-	$(BIN)/dse pareto runs/squeezenet
-	$(BIN)/dse show runs/squeezenet best
+	$(BIN)/dse run studies/resnet50.yaml --workers 2
+	$(BIN)/dse pareto runs/resnet50
+	$(BIN)/dse show runs/resnet50 best
 
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0  # a worker that dies fails the run: replaced, it may wait for ever

@@ -215,6 +215,9 @@ def _prepared(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
         solve_lease(job, Lease(0, (ask,)))
         if not job.study.solver.share:
             break
+        if job.blocks and (block := job.blocks.of(ask.machine)):
+            same = {one.machine for one in asks if job.blocks.of(one.machine) is block}
+            return tuple(one for one in asks if one.machine in same), -(-job.study.space.size // len(block.machines))
         for known in job.families.values():
             return tuple(one for one in asks if one.machine in known), -(-job.study.space.size // len(known))
     return asks, 0
@@ -241,7 +244,8 @@ def _opened(study: Study, store: Store, lines: list[str]) -> Run:
     job = job_of(study)
     _write_head(study, identity, out)
     store, now = stores.identified(store, folder.digest(identity)), time.monotonic()
-    run = Run(job, store, Known(study), shaping=shaping(study.space) if together(job) else None, begun=now, clock=time.time() - now, committed=now)
+    alike = job.blocks.shaping if job.blocks else shaping(study.space) if together(job) else None
+    run = Run(job, store, Known(study), shaping=alike, begun=now, clock=time.time() - now, committed=now)
     _note(run, "quarantine", *lines)
     last = folder.status(out) or {}
     seconds, then = (value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time"))

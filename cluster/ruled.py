@@ -72,14 +72,18 @@ class Ruler:
     def columns_of(self, machines: Ints, columns: Columns, floors: Mapping[str, Cost], front: Sequence[Trial], first: Ints) -> dict[str, pa.Array]:
         """Of machines that a schedule of the front beats, the `first` that does (-1: none)."""
         kept = first >= 0
-        beaten, digits = machines[kept], self.table.digits(machines[kept])
-        whole = pareto.total(list(floors.values()), [ref.weight for ref in self.study.workloads])
-        numbers = {"machine": beaten, "area_mm2": columns.area_mm2[kept], "clock_ghz": columns.clock_ghz[kept],
-                   "bound_energy_pj": np.asarray(whole.energy_pj)[kept], "bound_latency_ns": np.asarray(whole.latency_ns)[kept],
-                   "beaten_by": np.array([trial.machine for trial in front], np.int64)[first[kept]]}
-        texts = {name: pa.repeat(pa.scalar(text), len(beaten)) for name, text in (("status", "pruned"), ("reason", BEATEN))}
+        head = self.head(machines[kept], columns.take(kept), {name: Cost(*(np.asarray(part)[kept] for part in (
+            c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns))) for name, c in floors.items()})  # type: ignore[arg-type]
+        texts = {name: pa.repeat(pa.scalar(text), len(machines[kept])) for name, text in (("status", "pruned"), ("reason", BEATEN))}
+        return head | texts | {"beaten_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
+
+    def head(self, machines: Ints, columns: Columns, floors: Mapping[str, Cost]) -> dict[str, pa.Array]:
+        """Columns of `machines` of any machine that can be built, but for generation and source."""
+        digits, whole = self.table.digits(machines), pareto.total(list(floors.values()), [ref.weight for ref in self.study.workloads])
+        numbers = {"machine": machines, "area_mm2": columns.area_mm2, "clock_ghz": columns.clock_ghz,
+                   "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
         given = {slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at])) for at, axis in enumerate(self.study.space.axes)}
-        return {name: pa.array(column) for name, column in numbers.items()} | texts | given | {"key": pa.array(self.keys(digits))}
+        return {name: pa.array(column) for name, column in numbers.items()} | given | {"key": pa.array(self.keys(digits))}
 
     def keys(self, digits: Ints) -> list[str]:
         """worker.machine_key of each machine, from its place on every axis."""

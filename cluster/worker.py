@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster import ruled
+from cluster import priced, ruled
+from cluster.priced import Block, Blocks
 from cluster.ruled import BEATEN, Beaten, Hope, Ruler
 from dse import asked, explain, record
 from dse.conversion import converted
@@ -45,6 +46,7 @@ from workloads.graph import Unique, Workload, unique
 UNDONE = ("deadline:", "memory:", "lost:")  # how the reason of a machine begins that a resume tries again
 VIOLATED = "violated:"  # how the reason of such a machine begins; it stops the run
 TOLD = 64  # values of an axis that tell what it changes
+LOOKED = 1024  # machines of a space among which one is built that tells so
 MANY = 4  # machines of a lease from which on bounds are made of all at once
 MOST_SCHEDULES = 4096  # combinations of the workloads' fronts that one machine's own front is taken from
 AT = ("machine", "schedule", "workload")
@@ -73,8 +75,8 @@ class Lease:
 class Job:
     """What a worker is told once, and what follows from it for every machine.
 
-    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine. families: of machines that share
-    schedules, by workload and machine, as far as this process has asked for them; they go with the job.
+    uniques, macs: per workload; schemas: per table; key: of all that shapes a row but the machine; deadline_s: per machine. blocks: machines that
+    share mappings; families: those that share schedules, by workload and machine; both as far as this process has asked for them, and they go with the job.
     """
 
     study: Study
@@ -85,6 +87,7 @@ class Job:
     key: str
     deadline_s: float | None
     ruler: Ruler = field(compare=False, repr=False)
+    blocks: Blocks | None = field(default=None, compare=False, repr=False)
     families: dict[str, dict[int, tuple[Family | Infeasible, int]]] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -129,7 +132,9 @@ def job_of(study: Study) -> Job:
     shapes = {key: value for key, value in studies.identity(study).items() if not key.startswith(("space.", "search."))}
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
     key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
-    return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, Ruler(study, uniques, key))
+    ruler = Ruler(study, uniques, key)
+    blocks = Blocks(ruler, shaping(study.space)) if study.solver.share and study.solver.reuse == "none" else None
+    return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, ruler, blocks)
 
 
 def solve_lease(job: Job, lease: Lease) -> Done:
@@ -139,6 +144,14 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     beaten = _ruled_out(job, lease)
     out = set().union(*(table["machine"].to_pylist() for table in beaten))
     asks = [ask for ask in lease.asks if ask.machine not in out]
+    began = time.perf_counter()
+    blocks, asks = _by_block(job, asks)
+    once_s, shared = time.perf_counter() - began, []  # what is found for many leases is none's pace
+    for block, own in blocks:
+        try:
+            shared.append(_block_tables(job, block, own))
+        except Exception:  # noqa: BLE001 - of one of them: each is looked at alone
+            asks += own
     ready = _solved_together(job, lease, asks)
     solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ()), ready.get(asks[i].machine, ()))
               for i in _order(job, lease.number, asks)}
@@ -146,10 +159,9 @@ def solve_lease(job: Job, lease: Lease) -> Done:
         schedules += laid
         for table, new in found.items():
             rows.setdefault(table, []).extend(new)
-    tables = tables_of(job, rows) | _einsum_tables(job, schedules)
-    if beaten:
-        tables["machines"] = pa.concat_tables([*beaten, *(tables[name] for name in ("machines",) if name in tables)])
-    return Done(lease, tables, time.perf_counter() - started)
+    several = [*({"machines": table} for table in beaten), *shared, tables_of(job, rows) | _einsum_tables(job, schedules)]
+    tables = {name: pa.concat_tables([own[name] for own in several if name in own]) for name in record.STORED if any(name in own for own in several)}
+    return Done(lease, tables, time.perf_counter() - started - once_s)
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
@@ -157,13 +169,46 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
     found = []
     for generation, front in lease.fronts.items():
         asks = [ask for ask in lease.asks if ask.generation == generation]
-        if front and len(asks) >= MANY and job.ruler.applies():
+        if front and len(asks) >= (1 if job.blocks else MANY) and job.ruler.applies():
             out, columns = job.ruler.rows(np.array([ask.machine for ask in asks], np.int64), front)
             own = [ask for ask, beaten in zip(asks, out.tolist(), strict=True) if beaten]
             of_asks = {"generation": pa.array([generation] * len(own)), "source": pa.array([ask.source for ask in own])}
             versions = {name: pa.array([version] * len(own)) for name, version in VERSIONS.items()}
             found.append(ruled.table_of(job.schemas["machines"], {**columns, **of_asks, **versions}, len(own)))
     return found
+
+
+def _by_block(job: Job, asks: Sequence[Ask]) -> tuple[list[tuple[Block, list[Ask]]], list[Ask]]:
+    """Machines that share mappings, found now where they are not yet; and those that are to be looked at alone: what cannot be built, does not fit or goes
+    wrong."""
+    if job.blocks is None or job.deadline_s is not None:
+        return [], list(asks)
+    of, left = dict[int, tuple[Block, list[Ask]]](), []
+    for ask in asks:
+        try:
+            block = job.blocks.of(ask.machine)
+            alone = block is None or isinstance(block.known[-1], Infeasible)
+        except Exception:  # noqa: BLE001 - told when it is looked at alone
+            alone = True
+        if alone or block is None:
+            left.append(ask)
+        else:
+            of.setdefault(id(block), (block, []))[1].append(ask)
+    return list(of.values()), left
+
+
+def _block_tables(job: Job, block: Block, asks: Sequence[Ask]) -> dict[str, pa.Table]:
+    at = np.searchsorted(block.machines, [ask.machine for ask in asks])
+    machines, points, chosen = priced.columns_of(block, at)
+    n, versions = len(asks), {name: pa.repeat(pa.scalar(version), len(asks)) for name, version in VERSIONS.items()}
+    told = {"generation": pa.array([ask.generation for ask in asks]), "source": pa.array([ask.source for ask in asks]),
+            "status": pa.repeat(pa.scalar("ok"), n)}
+    first = {"schedule": pa.repeat(pa.scalar(0), n)}
+    tables = {"machines": ruled.table_of(job.schemas["machines"], machines | told | versions, n),
+              "points": ruled.table_of(job.schemas["points"], {name: pa.array(column) for name, column in points.items()} | first | versions, n)}
+    each = [ruled.table_of(job.schemas["chosen"], {**columns, **first, "machine": machines["machine"], "workload": pa.repeat(pa.scalar(ref.name), n)}, n)
+            for ref, columns in zip(job.study.workloads, chosen, strict=True)]
+    return tables | {"chosen": pa.concat_tables(each)} | _mapping_tables(job, priced.mappings(block, at))
 
 
 def together(job: Job) -> bool:
@@ -213,7 +258,7 @@ def _hears(own: Ready, told: Callable[[], None]) -> bool:
 def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     """Places of machines, sorted by what they share; every lease begins with another one: what a process finds first, others find in $DSE_CACHE by then."""
     found = dict.fromkeys(range(len(asks)), "")
-    if job.study.solver.share:
+    if job.study.solver.share and not job.blocks:
         known = [job.families.get(workload.name, {}) for workload in job.workloads]
         for i, ask in enumerate(asks):
             if any(ask.machine not in one for one in known) and isinstance(arch := decode(job.study.space, ask.machine), Arch):
@@ -277,12 +322,17 @@ def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
     if whole := [at for at in schedules if at.found.schedule]:
         tables["einsums"] = _table(job, "einsums", *_of_schedules(whole))
     first = {cost.mapping_key: (cost, group) for cost, group in zip(reversed(costs), reversed(groups), strict=True)}
-    mappings = [cost for cost, _ in first.values()]
+    return {**tables, **_mapping_tables(job, list(first.values()))}
+
+
+def _mapping_tables(job: Job, found: Sequence[tuple[EinsumCost, Unique]]) -> dict[str, pa.Table]:
+    """mappings and counts of different mappings."""
+    mappings = [cost for cost, _ in found]
     of_mappings: Columns = {"einsum_key": [cost.key for cost in mappings], "nest": [_nest(cost.mapping) for cost in mappings]}
-    own = [(cost, bits, *row) for cost, group in first.values() for row, bits in _counts(cost, group)]
+    own = [(cost, bits, *row) for cost, group in found for row, bits in _counts(cost, group)]
     of_counts: Columns = {"mapping_key": [cost.mapping_key for cost, *_ in own], "bits": [bits for _, bits, *_ in own]}
     of_counts |= {name: [row[i] for row in own] for i, name in enumerate(("level", "tensor", "action", "elems", "busiest_elems"), 2)}
-    return {**tables, "mappings": _table(job, "mappings", of_mappings, mappings), "counts": _table(job, "counts", of_counts)}
+    return {"mappings": _table(job, "mappings", of_mappings, mappings), "counts": _table(job, "counts", of_counts)}
 
 
 def _of_schedules(schedules: Sequence[Laid]) -> tuple[Columns, list[EinsumCost]]:
@@ -361,7 +411,9 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Sol
 
 
 def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
-    """The schedule of a machine that shares it with others; what they share is found once per process."""
+    """The schedule of a machine that shares it, or its mappings, with others; what they share is found once per process."""
+    if job.blocks and (block := job.blocks.of(machine)):
+        return block.solution(machine, job.workloads.index(workload))
     known = job.families.setdefault(workload.name, {})
     if machine not in known:
         own = members(job.study.space, machine, arch)
@@ -374,10 +426,10 @@ def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solu
 def shaping(space: Space) -> list[int]:
     """Places of the axes that change more of a machine than prices, rates and clock, as some of its values tell: machines alike on all of these may be solved
     together."""
-    first = decode(space, 0)
-    if isinstance(first, Unbuildable):
+    built = ((at, one) for at in range(0, space.size, -(-space.size // LOOKED)) if isinstance(one := decode(space, at), Arch))
+    if (found := next(built, None)) is None:
         return list(range(len(space.axes)))
-    own, same = values(space, 0), structure(first)
+    own, same = values(space, found[0]), structure(found[1])
     return [place for place, axis in enumerate(space.axes) if not _prices_alone(space, own, same, axis, axis.values[::-(-len(axis.values) // TOLD)])]
 
 

@@ -20,9 +20,9 @@ from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import cost_descending
 from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.lined import Pairs, best_in, lined, pairs
-from dse.dataflow.optimal import optimal, optimal_on
+from dse.dataflow.optimal import floors_on, optimal, optimal_on
 from dse.dataflow.random import random
-from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
+from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow, named
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.nest import Mapping as Nest
 from dse.reuse.classify import dominance
@@ -31,6 +31,8 @@ from dse.reuse.fused import fused, told
 from dse.reuse.picks import CONFIGURATIONS, reused
 from dse.reuse.pipeline import pipelined
 from dse.reuse.published import SAID, published
+from dse.reuse.turns import Cell, Shared
+from dse.reuse.turns import shared as turns
 from dse.sim import bounds, transfer
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, einsum_cost, figure, in_turn, silent, space_of
 from dse.sim.graph import UNTIMED, evaluate
@@ -81,8 +83,8 @@ class Picks:
     loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; steady_cycles: of a run, at
     most, where runs follow back to back, 0: any.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
-    share: of tiles, in studies: machines that differ in prices, rates and clock only share schedules, as long as none may cost more than this share above what
-    it would if each was solved; 0: each is.
+    share: of tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long
+    as none may cost more than this share above what it would if each was solved; 0: each is.
     """
 
     objective: Literal["energy", "latency", "edp"] = "energy"
@@ -177,6 +179,32 @@ def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Famil
         return found if isinstance(found, Infeasible) else found[0]
 
     return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), picks.share)
+
+
+def shared_on(cell: Cell, groups: Sequence[Unique], picks: Picks, known: dict[str, Shared | Infeasible]) -> tuple[Shared, ...] | Infeasible:
+    """Mappings of einsums in turn that machines of a cell share (`picks.share`). known: by key, what other workloads asked for."""
+    found = []
+    for group in groups:
+        if group.key not in known:
+            rules = dataflow(picks.dataflow, group.einsum, cell.first)
+
+            def solved(arches: Sequence[Arch], e: Einsum = group.einsum, rules: Constraints = rules) -> list[EinsumCost | Infeasible]:
+                return optimal_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules, picks.near)
+
+            def floors(arches: Sequence[Arch], e: Einsum = group.einsum, rules: Constraints = rules) -> list[float]:
+                return floors_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules)
+
+            known[group.key] = turns(cell, group.einsum, solved, floors, picks.share)
+        one = known[group.key]
+        if isinstance(one, Infeasible):
+            return replace(one, einsum=group.einsum.name)
+        found.append(one)
+    return tuple(found)
+
+
+def space_of_turns(arch: Arch, e: Einsum, picks: Picks) -> str:
+    """Of the mappings of an einsum in turn, in words."""
+    return named(picks.tiles, arch, dataflow(picks.dataflow, e, arch))
 
 
 def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent, heard: Heard | None = None) -> list[Solution] | Infeasible:

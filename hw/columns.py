@@ -4,7 +4,7 @@ of the machine's, however many machines have it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import nan
 
 import numpy as np
@@ -24,7 +24,7 @@ class Columns:
     """Of n machines with V levels and D dimensions of arrays; outside: [D] levels outside of each. NaN: alu_per_cycle of lanes that do it themselves.
 
     read_pj, write_pj, bandwidth, width_bits, separate: [n, V]. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it,
-    writes reduced. Others [n], as in `Compute` and `Arch`.
+    writes reduced. leak_mw, area_mm2: of all instances. Others [n], as in `Compute` and `Arch`.
     """
 
     outside: Ints
@@ -37,6 +37,7 @@ class Columns:
     shares: NDArray[np.bool_]
     mac_pj: Floats
     alu_pj: Floats
+    merge_pj: Floats
     ops_per_cycle: Floats
     alu_per_cycle: Floats
     clock_ghz: Floats
@@ -47,6 +48,10 @@ class Columns:
     @property
     def lanes(self) -> Ints:
         return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
+
+    def take(self, rows: Ints) -> Columns:
+        """Of some of the machines."""
+        return Columns(self.outside, *(getattr(self, own.name)[rows] for own in fields(self)[1:]))
 
 
 Row = tuple[float, ...]  # numbers of one node; empty: it cannot be built
@@ -89,12 +94,12 @@ class Table:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        template, fields, self.nodes = space.template, [axis.key for axis in space.axes], []
+        template, keys, self.nodes = space.template, [axis.key for axis in space.axes], []
         self.sound = not order_faults([outline(node) for node in template.nodes])
         for i, node in enumerate(template.nodes):
             make, width = _maker(template, i)
-            self.nodes.append(Made(_depends(space.axes, [*HEAD, *(key for key in fields if key.rpartition(".")[0] == node.name)]), make, width))
-        nested = Made(_depends(space.axes, [key for key in fields if key.rpartition(".")[2] in STRUCTURE]), lambda chosen: _nested(apply(template, chosen)), 1)
+            self.nodes.append(Made(_depends(space.axes, [*HEAD, *(key for key in keys if key.rpartition(".")[0] == node.name)]), make, width))
+        nested = Made(_depends(space.axes, [key for key in keys if key.rpartition(".")[2] in STRUCTURE]), lambda chosen: _nested(apply(template, chosen)), 1)
         clocked = Made(_depends(space.axes, HEAD), lambda chosen: (apply(template, chosen).clock_mhz / 1e3,), 1)
         self.whole = (nested, clocked)
 
@@ -117,7 +122,7 @@ class Table:
         outside = [sum(isinstance(one, Memory) for one in template[:i]) for i, node in enumerate(template) if isinstance(node, Array) for _ in node.dims]
         sizes, multicast, reduce = (np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3))
         read_pj, write_pj, bandwidth, width_bits, separate, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
-        mac_pj, alu_pj, ops, alu, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][1]
+        mac_pj, alu_pj, merge_pj, ops, alu, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][1]
         copies = [np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1) for v in range(len(levels) + 1)]
 
         def total(of_levels: Floats, of_lane: Floats, of_vector: Floats) -> Floats:
@@ -128,8 +133,9 @@ class Table:
             return np.asarray(found + of_lane * copies[-1] + of_vector)
 
         return built, Columns(np.array(outside, np.int64), read_pj, write_pj, bandwidth, width_bits.astype(np.int64), separate.astype(bool),
-                              sizes.astype(np.int64), np.stack([multicast, reduce], axis=2).astype(bool), mac_pj, alu_pj, ops, np.where(alu == 0, nan, alu),
-                              clock, word.astype(np.int64), total(leak, lane_leak, vector_leak), total(area, lane_area, vector_area))
+                              sizes.astype(np.int64), np.stack([multicast, reduce], axis=2).astype(bool), mac_pj, alu_pj, merge_pj, ops,
+                              np.where(alu == 0, nan, alu), clock, word.astype(np.int64), total(leak, lane_leak, vector_leak),
+                              total(area, lane_area, vector_area))
 
 
 def _depends(axes: Sequence[Axis], fields: Collection[str]) -> tuple[int, ...]:
@@ -143,7 +149,7 @@ def _nested(spec: Machine) -> Row:
 def _maker(template: Machine, i: int) -> tuple[Callable[[Mapping[str, Value]], Row], int]:
     """What makes the numbers of node i from the values that it depends on, and how many there are."""
     node = template.nodes[i]
-    width = 7 if isinstance(node, Memory) else 3 * len(node.dims) if isinstance(node, Array) else 9
+    width = 7 if isinstance(node, Memory) else 3 * len(node.dims) if isinstance(node, Array) else 10
 
     def make(chosen: Mapping[str, Value]) -> Row:
         spec = apply(template, chosen)
@@ -159,6 +165,6 @@ def _maker(template: Machine, i: int) -> tuple[Callable[[Mapping[str, Value]], R
         assert isinstance(own, Lane)
         c = compute_of(spec, own)
         vector = c.alu_per_cycle or 0.0, c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
-        return c.mac_pj, c.alu_pj, c.ops_per_cycle, *vector, word_bits_of(spec, own)
+        return c.mac_pj, c.alu_pj, c.merge_pj, c.ops_per_cycle, *vector, word_bits_of(spec, own)
 
     return make, width

@@ -25,6 +25,7 @@ from workloads.einsum import Einsum, Projection
 
 MANY = 128  # machines that are searched together
 SHARED = BUDGET // 8  # nodes placed for all of them; where that is not enough each is searched alone
+GLANCE = 10_000  # nodes placed for a figure that nothing is below
 ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly divide an odd one
 
 
@@ -54,6 +55,14 @@ def optimal_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constrain
                 found[own[j]] = one
     one_by_one = (optimal(problem, tiles, constraints, near=near) if one is None else [one] for problem, one in zip(problems, found, strict=True))
     return [one if isinstance(one, Infeasible) else one[0] for one in one_by_one]
+
+
+def floors_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, budget: int = GLANCE) -> list[float]:
+    """Figures that no mapping of an einsum is below on machines that differ in prices and rates alone, as far as a search of so many nodes tells; else 0."""
+    e, arch = problems[0].einsum, problems[0].arch
+    if tiles == "ragged" or not taken(e, tiles) or arch.felt() or partly_named(constraints, arch):
+        return [0.0] * len(problems)
+    return [one.floor if one.floor < inf else 0.0 for one in search_on(problems, tiles, constraints, budget)]
 
 
 def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints, near: float) -> dict[int, EinsumCost | Infeasible]:

@@ -59,7 +59,7 @@ def prices(arch: Arch) -> list[float]:
     return [*access, arch.compute.mac_pj, arch.compute.alu_pj, arch.compute.merge_pj, arch.leak_mw() / arch.clock_ghz]
 
 
-def _unit(arch: Arch, number: int) -> Arch:
+def unit(arch: Arch, number: int) -> Arch:
     """A machine of one structure where one price is 1 and all others are 0."""
     at = iter(range(number, -len(prices(arch)), -1))
     levels = tuple(replace(level, read_pj=float(next(at) == 0), write_pj=float(next(at) == 0)) for level in arch.levels)
@@ -69,7 +69,8 @@ def _unit(arch: Arch, number: int) -> Arch:
 
 def times(arch: Arch) -> list[float]:
     """Of an action per level, of operations, and of what takes a cycle on each of them."""
-    return [*(1 / level.bandwidth for level in arch.levels), 1 / arch.compute.ops_per_cycle, 1 / (arch.compute.alu_per_cycle or inf), 1.0]
+    lane = arch.compute
+    return [*(1 / level.bandwidth for level in arch.levels), 1 / lane.ops_per_cycle, 0.0 if lane.alu_per_cycle is None else 1 / lane.alu_per_cycle, 1.0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
     if arches[0].felt():
         raise ValueError(f"{arches[0].name} describes lines, rows, banks or hops, which shared schedules do not price")
     first = 2 * len(arches[0].levels)
-    kinds = [_unit(structure(arches[0]), first + i) for i in range(LANE)]
+    kinds = [unit(structure(arches[0]), first + i) for i in range(LANE)]
     ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
     wide = [(slice(at, at + MANY), together(arches[at:at + MANY])) for at in range(0, len(arches), MANY)]
     bounds = np.concatenate([np.column_stack(np.broadcast_arrays(*least(some, workload))) for _, some in wide])
@@ -210,7 +211,7 @@ def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> tuple
     assert isinstance(base, Solution)
     segments, _ = with_room(arch, f.workload, schedule)
     at = {one.einsum.name: one for own in segments for one in own}
-    units = [_unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
+    units = [unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
     shape, actions = (len(base.einsums), len(f.arches)), []
     cycles, bound_by = np.zeros(shape), np.zeros(shape, np.int8)
     for i, c in enumerate(base.einsums):

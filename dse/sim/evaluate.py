@@ -59,7 +59,7 @@ class EinsumCost:
 
     @property
     def certificate(self) -> str:
-        return certified(_in_space(self.gap_in_space, self.space) if self.space else "not proven optimal", self.gap_to_bound)
+        return certified(in_space(self.gap_in_space, self.space) if self.space else "not proven optimal", self.gap_to_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,8 @@ def certified(what: str, gap_to_bound: float) -> str:
     return f"{what}; at most {percent(gap_to_bound)} above any mapping" if gap_to_bound < inf else f"{what}; no bound known"
 
 
-def _in_space(gap: float, space: str) -> str:
+def in_space(gap: float, space: str) -> str:
+    """What is proven of an answer within a space."""
     return f"optimal in {space}" if gap == 0 else f"at most {percent(gap)} above the optimum in {space}"
 
 
@@ -274,12 +275,12 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
     value = figure(problem.objective, energy, cycles)
     floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
     to_bound = above(value, floor)
-    gap = min(above(value, _least_in_space(solved, problem.objective)), to_bound)
+    gap = min(above(value, _least_in(solved, problem.objective)), to_bound)
     in_space = gap if gap > PRECISE else 0.0
     return Solution(tuple(solved), energy, cycles, steady, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
 
 
-def _least_in_space(solved: Sequence[EinsumCost], objective: str) -> float:
+def _least_in(solved: Sequence[EinsumCost], objective: str) -> float:
     """No choice of mappings in the spaces of the einsums costs less in all.
 
     Energies and latencies add up. A product of sums is at least the square of the sum of roots: (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
@@ -293,4 +294,4 @@ def _proven(solved: Sequence[EinsumCost], gap_in_space: float, by: str) -> str:
     where = " and ".join(spaces)
     if open_ := sum(not c.space for c in solved):
         return f"not proven optimal ({by})" if not spaces else f"{open_} of {len(solved)} einsums not proven optimal, the others optimal in {where}"
-    return _in_space(gap_in_space, where)
+    return in_space(gap_in_space, where)

@@ -118,8 +118,10 @@ def solver(raw: object, faults: Faults) -> Picks:
     for key in ("tiles", "dataflow") if picks.mapper != "optimal" or picks.tiling != "mapper" else ():
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(picks, key):
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
-    if picks.share and (picks.reuse, picks.objective) != ("tiles", "energy"):
-        faults.add(f"solver.share = {show(picks.share)}: schedules of solver.reuse: tiles of least energy are shared by machines; take these, or leave it out")
+    exactly = picks.mapper == "optimal" and picks.tiling == "mapper" and picks.tiles != "ragged"
+    if picks.share and (picks.objective != "energy" or picks.reuse not in ("tiles", "none") or not exactly):
+        faults.add(f"solver.share = {show(picks.share)}: machines share what costs least energy, of the mapper optimal (perfect tiles, ragged lanes), "
+                   "without solver.reuse or with solver.reuse: tiles; take these, or leave it out")
     piped = picks.reuse in PIPED
     exact = picks.reuse == "tiles" or piped
     if picks.reuse != "none" and (picks.tiling != "mapper" or (exact and picks.mapper != "optimal")):

@@ -1,0 +1,172 @@
+"""Mappings that machines share: floors that hold on machines that were not solved, and rows equal to those of each machine alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from cluster import driver, worker
+from cluster.worker import Ask, Job, Lease
+from dse.dataflow.optimal import floors_on, optimal, optimal_on
+from dse.nest import Infeasible
+from dse.reuse import turns
+from dse.reuse.family import structure
+from dse.reuse.turns import Cell, bounded, shared
+from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.study import study as studies
+from dse.study.read import StudyError
+from hw import machine, space
+from hw.arch import Arch
+from hw.columns import Table
+from hw.space import decode
+from tests.test_driver import rows
+from workloads.einsum import Einsum, einsum
+
+AXES = {"dram.kind": ["ddr3", "lpddr4", "lpddr5", "gddr6"], "dram.channels": [1, 2, 4], "node_nm": [22, 32, 45], "cell": ["lop", "hp"],
+        "clock_mhz": [100, 150, 250, 400, 800]}
+STUDY = """
+name: shared
+workloads: [{workloads}]
+machine: edge_array
+space:
+  gbuf.capacity: [2 B, 4 KiB, 64 KiB]
+  dram.kind: [ddr3, lpddr5, gddr6]
+  dram.channels: [1, 4]
+  node_nm: [22, 45]
+  clock_mhz: [100, 200, 300, 400, 800]
+constraints: ["latency_ns <= 6e3"]
+objectives: [energy_pj, latency_ns, area_mm2]
+search: {{method: {method}, seed: 3, generation: 24{prune}}}
+solver: {{share: 0.03}}
+"""
+TWO = "{workload: 'gemm:m=64,n=48,k=80', name: one, weight: 2}, 'gemm:m=16,n=96,k=40'"
+
+
+def cell(capacity: str = "64 KiB") -> Cell:
+    own = space.parse(machine.load("edge_array"), {**AXES, "gbuf.capacity": [capacity]})
+    built, columns = Table(own).columns(np.arange(own.size))
+    assert built.all()
+
+    def arch(i: int) -> Arch:
+        found = decode(own, i)
+        assert isinstance(found, Arch)
+        return found
+
+    return Cell(arch(0), columns, arch)
+
+
+def asked(c: Cell, e: Einsum, share: float) -> turns.Shared | Infeasible:
+    return shared(c, e, lambda arches: optimal_on([Problem(a, e, "energy") for a in arches], "ragged_lanes"),
+                  lambda arches: floors_on([Problem(a, e, "energy") for a in arches], "ragged_lanes"), share)
+
+
+EINSUMS = (einsum("O[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 18, "k": 20}, "product"),
+           einsum("O[k,p,q] += I[c,p+r,q+s] * W[k,c,r,s]", {"k": 6, "c": 5, "p": 7, "q": 7, "r": 3, "s": 3}, "window"),
+           einsum("O[k,p] += I[k,p+r] * W[k,r]", {"k": 24, "p": 12, "r": 3}, "depthwise"),
+           einsum("O[m,n] = A[m,n] * B[n]", {"m": 30, "n": 14}, "scaled"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
+@pytest.mark.parametrize("e", EINSUMS, ids=lambda e: e.name)
+def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: float) -> None:
+    """Each of 72 machines of 360 solved on its own too; one whose own floor is near enough is never further than the share."""
+    c = cell("4 KiB")
+    found = asked(c, e, share)
+    assert isinstance(found, turns.Shared)
+    at = np.arange(0, len(c.times), 5)
+    energy, cycles, _ = turns.priced_at(c, found, at)
+    for i, pj, cyc in zip(at.tolist(), energy.tolist(), cycles.tolist(), strict=True):
+        problem = Problem(c.arch(i), e, "energy")
+        best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].mapping)
+        assert isinstance(best, list) and isinstance(mine, EinsumCost)
+        assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
+        assert found.gaps[i] <= max(share, best[0].gap_in_space) + 1.01 / turns.STEPS
+        assert best[0].energy_pj / (1 + best[0].gap_in_space) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + float(found.gaps[i])) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) -> None:
+    """Prices, rates and leakage of each level by themselves, as no table has them: what none of the machines of a space tells apart."""
+    rng, e = Random(seed), EINSUMS[seed % len(EINSUMS)]
+    base = machine.arch(machine.load("edge_array"))
+    base = replace(base, levels=tuple(replace(level, capacity_bits=16384) if level.name == "GBUF" and seed % 2 else level for level in base.levels))
+
+    def other() -> Arch:
+        levels = tuple(replace(level, read_pj=level.read_pj * rng.choice([0.0, 0.2, 1, 3]), write_pj=level.write_pj * rng.choice([0.5, 1, 2]),
+                               bandwidth=level.bandwidth * rng.choice([0.02, 0.25, 1, 4]), leak_mw=rng.choice([0.0, 30.0, 3000.0])) for level in base.levels)
+        lane = replace(base.compute, mac_pj=rng.choice([0.0, 0.1, 4.0]), alu_pj=rng.choice([0.1, 0.5]), ops_per_cycle=rng.choice([0.1, 1.0, 2.0]))
+        return replace(base, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
+
+    arches = [other() for _ in range(12)]
+    c = Cell(arches[0], columns(arches), lambda i: arches[i])
+    values = [one.energy_pj for one in optimal_on([Problem(a, e, "energy") for a in arches], "ragged_lanes") if isinstance(one, EinsumCost)]
+    unleaking = floors_on([Problem(turns.still(a), e, "energy") for a in arches], "ragged_lanes")
+    units = turns.units_of(c, e)
+    least = turns.bound_kernels.in_turn(((e, 1.0),), c.columns)[1]
+    for k in range(len(arches)):
+        bounds = bounded(c, k, values[k], unleaking[k], units, least)
+        assert (bounds <= np.array(values) * (1 + 1e-9)).all(), (seed, k)
+        assert bounds[k] >= values[k] * (1 - 1e-9)
+
+
+def columns(arches: list[Arch]):  # type: ignore[no-untyped-def]
+    """Of machines that no space has."""
+    own = space.parse(machine.load("edge_array"), {"clock_mhz": list(range(100, 100 + len(arches)))})
+    _, found = Table(own).columns(np.arange(len(arches)))
+    levels = {name: np.array([[getattr(level, name) for level in a.levels] for a in arches]) for name in ("read_pj", "write_pj", "bandwidth", "width_bits")}
+    lanes = {name: np.array([getattr(a.compute, name) for a in arches]) for name in ("mac_pj", "alu_pj", "merge_pj", "ops_per_cycle")}
+    return replace(found, **levels, **lanes, leak_mw=np.array([a.leak_mw() for a in arches]), clock_ghz=np.array([a.clock_ghz for a in arches]))
+
+
+def study(folder: Path, workloads: str = TWO, method: str = "exhaustive", prune: str = "") -> studies.Study:
+    (folder / "study.yaml").write_text(STUDY.format(workloads=workloads, method=method, prune=prune))
+    return studies.load(folder / "study.yaml")
+
+
+def tables(job: Job, alone: bool) -> dict[str, list[str]]:
+    asks = tuple(Ask(number, 0, "exhaustive") for number in range(job.study.space.size))
+    with pytest.MonkeyPatch.context() as patch:
+        if alone:
+            patch.setattr(worker, "_by_block", lambda job, asks: ([], list(asks)))
+        found = worker.solve_lease(job, Lease(0, asks))
+    return {name: sorted({repr(row) for row in table.to_pylist()}) for name, table in found.tables.items()}
+
+
+def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
+    """What does not fit, constraints and two workloads with weights among them."""
+    job = worker.job_of(study(tmp_path))
+    many, alone = tables(job, alone=False), tables(job, alone=True)
+    assert many == alone
+    assert {name: len(own) for name, own in many.items() if name in ("machines", "points", "chosen")} == {"machines": 180, "points": 120, "chosen": 240}
+    assert 5 < sum("'feasible': False" in row for row in many["points"]) < 115
+    blocks = [job.blocks.of(number) for number in range(180) if job.blocks]
+    assert len({id(one) for one in blocks if one}) == 2 and blocks.count(None) == 60
+    assert all(structure(one.cell.first) == structure(one.cell.arch(7)) for one in blocks if one)
+
+
+def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2\nobjectives: [energy_pj]\nsolver: {share: 0.1}\n"
+                                         "space: {glb.bypass: [false], glb.capacity: [1 B, 4 KiB], clock_mhz: [100, 200, 400]}\n")
+    job = worker.job_of(studies.load(tmp_path / "study.yaml"))
+    many = tables(job, alone=False)
+    assert many == tables(job, alone=True)
+    assert len(many["points"]) == 3 and sum("'limit_level': 'GLB'" in row for row in many["machines"]) == 3
+
+
+@pytest.mark.parametrize("prune", ["", ", prune: true"])
+def test_one_and_two_workers_and_in_process_make_the_same_run(tmp_path: Path, prune: str) -> None:
+    small = study(tmp_path, method="random", prune=prune)
+    for workers in (0, 2):
+        assert driver.run(small, tmp_path / str(workers), workers=workers).exit_code == 0
+    assert rows(tmp_path / "0") == rows(tmp_path / "2")
+
+
+def test_what_shares_no_mappings_is_refused_in_one_line(tmp_path: Path) -> None:
+    for solver in ("objective: latency", "mapper: cost_descending", "tiles: ragged", "reuse: gogeta"):
+        (tmp_path / "s.yaml").write_text(STUDY.format(workloads=TWO, method="exhaustive", prune="").replace("share: 0.03", f"share: 0.03, {solver}"))
+        with pytest.raises(StudyError, match="solver.share = 0.03: machines share what costs least energy"):
+            studies.load(tmp_path / "s.yaml")
