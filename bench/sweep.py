@@ -1,10 +1,12 @@
 """Large sweeps: what a machine costs that bounds rule out, and a run of a million machines with its resume and its fronts.
 
-    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--workers 2]
+    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared 16384] [--workers 2]
 
 Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a short run; CPU seconds per machine of each step
 from its number to a committed part, beside the same machines one by one. A million: a matrix product, so that few searches stand beside them; wall time, memory
 of all processes (proportional shares), disk, resume. Drawn: as many machines of ResNet-50 with choices of solved ones; disk, fronts, and what views compute.
+Shared: so many machines of one array of `studies/resnet50.yaml`, which share mappings; CPU seconds of the table and per machine, beside machines solved exactly
+(together, since they differ in prices and rates alone).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from cluster.known import Known
 from cluster.worker import Ask, Job, Lease, job_of, solve_lease, solve_machine
 from dse import door
 from dse import folder as folders
+from dse.installed import ROOT
 from dse.record import MODEL_VERSION, SOLVER_VERSION
 from dse.study import prune
 from dse.study import study as studies
@@ -232,6 +236,30 @@ def queries(folder: Path, workload: str, points: int, solved: int) -> None:
             print(f"{name}{again}: {db.query(con, query).num_rows} rows, {_took(begun, cpu)}", flush=True)
 
 
+def shared(machines: int, solved: int) -> None:
+    job = job_of(studies.load(ROOT / "studies/resnet50.yaml"))
+    assert job.blocks
+    block = job.blocks.of(0)
+    assert block
+    solve_lease(replace(job, blocks=None, study=replace(job.study, solver=replace(job.study.solver, share=0.0))), Lease(0, (Ask(0, 0, "bench"),)))  # kernels
+    cpu = time.process_time()
+    found = block.known
+    print(f"shared: a table of {len(block.machines)} machines in {time.process_time() - cpu:.1f} CPU s, "
+          f"{sum(len(own.mappings) for part in found if isinstance(part, tuple) for own in part)} mappings of {len(job.uniques[0])} einsums")
+    rng = np.random.default_rng(3)
+    asks = [Ask(int(number), 0, "bench") for number in rng.choice(block.machines, min(machines, len(block.machines)), replace=False)]
+    cpu = time.process_time()
+    for at in range(0, len(asks), LEASE):
+        solve_lease(job, Lease(0, tuple(asks[at:at + LEASE])))
+    each = (time.process_time() - cpu) / len(asks)
+    exact = job_of(replace(job.study, solver=replace(job.study.solver, share=0.0)))
+    cpu = time.process_time()
+    solve_lease(exact, Lease(0, tuple(asks[:solved])))
+    alone = (time.process_time() - cpu) / solved
+    print(f"shared: {1e6 * each:.0f} us a machine, {1 / each:.0f} machines and {len(job.uniques[0]) / each:.0f} prices per second and core; "
+          f"solved exactly, {solved} together: {1e3 * alone:.1f} ms a machine, {alone / each:.0f} times", flush=True)
+
+
 def _took(begun: float, cpu: float) -> str:
     return f"{time.monotonic() - begun:.2f} s, {time.process_time() - cpu:.2f} CPU s"
 
@@ -243,10 +271,13 @@ def main() -> None:
     given.add_argument("--million", type=int, default=1_000_000)
     given.add_argument("--workers", type=int, default=2)
     given.add_argument("--drawn", type=int, default=1_000_000)
+    given.add_argument("--shared", type=int, default=16_384)
     chosen = given.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for workload in ("light_resnet50", "squeezenet") if chosen.machines else ():
             ruled_out(Path(folder), workload, chosen.machines, chosen.solved)
+        if chosen.shared:
+            shared(chosen.shared, chosen.solved)
         if chosen.million:
             million(Path(folder), chosen.million, chosen.workers)
         if chosen.drawn:

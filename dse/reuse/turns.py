@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from dse.nest import Infeasible
 from dse.reuse.family import prices, still, structure, times, unit
 from dse.sim import bound_kernels
 from dse.sim.bounds import floor, needs, rates
-from dse.sim.cost import Price, price, widened
+from dse.sim.cost import Price, price
 from dse.sim.evaluate import PRECISE, EinsumCost, Violated
 from hw.arch import Arch
 from hw.columns import Columns, Floats, Ints
@@ -36,6 +37,19 @@ Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]  # an einsum o
 Bound = Callable[[Sequence[Arch]], list[float]]  # energy that no mapping costs less than, 0: not known
 ROUND = 16  # machines that are solved together
 STEPS = 4096  # gaps are said in parts of this, rounded up: few different numbers take little room
+
+
+def widened(arch: Arch, columns: Columns) -> Arch:
+    """As `cost.together`, of machines that differ from one in prices, rates and clock alone. Leakage stands where one number says that of all instances."""
+    def several(part: Any, **given: object) -> Any:
+        return replace(part, **given)
+
+    levels = tuple(several(level, **{name: getattr(columns, name)[:, v] for name in ("read_pj", "write_pj", "bandwidth")}, leak_mw=0.0)
+                   for v, level in enumerate(arch.levels))
+    names = ["mac_pj", "alu_pj", "merge_pj", "ops_per_cycle", *(["alu_per_cycle"] if arch.compute.alu_per_cycle else [])]
+    lane = several(arch.compute, **{name: getattr(columns, name) for name in names}, leak_mw=0.0, vector_leak_mw=columns.leak_mw)
+    found: Arch = several(arch, levels=levels, compute=lane, clock_ghz=columns.clock_ghz)
+    return found
 
 
 @dataclass(frozen=True)

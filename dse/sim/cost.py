@@ -15,7 +15,6 @@ from dse.sim.latency import Number, PortTimes, largest, latency, some
 from dse.sim.parts import Busy, action_pj, bits_of, busy, per_elem
 from dse.sim.times import port_times
 from hw.arch import Arch, Level
-from hw.columns import Columns
 from workloads.einsum import Einsum
 
 
@@ -58,19 +57,6 @@ def together(arches: Sequence[Arch]) -> Arch:
     lane = replace(lanes[0], **each(lanes, ("mac_pj", "alu_pj", "merge_pj", "ops_per_cycle", "leak_mw", "vector_leak_mw")),
                    **(each(lanes, ("alu_per_cycle",)) if lanes[0].alu_per_cycle else {}))
     return replace(arches[0], levels=levels, compute=lane, **each(arches, ("clock_ghz",)))
-
-
-def widened(arch: Arch, columns: Columns) -> Arch:
-    """As `together`, of machines that differ from one in prices, rates and clock alone. Leakage stands where one number says that of all instances."""
-    def several(part: Any, **given: Number) -> Any:
-        return replace(part, **given)
-
-    levels = tuple(several(level, **{name: getattr(columns, name)[:, v] for name in ("read_pj", "write_pj", "bandwidth")}, leak_mw=0.0)
-                   for v, level in enumerate(arch.levels))
-    names = ["mac_pj", "alu_pj", "merge_pj", "ops_per_cycle", *(["alu_per_cycle"] if arch.compute.alu_per_cycle else [])]
-    lane = several(arch.compute, **{name: getattr(columns, name) for name in names}, leak_mw=0.0, vector_leak_mw=columns.leak_mw)
-    found: Arch = several(arch, levels=levels, compute=lane, clock_ghz=columns.clock_ghz)
-    return found
 
 
 def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> Price:
