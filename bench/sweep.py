@@ -241,7 +241,8 @@ def shared(machines: int, solved: int) -> None:
     assert job.blocks
     block = job.blocks.of(0)
     assert block
-    solve_lease(replace(job, blocks=None, study=replace(job.study, solver=replace(job.study.solver, share=0.0))), Lease(0, (Ask(0, 0, "bench"),)))  # kernels
+    exact = job_of(replace(job.study, solver=replace(job.study.solver, share=0.0)))
+    solve_lease(exact, Lease(0, (Ask(0, 0, "bench"),)))  # loads the kernels
     cpu = time.process_time()
     found = block.known
     print(f"shared: a table of {len(block.machines)} machines in {time.process_time() - cpu:.1f} CPU s, "
@@ -252,7 +253,6 @@ def shared(machines: int, solved: int) -> None:
     for at in range(0, len(asks), LEASE):
         solve_lease(job, Lease(0, tuple(asks[at:at + LEASE])))
     each = (time.process_time() - cpu) / len(asks)
-    exact = job_of(replace(job.study, solver=replace(job.study.solver, share=0.0)))
     cpu = time.process_time()
     solve_lease(exact, Lease(0, tuple(asks[:solved])))
     alone = (time.process_time() - cpu) / solved

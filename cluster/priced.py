@@ -54,8 +54,8 @@ class Block:
         own = self.known[workload]
         if isinstance(own, Infeasible):
             return own
-        at, arch, picks = self.place(machine), self.cell.solved(self.place(machine)), self.ruler.study.solver
-        costs = []
+        at, picks, costs = self.place(machine), self.ruler.study.solver, []
+        arch = self.cell.solved(at)
         for one in own:
             cost = einsum_cost(Problem(arch, one.einsum, picks.objective), one.mappings[one.choice[at]].mapping)
             assert isinstance(cost, EinsumCost)
@@ -120,9 +120,10 @@ def columns_of(block: Block, at: Ints) -> tuple[dict[str, pa.Array], dict[str, l
         sums = summed_at(block.cell, [(one, group.count) for one, group in zip(own, groups, strict=True)], at)
         clock = columns.clock_ghz
         costs.append([part.tolist() for part in (sums.energy_pj, sums.latency_cycles, sums.latency_cycles / clock, sums.steady_cycles / clock)])
-        proof = _proofs(block, own, sums)
+        spaces = [space_of_turns(block.cell.first, one.einsum, study.solver) for one in own]
+        proof = _proofs(spaces, sums)
         worst = proof if worst is None else [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)]
-        chosen.append(_choices(block, own, sums, at))
+        chosen.append(_choices(own, spaces, sums, at))
     names, areas = [ref.name for ref in study.workloads], columns.area_mm2.tolist()
     points = [studies.point(study, machine, area, {name: pareto.Cost(*(part[i] for part in cost)) for name, cost in zip(names, costs, strict=True)})
               | dict(zip(("gap_in_space", "gap_to_bound", "certificate"), worst[i], strict=True))
@@ -131,19 +132,18 @@ def columns_of(block: Block, at: Ints) -> tuple[dict[str, pa.Array], dict[str, l
     return ruler.head(machines, columns, ruler.floors(columns)), of_points | {"machine": machines.tolist()}, chosen
 
 
-def _proofs(block: Block, own: Sequence[Shared], sums: Sums) -> list[tuple[float, float, str]]:
+def _proofs(spaces: Sequence[str], sums: Sums) -> list[tuple[float, float, str]]:
     """gap_in_space, gap_to_bound and certificate of each machine, as evaluate.in_turn has them."""
-    where = " and ".join(sorted({space_of_turns(block.cell.first, one.einsum, block.ruler.study.solver) for one in own}))
+    where = " and ".join(sorted(set(spaces)))
     return [(gap, bound, certified(in_space(gap, where), bound)) for gap, bound in zip(sums.gap_in_space.tolist(), sums.gap_to_bound.tolist(), strict=True)]
 
 
-def _choices(block: Block, own: Sequence[Shared], sums: Sums, at: Ints) -> dict[str, pa.Array]:
+def _choices(own: Sequence[Shared], spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
     """Columns of `chosen` but for its names: what asked.packed says of a solution."""
-    spaces = [space_of_turns(block.cell.first, one.einsum, block.ruler.study.solver) for one in own]
     open_ = sums.gaps > 0
+    kinds, kind = np.unique(open_.T, axis=0, return_inverse=True)
     whole = [max(sorted({s for s, left in zip(spaces, some, strict=True) if not left}), default="",
-                 key=[s for s, left in zip(spaces, some, strict=True) if not left].count) for some in np.unique(open_.T, axis=0)]
-    _, kind = np.unique(open_.T, axis=0, return_inverse=True)
+                 key=[s for s, left in zip(spaces, some, strict=True) if not left].count) for some in kinds]
     space = np.array(whole, object)[kind.reshape(-1)]
     listed = (open_ | (np.array(spaces, object)[:, None] != space[None, :])).T
     ends, none = np.concatenate([[0], np.cumsum(listed.sum(axis=1))]), ~listed.any(axis=1)

@@ -49,6 +49,7 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
+BETWEEN = "tests/test_turns.py::test_what_one_machine_says_of_another_is_never_above_its_optimum"
 IN_TURN = "tests/test_cells.py::test_einsums_in_turn_on_many_machines"
 SINGLY, KINDLY, EQUALS, ROUNDED = (f"tests/test_together.py::test_{name}" for name in (
     "each_machine_gets_the_answer_that_it_gets_alone", "machines_of_one_kind_are_searched_once",
@@ -470,12 +471,10 @@ MUTANTS = (
            "level for", TOGETHER),
     Mutant("share: cycles on slower machines hold on faster ones", "dse/reuse/family.py", "slower = np.min(np.divide", "slower = np.max(np.divide",
            "tests/test_family.py::test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved"),
-    Mutant("share: leakage of slower machines is bounded by their cycles alone", "dse/reuse/turns.py", "c = leak * b / leak[k]", "c = leak / leak[k]",
-           "tests/test_turns.py::test_what_one_machine_says_of_another_is_never_above_its_optimum"),
-    Mutant("share: the cheapest price decides", "dse/reuse/turns.py", "a = np.min(of[:, asks]", "a = np.max(of[:, asks]",
-           "tests/test_turns.py::test_what_one_machine_says_of_another_is_never_above_its_optimum"),
+    Mutant("share: leakage of slower machines is bounded by their cycles alone", "dse/reuse/turns.py", "c = leak * b / leak[k]", "c = leak / leak[k]", BETWEEN),
+    Mutant("share: the cheapest price decides", "dse/reuse/turns.py", "a = np.min(of[:, asks]", "a = np.max(of[:, asks]", BETWEEN),
     Mutant("share: all prices that are left count, however they are used", "dse/reuse/turns.py", "np.maximum(of - a[:, None] * of[k], 0.0) @ units",
-           "np.maximum(of - a[:, None] * of[k], 0.0) @ (units + 1e3)", "tests/test_turns.py::test_what_one_machine_says_of_another_is_never_above_its_optimum"),
+           "np.maximum(of - a[:, None] * of[k], 0.0) @ (units + 1e3)", BETWEEN),
     Mutant("pipelines: one copy where runs follow back to back", "dse/sim/placed.py", "at_once = inf if often else granules(segment, g)",
            "at_once = granules(segment, g)", "tests/test_certificates.py::test_runs_back_to_back_hold_what_is_handed_on_twice"),
     Mutant("share: a bound takes more of a price than there is", "dse/reuse/family.py", "full = np.max(np.divide(used", "full = np.min(np.divide(used",
