@@ -42,7 +42,7 @@ from dse.study.plan import Asks
 from dse.study.prune import static_violations
 from dse.study.sampler import block, enumerated, permutation
 from dse.study.study import Study
-from hw.columns import Ints
+from hw.columns import Ints, alike
 
 LEASE_S = 1.0  # work per lease: a call costs 1 ms (cluster/pool.py)
 MOST_PER_LEASE = 4096
@@ -215,9 +215,10 @@ def _prepared(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
         solve_lease(job, Lease(0, (ask,)))
         if not job.study.solver.share:
             break
-        if job.blocks and (block := job.blocks.of(ask.machine)):
-            same = {one.machine for one in asks if job.blocks.of(one.machine) is block}
-            return tuple(one for one in asks if one.machine in same), -(-job.study.space.size // len(block.machines))
+        if job.blocks and (found := list(job.blocks.of(np.array([one.machine for one in asks], np.int64)))):
+            block, own = max(found, key=lambda one: len(one[1]))
+            block.known()
+            return tuple(asks[i] for i in own.tolist()), -(-job.study.space.size // len(block.machines))
         for known in job.families.values():
             return tuple(one for one in asks if one.machine in known), -(-job.study.space.size // len(known))
     return asks, 0
@@ -393,8 +394,8 @@ def _cells(run: Run, asks: Sequence[Ask]) -> Ints:
     """A number per machine, equal where they may be solved together."""
     if run.shaping is None or not asks:
         return np.zeros(len(asks), np.int64)
-    digits = run.job.ruler.table.digits(np.array([ask.machine for ask in asks], np.int64))
-    return np.unique(digits[:, run.shaping], axis=0, return_inverse=True)[1].reshape(len(asks))
+    machines = np.array([ask.machine for ask in asks], np.int64)
+    return run.job.blocks.cells(machines)[0] if run.job.blocks else alike(run.job.ruler.table.digits(machines)[:, run.shaping])[1]
 
 
 def _leases(run: Run) -> Iterator[Lease | None]:

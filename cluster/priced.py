@@ -3,95 +3,145 @@ rows equal to those of each alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from cluster.ruled import Ruler
 from dse.nest import Infeasible
-from dse.reuse.turns import Cell, Shared, Sums, summed_at
+from dse.reuse.turns import STEPS, Cell, Least, Shared, Sums, Table, cell, least_of, summed_at, table
 from dse.sim.evaluate import EinsumCost, Problem, Solution, certified, einsum_cost, in_space
 from dse.stack import shared_on, space_of_turns, summed
 from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
-from hw.columns import Columns, Ints
+from hw.columns import Columns, Floats, Ints, alike
 from hw.space import decode
 from workloads.graph import Unique
 
 MOST = 1 << 18  # machines that share mappings
-Known = tuple[Shared, ...] | Infeasible  # of a workload's different einsums
+KEPT = 1 << 20  # machines whose tables a process keeps, of those that it met last
+GOLDEN = (5**0.5 - 1) / 2  # whole multiples of it, as shares of a whole, are never near each other
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Block:
-    """Machines that share mappings, by number. known: per workload, up to the first one that does not fit."""
+    """Machines that share mappings, by number. least: per workload; tables: the same, up to the first one that does not fit."""
 
     machines: Ints
     cell: Cell
+    area_mm2: Floats
     ruler: Ruler
+    least: list[Least]
+    tables: list[Table | Infeasible] = field(default_factory=list)
 
-    @cached_property
-    def known(self) -> list[Known]:
-        by_key: dict[str, Shared | Infeasible] = {}
-        found: list[Known] = []
-        for groups in self.ruler.uniques:
-            own = shared_on(self.cell, groups, self.ruler.study.solver, by_key)
-            found.append(own)
-            if isinstance(own, Infeasible):
-                break
-        return found
+    def known(self, turn: int = 0) -> list[Table | Infeasible]:
+        """Found where it is not yet. turn: processes of different ones begin with different einsums."""
+        if not self.tables:
+            own = shared_on(self.cell, list({group.key: group for groups in self.ruler.uniques for group in groups}.values()), self.ruler.study.solver,
+                            turn * GOLDEN)
+            for groups, least in zip(self.ruler.uniques, self.least, strict=True):
+                self.tables.append(_table(self.cell, groups, least, own))
+                if isinstance(self.tables[-1], Infeasible):
+                    break
+        return self.tables
 
     def place(self, machine: int) -> int:
         return int(np.searchsorted(self.machines, machine))
 
     def solution(self, machine: int, workload: int) -> list[Solution] | Infeasible:
         """As the array way has it: the readable twin."""
-        own = self.known[workload]
+        own = self.known()[workload]
         if isinstance(own, Infeasible):
             return own
         at, picks, costs = self.place(machine), self.ruler.study.solver, []
         arch = self.cell.solved(at)
-        for one in own:
-            cost = einsum_cost(Problem(arch, one.einsum, picks.objective), one.mappings[one.choice[at]].mapping)
+        for e, choice, gap in zip(own.least.einsums, own.choice[:, at].tolist(), own.gaps[:, at].tolist(), strict=True):
+            cost = einsum_cost(Problem(arch, e, picks.objective), own.mappings[choice].mapping)
             assert isinstance(cost, EinsumCost)
-            costs.append(one.proven(at, space_of_turns(arch, one.einsum, picks), cost))
+            costs.append(replace(cost, gap_in_space=gap / STEPS, space=space_of_turns(arch, e, picks)))
         return summed(arch, self.ruler.uniques[workload], picks, costs)
+
+
+def _table(c: Cell, groups: Sequence[Unique], least: Least, known: Mapping[str, Shared | Infeasible]) -> Table | Infeasible:
+    each = []
+    for group in groups:
+        one = known[group.key]
+        if isinstance(one, Infeasible):
+            return replace(one, einsum=group.einsum.name)
+        each.append(one)
+    return table(c, least, each)
 
 
 @dataclass(slots=True)
 class Blocks:
-    """Of a study's machines, made as they are asked for. shaping: places of the axes that change more than prices, rates and clock (worker.shaping)."""
+    """Of a study's machines, made as they are asked for. shaping: places of the axes that change more than prices, rates and clock (worker.shaping); made: by
+    cell, those met last at the end."""
 
     ruler: Ruler
     shaping: Sequence[int]
-    made: dict[bytes, list[Block]] = field(default_factory=dict)
+    made: dict[tuple[int, ...], list[Block]] = field(default_factory=dict)
 
-    def of(self, machine: int) -> Block | None:
-        """None: it cannot be built."""
-        digits = self.ruler.table.digits(np.array([machine]))
-        key = digits[0, self.shaping].tobytes()
-        if key not in self.made:
-            self.made[key] = list(self._blocks(digits))
-        return next((one for one in self.made[key] if (at := one.place(machine)) < len(one.machines) and one.machines[at] == machine), None)
+    def cells(self, machines: Ints) -> tuple[Ints, Ints]:
+        """Of machines [n] the cell of each, counted in the order of their numbers, and of each of them what it is called [cells, k]: its place on the axes that
+        shape it, and its part where more than MOST machines are alike on these."""
+        space, digits = self.ruler.study.space, self.ruler.table.digits(machines)
+        rank = np.zeros(len(machines), np.int64)
+        for at, axis in enumerate(space.axes):
+            if at not in self.shaping:
+                rank = rank * len(axis.values) + digits[:, at]
+        names = np.column_stack([digits[:, list(self.shaping)], rank // self._part()])
+        first, which = alike(names)
+        return which, names[first]
 
-    def _blocks(self, digits: Ints) -> Iterator[Block]:
-        space, numbers, stride = self.ruler.study.space, np.zeros(1, np.int64), 1
+    def _part(self) -> int:
+        """How many machines are alike on the axes that shape them: in parts as even as can be."""
+        many = self._many()
+        return -(-many // -(-many // MOST))
+
+    def _many(self) -> int:
+        return prod(len(axis.values) for at, axis in enumerate(self.ruler.study.space.axes) if at not in self.shaping)
+
+    def of(self, machines: Ints) -> Iterator[tuple[Block, Ints]]:
+        """Blocks of some machines, and which of these are theirs; those that cannot be built have none."""
+        which, names = self.cells(machines)
+        for i, name in enumerate(map(tuple, names.tolist())):
+            rows = np.flatnonzero(which == i)
+            for block in self._kept(name):
+                at = np.searchsorted(block.machines, machines[rows])
+                own = rows[(at < len(block.machines)) & (block.machines[np.minimum(at, len(block.machines) - 1)] == machines[rows])]
+                if len(own):
+                    yield block, own
+
+    def _kept(self, name: tuple[int, ...]) -> list[Block]:
+        found = self.made.pop(name) if name in self.made else self._blocks(name)
+        self.made[name] = found
+        while len(self.made) > 1 and sum(len(one.machines) for own in self.made.values() for one in own) > KEPT:
+            del self.made[next(iter(self.made))]
+        return found
+
+    def _blocks(self, name: tuple[int, ...]) -> list[Block]:
+        space, part, fixed = self.ruler.study.space, self._part(), dict(zip(self.shaping, name, strict=False))
+        rank = np.arange(name[-1] * part, min((name[-1] + 1) * part, self._many()), dtype=np.int64)
+        numbers, stride = np.zeros(len(rank), np.int64), 1
         for at in range(len(space.axes) - 1, -1, -1):
-            several = digits[:, at] if at in self.shaping else np.arange(len(space.axes[at].values))
-            numbers, stride = np.add.outer(several * stride, numbers).ravel(), stride * len(space.axes[at].values)
+            many = len(space.axes[at].values)
+            if at in fixed:
+                numbers += fixed[at] * stride
+            else:
+                rank, digit = np.divmod(rank, many)
+                numbers += digit * stride
+            stride *= many
         built, columns = self.ruler.table.columns(numbers)
-        numbers, shapes = numbers[built], _shapes(columns) if built.any() else np.zeros(0, np.int64)
-        for kind in np.unique(shapes):
-            rows = np.flatnonzero(shapes == kind)
-            rows = rows[np.argsort(numbers[rows])]
-            for begin in range(0, len(rows), MOST):
-                own = rows[begin:begin + MOST]
-                yield _block(numbers[own], columns.take(own), self.ruler)
+        numbers, found = numbers[built], []
+        first, kind = alike(columns.shape)
+        for i in range(len(first)):
+            rows = np.flatnonzero(kind == i)
+            found.append(_block(numbers[rows], columns.take(rows), self.ruler))
+        return found
 
 
 def _block(machines: Ints, columns: Columns, ruler: Ruler) -> Block:
@@ -100,36 +150,41 @@ def _block(machines: Ints, columns: Columns, ruler: Ruler) -> Block:
         assert isinstance(found, Arch)
         return found
 
-    return Block(machines, Cell(built(0), columns, built), ruler)
+    own = cell(built(0), columns, built)
+    least = [least_of(own, [group.einsum for group in groups], [group.count for group in groups]) for groups in ruler.uniques]
+    return Block(machines, own, columns.area_mm2, ruler, least)
 
 
-def _shapes(c: Columns) -> NDArray[np.int64]:
-    """A number per machine, equal where columns that are no prices, rates or clock are."""
-    whole = (c.width_bits, c.separate, c.sizes, c.shares, c.word_bits, np.isnan(c.alu_per_cycle))
-    rows = np.column_stack([part.reshape(len(part), -1).astype(np.int64) for part in whole])
-    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(len(rows))
-
-
-def columns_of(block: Block, at: Ints) -> tuple[dict[str, pa.Array], dict[str, list[object]], list[dict[str, pa.Array]]]:
+def columns_of(block: Block, at: Ints) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
     """Columns of machines (but for generation and source), of points, and of chosen per workload, of some places of a block that is feasible."""
     ruler, study = block.ruler, block.ruler.study
-    machines, columns = block.machines[at], block.cell.columns.take(at)
-    costs, worst, chosen = [], None, []
-    for own, groups in zip(block.known, ruler.uniques, strict=True):
-        assert not isinstance(own, Infeasible)
-        sums = summed_at(block.cell, [(one, group.count) for one, group in zip(own, groups, strict=True)], at)
-        clock = columns.clock_ghz
-        costs.append([part.tolist() for part in (sums.energy_pj, sums.latency_cycles, sums.latency_cycles / clock, sums.steady_cycles / clock)])
-        spaces = [space_of_turns(block.cell.first, one.einsum, study.solver) for one in own]
+    clock, area, costs, floors, chosen = block.cell.clock_ghz[at], block.area_mm2[at], dict[str, pareto.Cost](), dict[str, pareto.Cost](), []
+    worst: list[tuple[float, float, str]] = []
+    for ref, own in zip(study.workloads, block.known(), strict=True):
+        assert isinstance(own, Table)
+        sums = summed_at(block.cell, own, at)
+        costs[ref.name] = _cost(sums.energy_pj, sums.latency_cycles, sums.steady_cycles, clock)
+        floors[ref.name] = _cost(sums.least_pj, sums.least_cycles, sums.least_cycles, clock)
+        spaces = [space_of_turns(block.cell.first, e, study.solver) for e in own.least.einsums]
         proof = _proofs(spaces, sums)
-        worst = proof if worst is None else [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)]
+        worst = [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)] if worst else proof
         chosen.append(_choices(own, spaces, sums, at))
-    names, areas = [ref.name for ref in study.workloads], columns.area_mm2.tolist()
-    points = [studies.point(study, machine, area, {name: pareto.Cost(*(part[i] for part in cost)) for name, cost in zip(names, costs, strict=True)})
-              | dict(zip(("gap_in_space", "gap_to_bound", "certificate"), worst[i], strict=True))
-              for i, (machine, area) in enumerate(zip(machines.tolist(), areas, strict=True))]
-    of_points: dict[str, list[object]] = {name: [row[name] for row in points] for name in points[0]}
-    return ruler.head(machines, columns, ruler.floors(columns)), of_points | {"machine": machines.tolist()}, chosen
+    points = {name: pa.array(column) for name, column in studies.points(study, block.machines[at], area, costs).items()}
+    points |= {name: pa.array(column) for name, column in zip(("gap_in_space", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True)}
+    return ruler.head(block.machines[at], area, clock, floors), points | {"machine": pa.array(block.machines[at])}, chosen
+
+
+def _cost(pj: Floats, cycles: Floats, steady: Floats, clock_ghz: Floats) -> pareto.Cost:
+    return pareto.Cost(pj, cycles, cycles / clock_ghz, steady / clock_ghz)  # type: ignore[arg-type]
+
+
+def unfit(block: Block, at: Ints) -> dict[str, pa.Array]:
+    """Columns of machines (but for generation, source and why), of some places of a block on which a workload does not fit."""
+    clock, floors = block.cell.clock_ghz[at], dict[str, pareto.Cost]()
+    for ref, own in zip(block.ruler.study.workloads, block.least, strict=True):
+        pj, cycles = map(own.total, own.at(block.cell, at))
+        floors[ref.name] = _cost(pj, cycles, cycles, clock)
+    return block.ruler.head(block.machines[at], block.area_mm2[at], clock, floors)
 
 
 def _proofs(spaces: Sequence[str], sums: Sums) -> list[tuple[float, float, str]]:
@@ -138,28 +193,30 @@ def _proofs(spaces: Sequence[str], sums: Sums) -> list[tuple[float, float, str]]
     return [(gap, bound, certified(in_space(gap, where), bound)) for gap, bound in zip(sums.gap_in_space.tolist(), sums.gap_to_bound.tolist(), strict=True)]
 
 
-def _choices(own: Sequence[Shared], spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
+def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
     """Columns of `chosen` but for its names: what asked.packed says of a solution."""
-    open_ = sums.gaps > 0
-    kinds, kind = np.unique(open_.T, axis=0, return_inverse=True)
-    whole = [max(sorted({s for s, left in zip(spaces, some, strict=True) if not left}), default="",
-                 key=[s for s, left in zip(spaces, some, strict=True) if not left].count) for some in kinds]
-    space = np.array(whole, object)[kind.reshape(-1)]
-    listed = (open_ | (np.array(spaces, object)[:, None] != space[None, :])).T
+    first, kind = alike(sums.gaps.T > 0)
+    whole = []
+    for left in (sums.gaps.T[first] > 0).tolist():
+        proven = [s for s, open_ in zip(spaces, left, strict=True) if not open_]
+        whole.append(max(sorted(set(proven)), default="", key=proven.count))
+    space = np.array(whole, object)[kind]
+    listed = (sums.gaps.T > 0) | (np.array(spaces, object)[None, :] != space[:, None])
     ends, none = np.concatenate([[0], np.cumsum(listed.sum(axis=1))]), ~listed.any(axis=1)
     machine, place = np.nonzero(listed)
     lists = {"places": pa.array(place, pa.int32()), "gaps": pa.array(sums.gaps.T[machine, place]),
-             "spaces": pa.array(np.array(spaces, object)[place], pa.string())}
+             "spaces": pa.DictionaryArray.from_arrays(pa.array(place, pa.int32()), pa.array(spaces)).cast(pa.string())}
     found = {name: pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, mask=pa.array(none)) for name, values in lists.items()}
-    keys = {studies.chosen(i): pa.array([c.mapping_key for c in one.mappings]).take(pa.array(one.choice[at])) for i, one in enumerate(own)}
+    named = pa.array([one.mapping_key for one in own.mappings])
+    keys = {studies.chosen(i): named.take(pa.array(choice)) for i, choice in enumerate(own.choice[:, at])}
     return {**keys, "space": pa.array(space, pa.string()), **found}
 
 
 def mappings(block: Block, at: Ints) -> list[tuple[EinsumCost, Unique]]:
     """What some places of a block chose, each mapping once."""
     found: dict[str, tuple[EinsumCost, Unique]] = {}
-    for own, groups in zip(block.known, block.ruler.uniques, strict=True):
-        for one, group in zip(own if isinstance(own, tuple) else (), groups, strict=False):
-            for k in np.unique(one.choice[at]):
-                found.setdefault(one.mappings[k].mapping_key, (one.mappings[k], group))
+    for own, groups in zip(block.known(), block.ruler.uniques, strict=False):
+        for choice, group in zip(own.choice[:, at] if isinstance(own, Table) else (), groups, strict=False):
+            for k in np.unique(choice).tolist():
+                found.setdefault(own.mappings[k].mapping_key, (own.mappings[k], group))
     return list(found.values())

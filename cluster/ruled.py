@@ -19,7 +19,7 @@ from dse.study import pareto, prune
 from dse.study.pareto import Cost, Trial, slug
 from dse.study.study import Study
 from hw.arch import Arch
-from hw.columns import Columns, Ints, Table
+from hw.columns import Columns, Floats, Ints, Table
 from workloads.graph import Unique
 
 BEATEN = "bounds: another machine has a schedule that is better than any of this one (beaten_by)"  # reason of a machine that was not solved
@@ -72,15 +72,15 @@ class Ruler:
     def columns_of(self, machines: Ints, columns: Columns, floors: Mapping[str, Cost], front: Sequence[Trial], first: Ints) -> dict[str, pa.Array]:
         """Of machines that a schedule of the front beats, the `first` that does (-1: none)."""
         kept = first >= 0
-        head = self.head(machines[kept], columns.take(kept), {name: Cost(*(np.asarray(part)[kept] for part in (
+        head = self.head(machines[kept], columns.area_mm2[kept], columns.clock_ghz[kept], {name: Cost(*(np.asarray(part)[kept] for part in (
             c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns))) for name, c in floors.items()})  # type: ignore[arg-type]
         texts = {name: pa.repeat(pa.scalar(text), len(machines[kept])) for name, text in (("status", "pruned"), ("reason", BEATEN))}
         return head | texts | {"beaten_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
 
-    def head(self, machines: Ints, columns: Columns, floors: Mapping[str, Cost]) -> dict[str, pa.Array]:
+    def head(self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, floors: Mapping[str, Cost]) -> dict[str, pa.Array]:
         """Columns of `machines` of any machine that can be built, but for generation and source."""
         digits, whole = self.table.digits(machines), pareto.total(list(floors.values()), [ref.weight for ref in self.study.workloads])
-        numbers = {"machine": machines, "area_mm2": columns.area_mm2, "clock_ghz": columns.clock_ghz,
+        numbers = {"machine": machines, "area_mm2": area_mm2, "clock_ghz": clock_ghz,
                    "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
         given = {slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at])) for at, axis in enumerate(self.study.space.axes)}
         return {name: pa.array(column) for name, column in numbers.items()} | given | {"key": pa.array(self.keys(digits))}

@@ -144,14 +144,7 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     beaten = _ruled_out(job, lease)
     out = set().union(*(table["machine"].to_pylist() for table in beaten))
     asks = [ask for ask in lease.asks if ask.machine not in out]
-    began = time.perf_counter()
-    blocks, asks = _by_block(job, asks)
-    once_s, shared = time.perf_counter() - began, []  # what is found for many leases is none's pace
-    for block, own in blocks:
-        try:
-            shared.append(_block_tables(job, block, own))
-        except Exception:  # noqa: BLE001 - of one of them: each is looked at alone
-            asks += own
+    shared, asks, once_s = _by_block(job, lease.number, asks)
     ready = _solved_together(job, lease, asks)
     solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ()), ready.get(asks[i].machine, ()))
               for i in _order(job, lease.number, asks)}
@@ -178,35 +171,42 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
     return found
 
 
-def _by_block(job: Job, asks: Sequence[Ask]) -> tuple[list[tuple[Block, list[Ask]]], list[Ask]]:
-    """Machines that share mappings, found now where they are not yet; and those that are to be looked at alone: what cannot be built, does not fit or goes
-    wrong."""
+def _by_block(job: Job, turn: int, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
+    """Tables of machines that share mappings; those that are to be looked at alone: what cannot be built or goes wrong; and seconds that it took to find what
+    many leases share, which is none's pace."""
     if job.blocks is None or job.deadline_s is not None:
-        return [], list(asks)
-    of, left = dict[int, tuple[Block, list[Ask]]](), []
-    for ask in asks:
+        return [], list(asks), 0.0
+    found, left, once_s = list[dict[str, pa.Table]](), set(range(len(asks))), 0.0
+    blocks = job.blocks.of(np.array([ask.machine for ask in asks], np.int64))
+    while True:
+        began = time.perf_counter()
         try:
-            block = job.blocks.of(ask.machine)
-            alone = block is None or isinstance(block.known[-1], Infeasible)
-        except Exception:  # noqa: BLE001 - told when it is looked at alone
-            alone = True
-        if alone or block is None:
-            left.append(ask)
-        else:
-            of.setdefault(id(block), (block, []))[1].append(ask)
-    return list(of.values()), left
+            if (one := next(blocks, None)) is None:
+                break
+            block, own = one
+            block.known(turn)
+            once_s += time.perf_counter() - began
+            found.append(_block_tables(job, block, [asks[i] for i in own.tolist()]))
+            left -= set(own.tolist())
+        except Exception:  # noqa: BLE001 - of one of them: each is looked at alone
+            continue
+    return found, [asks[i] for i in sorted(left)], once_s
 
 
 def _block_tables(job: Job, block: Block, asks: Sequence[Ask]) -> dict[str, pa.Table]:
     at = np.searchsorted(block.machines, [ask.machine for ask in asks])
+
+    def same(**values: object) -> dict[str, pa.Array]:
+        return {name: pa.repeat(pa.scalar(value), len(asks)) for name, value in values.items()}
+
+    told = {"generation": pa.array([ask.generation for ask in asks]), "source": pa.array([ask.source for ask in asks])} | same(**VERSIONS)
+    if isinstance(last := block.known()[-1], Infeasible):
+        why = same(status="infeasible", workload=job.study.workloads[len(block.known()) - 1].name, **_limit(last))
+        return {"machines": ruled.table_of(job.schemas["machines"], priced.unfit(block, at) | told | why, len(asks))}
     machines, points, chosen = priced.columns_of(block, at)
-    n, versions = len(asks), {name: pa.repeat(pa.scalar(version), len(asks)) for name, version in VERSIONS.items()}
-    told = {"generation": pa.array([ask.generation for ask in asks]), "source": pa.array([ask.source for ask in asks]),
-            "status": pa.repeat(pa.scalar("ok"), n)}
-    first = {"schedule": pa.repeat(pa.scalar(0), n)}
-    tables = {"machines": ruled.table_of(job.schemas["machines"], machines | told | versions, n),
-              "points": ruled.table_of(job.schemas["points"], {name: pa.array(column) for name, column in points.items()} | first | versions, n)}
-    each = [ruled.table_of(job.schemas["chosen"], {**columns, **first, "machine": machines["machine"], "workload": pa.repeat(pa.scalar(ref.name), n)}, n)
+    tables = {"machines": ruled.table_of(job.schemas["machines"], machines | told | same(status="ok"), len(asks)),
+              "points": ruled.table_of(job.schemas["points"], points | same(schedule=0, **VERSIONS), len(asks))}
+    each = [ruled.table_of(job.schemas["chosen"], columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]}, len(asks))
             for ref, columns in zip(job.study.workloads, chosen, strict=True)]
     return tables | {"chosen": pa.concat_tables(each)} | _mapping_tables(job, priced.mappings(block, at))
 
@@ -412,8 +412,8 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Sol
 
 def _shared(job: Job, machine: int, arch: Arch, workload: Workload) -> list[Solution] | Infeasible:
     """The schedule of a machine that shares it, or its mappings, with others; what they share is found once per process."""
-    if job.blocks and (block := job.blocks.of(machine)):
-        return block.solution(machine, job.workloads.index(workload))
+    if job.blocks and (own := next(job.blocks.of(np.array([machine])), None)):
+        return own[0].solution(machine, job.workloads.index(workload))
     known = job.families.setdefault(workload.name, {})
     if machine not in known:
         own = members(job.study.space, machine, arch)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
 
 from dse import cache, schedule
 from dse.assign.layouts import PICKS, Assigned, Layouts, Pick, assigned, shared
@@ -181,25 +186,50 @@ def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Famil
     return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), picks.share)
 
 
-def shared_on(cell: Cell, groups: Sequence[Unique], picks: Picks, known: dict[str, Shared | Infeasible]) -> tuple[Shared, ...] | Infeasible:
-    """Mappings of einsums in turn that machines of a cell share (`picks.share`). known: by key, what other workloads asked for."""
-    found = []
-    for group in groups:
-        if group.key not in known:
-            rules = dataflow(picks.dataflow, group.einsum, cell.first)
+def shared_on(c: Cell, groups: Sequence[Unique], picks: Picks, begin: float = 0.0) -> dict[str, Shared | Infeasible]:
+    """Mappings of different einsums in turn, by key, that machines of a cell share (`picks.share`); of those behind one that does not fit, none. They stay in
+    $DSE_CACHE. begin: the einsum to begin with, as a share of the effort of all: others who begin elsewhere find the first ones meanwhile."""
+    efforts = np.cumsum([effort(group.einsum) for group in groups])
+    first = int(np.searchsorted(efforts, begin % 1.0 * efforts[-1], side="right"))
+    found: dict[int, Shared | Infeasible] = {}
+    last = len(groups)
+    for i in (*range(first, len(groups)), *range(first)):
+        if i < last:
+            found[i] = _kept_on(c, groups[i].einsum, picks)
+            last = i if isinstance(found[i], Infeasible) else last
+    return {groups[i].key: one for i, one in sorted(found.items()) if i <= last}
 
-            def solved(arches: Sequence[Arch], e: Einsum = group.einsum, rules: Constraints = rules) -> list[EinsumCost | Infeasible]:
-                return optimal_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules, picks.near)
 
-            def floors(arches: Sequence[Arch], e: Einsum = group.einsum, rules: Constraints = rules) -> list[float]:
-                return floors_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules)
+def _kept_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:
+    """One einsum; where it is kept, counts and prices of its mappings are evaluated anew."""
+    path = cache.place("shared", (c.digest, e, picks.tiles, picks.dataflow, picks.near, picks.share), ".npz")
+    if (data := cache.read(path)) is not None:
+        try:
+            with np.load(BytesIO(data), allow_pickle=False) as known:
+                nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
+            if choice.shape != (len(c),) or gaps.shape != (len(c),) or not 0 <= choice.min() <= choice.max() < len(nests):
+                raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
+            costs = [einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)]
+            mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
+            if len(mappings) < len(nests):
+                raise ValueError("a nest that is none of this machine")
+            return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint32))
+        except (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError, zlib.error, BadZipFile) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200])
+    rules = dataflow(picks.dataflow, e, c.first)
 
-            known[group.key] = turns(cell, group.einsum, solved, floors, picks.share)
-        one = known[group.key]
-        if isinstance(one, Infeasible):
-            return replace(one, einsum=group.einsum.name)
-        found.append(one)
-    return tuple(found)
+    def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
+        return optimal_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules, picks.near)
+
+    def floors(arches: Sequence[Arch]) -> list[float]:
+        return floors_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules)
+
+    found = turns(c, e, solved, floors, picks.share)
+    if isinstance(found, Shared):
+        file = BytesIO()
+        np.savez_compressed(file, nests=np.array([str(one.mapping) for one in found.mappings]), choice=found.choice, gaps=found.gaps)
+        cache.keep(path, file.getvalue())
+    return found
 
 
 def space_of_turns(arch: Arch, e: Einsum, picks: Picks) -> str:

@@ -297,6 +297,11 @@ class Level:
     access: Access | None = None
 
 
+def unpriced(level: Level) -> Level:
+    """The level without prices and rates: what of it shapes mappings."""
+    return replace(level, read_pj=0.0, write_pj=0.0, bandwidth=inf, leak_mw=0.0, area_mm2=0.0, access_cycles=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Fanout:
     """Parallel instances of all that lies inside. outside: number of levels outside of it (len(levels): above compute).

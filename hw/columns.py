@@ -6,17 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import nan
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.arch import Array, Lane, Machine, Memory
+from hw.arch import Array, Lane, Machine, Memory, unpriced
 from hw.component import compute_of, fanout_of, level_of, nesting_faults, node_faults, order_faults, outline, word_bits_of
 from hw.space import HEAD, Axis, Space, Value, apply
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 STRUCTURE = ("kind", "burst", "bank_map")  # fields of memories that decide how nodes may stand inside each other
+SILICON = ("node_nm", "cell")  # fields of machines that of all memories only an sram depends on
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class Columns:
     """Of n machines with V levels and D dimensions of arrays; outside: [D] levels outside of each. NaN: alu_per_cycle of lanes that do it themselves.
 
     read_pj, write_pj, bandwidth, width_bits, separate: [n, V]. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it,
-    writes reduced. leak_mw, area_mm2: of all instances. Others [n], as in `Compute` and `Arch`.
+    writes reduced. leak_mw, area_mm2: of all instances. shape: [n, nodes + 1] a number per node and for the machine, equal where they differ at most in prices,
+    rates and clock. Others [n], as in `Compute` and `Arch`.
     """
 
     outside: Ints
@@ -44,6 +47,7 @@ class Columns:
     word_bits: Ints
     leak_mw: Floats
     area_mm2: Floats
+    shape: Ints
 
     @property
     def lanes(self) -> Ints:
@@ -54,24 +58,45 @@ class Columns:
         return Columns(self.outside, *(getattr(self, own.name)[rows] for own in fields(self)[1:]))
 
 
+def alike(rows: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Of rows [n, k] that are equal the first one, and which of these each is [n].
+
+    >>> first, which = alike(np.array([[1, 2], [3, 2], [1, 2]]))
+    >>> first.tolist(), which.tolist()
+    ([0, 1], [0, 1, 0])
+    """
+    code = np.zeros(len(rows), np.int64)
+    for column in rows.T:
+        if (column != column[:1]).any():
+            values, own = np.unique(column, return_inverse=True)
+            code = np.unique(code * len(values) + own, return_inverse=True)[1]
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return first, which
+
+
 Row = tuple[float, ...]  # numbers of one node; empty: it cannot be built
 
 
 @dataclass(slots=True)
 class Made:
-    """One node in all choices of its fields met so far. axes: places in the space of those that it depends on; make: its numbers from their values."""
+    """One node in all choices of its fields met so far. axes: places in the space of those that it depends on; make: its numbers from their values; silicon:
+    of these axes those that it depends on as an sram alone, by the kind that it has, or that axis `kind` gives it."""
 
     axes: tuple[int, ...]
     make: Callable[[Mapping[str, Value]], Row]
     width: int
+    silicon: tuple[int, ...] = ()
+    kind: int | str = "sram"
     known: dict[int, int] = field(default_factory=dict)  # choice, as a number -> row
     rows: list[Row] = field(default_factory=list)
 
     def of(self, space: Space, digits: Ints) -> tuple[NDArray[np.bool_], Floats]:
         """Which machines have it, and its numbers [n, width]; NaN where it cannot be built."""
         code = np.zeros(len(digits), np.int64)
+        sram = (np.array([value == "sram" for value in space.axes[self.kind].values])[digits[:, self.kind]] if isinstance(self.kind, int) else
+                self.kind == "sram")
         for at in self.axes:
-            code = code * len(space.axes[at].values) + digits[:, at]
+            code = code * len(space.axes[at].values) + digits[:, at] * (sram if at in self.silicon else 1)
         wanted, first, inverse = np.unique(code, return_index=True, return_inverse=True)
         for one, example in zip(wanted.tolist(), first.tolist(), strict=True):
             if one not in self.known:
@@ -96,11 +121,21 @@ class Table:
         self.space = space
         template, keys, self.nodes = space.template, [axis.key for axis in space.axes], []
         self.sound = not order_faults([outline(node) for node in template.nodes])
+        shapes: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
-            make, width = _maker(template, i)
-            self.nodes.append(Made(_depends(space.axes, [*HEAD, *(key for key in keys if key.rpartition(".")[0] == node.name)]), make, width))
+            own, (make, width) = [key for key in keys if key.rpartition(".")[0] == node.name], _maker(template, i, shapes)
+            if isinstance(node, Memory):
+                kind = keys.index(f"{node.name}.kind") if f"{node.name}.kind" in own else node.kind
+                self.nodes.append(Made(_depends(space.axes, [*HEAD, *own]), make, width, _depends(space.axes, SILICON), kind))
+            else:
+                self.nodes.append(Made(_depends(space.axes, [*own, *(key for key in HEAD if key != "clock_mhz" and isinstance(node, Lane))]), make, width))
         nested = Made(_depends(space.axes, [key for key in keys if key.rpartition(".")[2] in STRUCTURE]), lambda chosen: _nested(apply(template, chosen)), 1)
-        clocked = Made(_depends(space.axes, HEAD), lambda chosen: (apply(template, chosen).clock_mhz / 1e3,), 1)
+
+        def whole(chosen: Mapping[str, Value]) -> Row:
+            spec = apply(template, chosen)
+            return spec.clock_mhz / 1e3, shapes.setdefault((spec.overlap, spec.tiling), len(shapes))
+
+        clocked = Made(_depends(space.axes, [*HEAD, *(key for key in keys if key.startswith("tiling."))]), whole, 2)
         self.whole = (nested, clocked)
 
     def digits(self, machines: Ints) -> Ints:
@@ -115,14 +150,14 @@ class Table:
         digits = self.digits(machines)
         parts = [made.of(self.space, digits) for made in (*self.whole, *self.nodes)]
         built = np.logical_and.reduce([there for there, _ in parts]) & self.sound
-        (_, (clock,)), *nodes = [(None, found[built].T) for _, found in parts][1:]
+        (clock, head), *nodes = [found[built].T for _, found in parts[1:]]
         template = self.space.template.nodes
-        levels = [own for node, (_, own) in zip(template, nodes, strict=True) if isinstance(node, Memory)]
-        arrays = [own for node, (_, own) in zip(template, nodes, strict=True) if isinstance(node, Array)]
+        levels = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Memory)]
+        arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
         outside = [sum(isinstance(one, Memory) for one in template[:i]) for i, node in enumerate(template) if isinstance(node, Array) for _ in node.dims]
         sizes, multicast, reduce = (np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3))
         read_pj, write_pj, bandwidth, width_bits, separate, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
-        mac_pj, alu_pj, merge_pj, ops, alu, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][1]
+        mac_pj, alu_pj, merge_pj, ops, alu, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][:-1]
         copies = [np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1) for v in range(len(levels) + 1)]
 
         def total(of_levels: Floats, of_lane: Floats, of_vector: Floats) -> Floats:
@@ -135,7 +170,7 @@ class Table:
         return built, Columns(np.array(outside, np.int64), read_pj, write_pj, bandwidth, width_bits.astype(np.int64), separate.astype(bool),
                               sizes.astype(np.int64), np.stack([multicast, reduce], axis=2).astype(bool), mac_pj, alu_pj, merge_pj, ops,
                               np.where(alu == 0, nan, alu), clock, word.astype(np.int64), total(leak, lane_leak, vector_leak),
-                              total(area, lane_area, vector_area))
+                              total(area, lane_area, vector_area), np.stack([head, *(own[-1] for own in nodes)], axis=1).astype(np.int64))
 
 
 def _depends(axes: Sequence[Axis], fields: Collection[str]) -> tuple[int, ...]:
@@ -146,10 +181,13 @@ def _nested(spec: Machine) -> Row:
     return () if nesting_faults(spec.nodes) else (1.0,)
 
 
-def _maker(template: Machine, i: int) -> tuple[Callable[[Mapping[str, Value]], Row], int]:
-    """What makes the numbers of node i from the values that it depends on, and how many there are."""
+def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callable[[Mapping[str, Value]], Row], int]:
+    """What makes the numbers of node i from the values that it depends on, and how many there are. The last one is of its shape, as far as they are known."""
     node = template.nodes[i]
-    width = 7 if isinstance(node, Memory) else 3 * len(node.dims) if isinstance(node, Array) else 10
+    width = 8 if isinstance(node, Memory) else 3 * len(node.dims) + 1 if isinstance(node, Array) else 11
+
+    def shape(of: object) -> int:
+        return shapes.setdefault(of, len(shapes))
 
     def make(chosen: Mapping[str, Value]) -> Row:
         spec = apply(template, chosen)
@@ -158,13 +196,14 @@ def _maker(template: Machine, i: int) -> tuple[Callable[[Mapping[str, Value]], R
             return ()
         if isinstance(own, Memory):
             at = level_of(spec, own, i == 0)
-            return at.read_pj, at.write_pj, at.bandwidth, at.width_bits, at.ports == "separate", at.leak_mw, at.area_mm2
+            return at.read_pj, at.write_pj, at.bandwidth, at.width_bits, at.ports == "separate", at.leak_mw, at.area_mm2, shape(unpriced(at))
         if isinstance(own, Array):
             over = fanout_of(own, 0)
-            return tuple(float(x) for (_, size), *flags in zip(over.dims, over.multicast, over.reduce, strict=True) for x in (size, *flags))
+            sizes = [float(x) for (_, size), *flags in zip(over.dims, over.multicast, over.reduce, strict=True) for x in (size, *flags)]
+            return *sizes, shape(over)
         assert isinstance(own, Lane)
-        c = compute_of(spec, own)
+        c, word = compute_of(spec, own), word_bits_of(spec, own)
         vector = c.alu_per_cycle or 0.0, c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
-        return c.mac_pj, c.alu_pj, c.merge_pj, c.ops_per_cycle, *vector, word_bits_of(spec, own)
+        return c.mac_pj, c.alu_pj, c.merge_pj, c.ops_per_cycle, *vector, word, shape((c.alu_per_cycle is None, word))
 
     return make, width

@@ -56,7 +56,7 @@ def cell(capacity: str = "64 KiB") -> Cell:
         assert isinstance(found, Arch)
         return found
 
-    return Cell(arch(0), columns, arch)
+    return turns.cell(arch(0), columns, arch)
 
 
 def asked(c: Cell, e: Einsum, share: float) -> turns.Shared | Infeasible:
@@ -77,15 +77,17 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
     c = cell("4 KiB")
     found = asked(c, e, share)
     assert isinstance(found, turns.Shared)
-    at = np.arange(0, len(c.times), 5)
-    energy, cycles, _ = turns.priced_at(c, found, at)
-    for i, pj, cyc in zip(at.tolist(), energy.tolist(), cycles.tolist(), strict=True):
+    at = np.arange(0, len(c), 5)
+    own = turns.table(c, turns.least_of(c, [e], [1]), [found])
+    sums = turns.summed_at(c, own, at)
+    for i, pj, cyc in zip(at.tolist(), sums.energy_pj.tolist(), sums.latency_cycles.tolist(), strict=True):
         problem = Problem(c.arch(i), e, "energy")
         best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].mapping)
         assert isinstance(best, list) and isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
-        assert found.gaps[i] <= max(share, best[0].gap_in_space) + 1.01 / turns.STEPS
-        assert best[0].energy_pj / (1 + best[0].gap_in_space) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + float(found.gaps[i])) * (1 + 1e-9)
+        gap = found.gaps[i] / turns.STEPS
+        assert gap <= max(share, best[0].gap_in_space) + 1.01 / turns.STEPS
+        assert best[0].energy_pj / (1 + best[0].gap_in_space) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -102,11 +104,11 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
         return replace(base, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
 
     arches = [other() for _ in range(12)]
-    c = Cell(arches[0], columns(arches), lambda i: arches[i])
+    c = turns.cell(arches[0], columns(arches), lambda i: arches[i])
     values = [one.energy_pj for one in optimal_on([Problem(a, e, "energy") for a in arches], "ragged_lanes") if isinstance(one, EinsumCost)]
     unleaking = floors_on([Problem(turns.still(a), e, "energy") for a in arches], "ragged_lanes")
     units = turns.units_of(c, e)
-    least = turns.bound_kernels.in_turn(((e, 1.0),), c.columns)[1]
+    least = turns.least_on(c, e).cycles
     for k in range(len(arches)):
         bounds = bounded(c, k, values[k], unleaking[k], units, least)
         assert (bounds <= np.array(values) * (1 + 1e-9)).all(), (seed, k)
@@ -131,7 +133,7 @@ def tables(job: Job, alone: bool) -> dict[str, list[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in range(job.study.space.size))
     with pytest.MonkeyPatch.context() as patch:
         if alone:
-            patch.setattr(worker, "_by_block", lambda job, asks: ([], list(asks)))
+            patch.setattr(worker, "_by_block", lambda job, turn, asks: ([], list(asks), 0.0))
         found = worker.solve_lease(job, Lease(0, asks))
     return {name: sorted({repr(row) for row in table.to_pylist()}) for name, table in found.tables.items()}
 
@@ -143,9 +145,10 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
     assert many == alone
     assert {name: len(own) for name, own in many.items() if name in ("machines", "points", "chosen")} == {"machines": 180, "points": 120, "chosen": 240}
     assert 5 < sum("'feasible': False" in row for row in many["points"]) < 115
-    blocks = [job.blocks.of(number) for number in range(180) if job.blocks]
-    assert len({id(one) for one in blocks if one}) == 2 and blocks.count(None) == 60
-    assert all(structure(one.cell.first) == structure(one.cell.arch(7)) for one in blocks if one)
+    assert job.blocks
+    blocks = [(block, own.tolist()) for block, own in job.blocks.of(np.arange(180))]
+    assert [len(own) for _, own in blocks] == [60, 60] and len(set(blocks[0][1]) | set(blocks[1][1])) == 120
+    assert all(structure(one.cell.first) == structure(one.cell.arch(7)) for one, _ in blocks)
 
 
 def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from dse.sim.evaluate import PRECISE, EinsumCost, Solution, Violated, above, spa
 from dse.sim.graph import evaluate, least, with_room
 from dse.sim.parts import action_pj, op_pj
 from dse.sim.placed import Placed
-from hw.arch import Arch, Compute
+from hw.arch import Arch, Compute, unpriced
 from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
@@ -48,9 +48,8 @@ MANY = 8192  # machines that are priced or bounded at a time: what that takes of
 
 def structure(arch: Arch) -> Arch:
     """The machine without prices, rates and clock: what it shares with those that the same mappings fit."""
-    levels = tuple(replace(level, read_pj=0.0, write_pj=0.0, bandwidth=inf, leak_mw=0.0, area_mm2=0.0, access_cycles=1) for level in arch.levels)
     lane = Compute(0.0, 0.0, alu_per_cycle=None if arch.compute.alu_per_cycle is None else 1.0)
-    return replace(arch, levels=levels, compute=lane, clock_ghz=1.0)
+    return replace(arch, levels=tuple(map(unpriced, arch.levels)), compute=lane, clock_ghz=1.0)
 
 
 def prices(arch: Arch) -> list[float]:

@@ -14,7 +14,8 @@ U: actions of each kind that every mapping has; C: cycles that none beats on the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
@@ -27,16 +28,17 @@ from dse.nest import Infeasible
 from dse.reuse.family import prices, still, structure, times, unit
 from dse.sim import bound_kernels
 from dse.sim.bounds import floor, needs, rates
-from dse.sim.cost import Price, price
+from dse.sim.cost import ports, taken
 from dse.sim.evaluate import PRECISE, EinsumCost, Violated
+from dse.sim.parts import action_pj
 from hw.arch import Arch
-from hw.columns import Columns, Floats, Ints
+from hw.columns import Columns, Floats, Ints, alike
 from workloads.einsum import Einsum
 
 Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]  # an einsum on each machine, at least energy
 Bound = Callable[[Sequence[Arch]], list[float]]  # energy that no mapping costs less than, 0: not known
 ROUND = 16  # machines that are solved together
-STEPS = 4096  # gaps are said in parts of this, rounded up: few different numbers take little room
+STEPS = 1024  # gaps are said in parts of this, rounded up: few different numbers take little room
 
 
 def widened(arch: Arch, columns: Columns) -> Arch:
@@ -52,23 +54,50 @@ def widened(arch: Arch, columns: Columns) -> Arch:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Machines that are alike in something. wide: one of each kind, as one machine of arrays; columns: of these; of [n]: the kind of every machine."""
+
+    wide: Arch
+    columns: Columns
+    of: NDArray[np.int32]
+
+
 @dataclass(frozen=True)
 class Cell:
-    """n machines of one structure. first: one of them; arch: the i-th, on its own."""
+    """n machines of one structure. first: one of them; arch: the i-th, on its own; leak_mw, clock_ghz [n].
+
+    priced, paced: kinds of machines by energies per action, and by times of ports and operations. There are far fewer of either than machines, and what follows
+    from them alone is found once for each.
+    """
 
     first: Arch
-    columns: Columns
     arch: Callable[[int], Arch]
+    leak_mw: Floats
+    clock_ghz: Floats
+    priced: Kinds
+    paced: Kinds
 
     @cached_property
     def prices(self) -> Floats:
-        """[n, kinds + 1] per action, and last of leakage per cycle."""
-        return np.column_stack(np.broadcast_arrays(*prices(widened(self.first, self.columns)))).astype(float)
+        """[kinds, actions] per action."""
+        return _stacked(prices(self.priced.wide)[:-1])
 
     @cached_property
     def times(self) -> Floats:
-        """[n, parts] of an action per level, of operations, and of what takes a cycle."""
-        return np.column_stack(np.broadcast_arrays(*times(widened(self.first, self.columns)))).astype(float)
+        """[kinds, parts] of an action per level, of operations, and of what takes a cycle."""
+        return _stacked(times(self.paced.wide))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that an answer for these machines depends on."""
+        found = hashlib.sha256(repr(structure(self.first)).encode())
+        for part in (self.leak_mw, self.clock_ghz, self.prices, self.priced.of, self.times, self.paced.of):
+            found.update(np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.leak_mw)
 
     def solved(self, i: int) -> Arch:
         found = self.arch(i)
@@ -77,57 +106,100 @@ class Cell:
         return found
 
 
+def _stacked(columns: Sequence[Any]) -> Floats:
+    return np.column_stack(np.broadcast_arrays(*columns)).astype(float)
+
+
+def cell(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> Cell:
+    """Of machines of one structure as columns."""
+    def kinds(*names: str) -> Kinds:
+        rows = np.column_stack([getattr(columns, name) for name in names])
+        some, of = alike(np.nan_to_num(rows, nan=-1.0))
+        own = columns.take(some)
+        return Kinds(widened(first, own), own, of.astype(np.int32))
+
+    return Cell(first, arch, columns.leak_mw, columns.clock_ghz, kinds("read_pj", "write_pj", "mac_pj", "alu_pj", "merge_pj"),
+                kinds("bandwidth", "ops_per_cycle", "alu_per_cycle"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one mapping, or of bounds: energy without leakage by the kind of prices; cycles, and those of one of many equal einsums, by the kind of times."""
+
+    pj: Floats
+    cycles: Floats
+    steady: Floats
+
+
+def cost_on(c: Cell, e: Einsum, found: EinsumCost) -> Cost:
+    """As the evaluator has it, on all kinds of machines."""
+    own, waits = ports(found.mapping, found.counts, e, c.paced.wide)
+    cycles, steady = (np.broadcast_to(taken(own, waits, steady=often), len(c.times)) for often in (False, True))
+    pj = sum(row.elems * action_pj((row.level, row.tensor, row.action), e, c.priced.wide) for row in found.counts if row.action != "enter")
+    return Cost(np.broadcast_to(np.asarray(pj, float), len(c.prices)), cycles, steady)
+
+
+def least_on(c: Cell, e: Einsum) -> Cost:
+    """What no mapping beats."""
+    still_ = replace(c.priced.columns, leak_mw=np.zeros(len(c.prices)))
+    cycles = bound_kernels.in_turn(((e, 1.0),), c.paced.columns)[1]
+    return Cost(bound_kernels.in_turn(((e, 1.0),), still_)[0], cycles, cycles)
+
+
+def energy_of(c: Cell, one: Cost) -> Floats:
+    """[n]."""
+    return np.asarray(one.pj[c.priced.of] + c.leak_mw * one.cycles[c.paced.of] / c.clock_ghz)
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space."""
+    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space, in
+    parts of STEPS."""
 
     einsum: Einsum
     mappings: tuple[EinsumCost, ...]
     choice: NDArray[np.int16]
-    gaps: NDArray[np.float32]
-
-    def proven(self, i: int, space: str, cost: EinsumCost) -> EinsumCost:
-        """What the i-th machine's choice costs, with what is known of it."""
-        return replace(cost, gap_in_space=float(self.gaps[i]), space=space)
+    gaps: NDArray[np.uint32]
 
 
-def shared(cell: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Shared | Infeasible:
+def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Shared | Infeasible:
     """Mappings of an einsum for all machines: more are solved, the one furthest above what it might cost and others that are too far, until none is, by more
     than a share, but those that were solved. Which are follows from the list of machines alone."""
-    least_pj, least_cycles = bound_kernels.in_turn(((e, 1.0),), cell.columns)
-    bound, best, choice = least_pj * (1 - PRECISE), np.full(len(least_pj), np.inf), np.zeros(len(least_pj), np.int16)
+    least = least_on(c, e)
+    bound, best, choice = energy_of(c, least) * (1 - PRECISE), np.full(len(c), np.inf), np.zeros(len(c), np.int16)
     found: dict[str, EinsumCost] = {}
-    asked, rng, unleaking = np.zeros(len(bound), np.bool_), Random(0), dict[bytes, float]()
-    units = units_of(cell, e)
+    asked, rng, unleaking = np.zeros(len(c), np.bool_), Random(0), dict[int, float]()
+    units = units_of(c, e)
 
-    while (open_ := np.flatnonzero(~asked & (_above(best, bound) > share))).size:
-        worst = int(open_[np.argmax(_above(best, bound)[open_])]) if found else int(open_[0])
+    while (open_ := np.flatnonzero(~asked & ((far := _above(best, bound)) > share))).size:
+        worst = int(open_[np.argmax(far[open_])]) if found else int(open_[0])
         own = [worst, *(i for i in rng.sample(open_.tolist(), min(ROUND, open_.size)) if i != worst)][:ROUND]
         asked[own] = True
-        arches = [cell.solved(i) for i in own]
+        arches = [c.solved(i) for i in own]
         answers = solve(arches)
         for one in answers:
             if isinstance(one, Infeasible):
                 return one
             if str(one.mapping) not in found:
-                energy = np.broadcast_to(_price(cell.first, cell.columns, e, one).energy_pj, len(best))
+                energy = energy_of(c, cost_on(c, e, one))
                 better = energy < best
                 best[better], choice[better] = energy[better], len(found)
                 found[str(one.mapping)] = one
-        new = {key: still(arch) for i, arch in zip(own, arches, strict=True) if (key := cell.prices[i, :-1].tobytes()) not in unleaking}
+        new = {kind: still(arch) for i, arch in zip(own, arches, strict=True) if (kind := int(c.priced.of[i])) not in unleaking}
         unleaking |= zip(new, floors(list(new.values())) if new else (), strict=True)
         for i, one in zip(own, answers, strict=True):
             assert isinstance(one, EinsumCost)
-            known = one.energy_pj / (1 + one.gap_in_space), unleaking[cell.prices[i, :-1].tobytes()]
-            np.maximum(bound, bounded(cell, i, *known, units, least_cycles) * (1 - PRECISE), out=bound)
+            known = one.energy_pj / (1 + one.gap_in_space), unleaking[int(c.priced.of[i])]
+            np.maximum(bound, bounded(c, i, *known, units, least.cycles) * (1 - PRECISE), out=bound)
     gaps = _above(best, bound)
     gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
-    return Shared(e, tuple(found.values()), choice, np.ceil(gaps * STEPS).astype(np.float32) / np.float32(STEPS))
+    used, of_used = np.unique(choice, return_inverse=True)
+    return Shared(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), np.ceil(gaps * STEPS).astype(np.uint32))
 
 
-def units_of(cell: Cell, e: Einsum) -> Floats:
-    """[kinds] actions that every mapping has of each."""
-    return np.array([floor(needs(e), rates(unit(structure(cell.first), kind)))[0] for kind in range(cell.prices.shape[1] - 1)])
+def units_of(c: Cell, e: Einsum) -> Floats:
+    """[actions] that every mapping has of each."""
+    return np.array([floor(needs(e), rates(unit(structure(c.first), kind)))[0] for kind in range(c.prices.shape[1])])
 
 
 def _above(value: Floats, least: Floats) -> Floats:
@@ -136,60 +208,93 @@ def _above(value: Floats, least: Floats) -> Floats:
     return np.where(some, np.maximum(np.divide(value, least, out=np.ones_like(value), where=some) - 1, 0.0), bounded)
 
 
-def bounded(cell: Cell, k: int, least: float, unleaking: float, units: Floats, cycles: Floats) -> Floats:
-    """What nothing costs less than on each machine, from what nothing costs less than on the k-th, with and without leakage."""
-    of, leak = cell.prices[:, :-1], cell.prices[:, -1]
-    asks, takes = of[k] > 0, cell.times[k] > 0
-    a = np.min(of[:, asks] / of[k, asks], axis=1) if asks.any() else np.zeros(len(of))
-    b = np.minimum(1.0, np.min(cell.times[:, takes] / cell.times[k, takes], axis=1))
+def bounded(c: Cell, k: int, least: float, unleaking: float, units: Floats, cycles: Floats) -> Floats:
+    """What nothing costs less than on each machine [n], from what nothing costs less than on the k-th, with and without leakage. cycles: that none beats, by
+    the kind of times."""
+    of, at = c.prices[c.priced.of[k]], c.times[c.paced.of[k]]
+    asks, takes, leak = of > 0, at > 0, c.leak_mw[k] / c.clock_ghz[k]
+    of_prices = np.min(c.prices[:, asks] / of[asks], axis=1) if asks.any() else np.zeros(len(c.prices))
+    rest = np.maximum(c.prices - of_prices[:, None] * of, 0.0) @ units
+    a, b = of_prices[c.priced.of], np.minimum(1.0, np.min(c.times[:, takes] / at[takes], axis=1))[c.paced.of]
+    leaks = c.leak_mw / c.clock_ghz
     with np.errstate(divide="ignore", invalid="ignore"):
-        c = leak * b / leak[k] if leak[k] > 0 else np.full(len(of), np.inf)
-        more = np.where(c <= a, c * least + (a - c) * unleaking, a * least + np.maximum(leak - a * leak[k] / b, 0.0) * cycles)
-    return np.asarray(np.nan_to_num(more, posinf=0.0) + np.maximum(of - a[:, None] * of[k], 0.0) @ units)
+        of_leak = leaks * b / leak if leak > 0 else np.full(len(c), np.inf)
+        more = np.where(of_leak <= a, of_leak * least + (a - of_leak) * unleaking,
+                        a * least + np.maximum(leaks - a * leak / b, 0.0) * cycles[c.paced.of])
+    return np.asarray(np.nan_to_num(more, posinf=0.0) + rest[c.priced.of])
 
 
-def _price(first: Arch, columns: Columns, e: Einsum, one: EinsumCost) -> Price:
-    return price(one.mapping, one.counts, e, widened(first, columns))
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What none of a workload's E different einsums in turn costs less than on a cell. runs: how often each runs; pj, cycles [E, kinds]: as in `Cost`."""
+
+    einsums: tuple[Einsum, ...]
+    runs: tuple[int, ...]
+    pj: Floats
+    cycles: Floats
+
+    def total(self, each: Floats) -> Floats:
+        """Of numbers [E, n]."""
+        return np.asarray(sum(n * one for n, one in zip(self.runs, each, strict=True)))
+
+    def at(self, c: Cell, at: Ints) -> tuple[Floats, Floats]:
+        """Energy and cycles [E, n] of some machines."""
+        cycles = self.cycles[:, c.paced.of[at]]
+        return self.pj[:, c.priced.of[at]] + c.leak_mw[at] * cycles / c.clock_ghz[at], cycles
+
+
+def least_of(c: Cell, einsums: Sequence[Einsum], runs: Sequence[int]) -> Least:
+    each = [least_on(c, e) for e in einsums]
+    return Least(tuple(einsums), tuple(runs), np.stack([one.pj for one in each]), np.stack([one.cycles for one in each]))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in `Cost`; choice [E, n] of all mappings; gaps [E, n] in
+    parts of STEPS."""
+
+    least: Least
+    mappings: tuple[EinsumCost, ...]
+    pj: Floats
+    cycles: Floats
+    steady: Floats
+    choice: NDArray[np.int16]
+    gaps: NDArray[np.uint32]
+
+
+def table(c: Cell, least: Least, each: Sequence[Shared]) -> Table:
+    costs = [cost_on(c, own.einsum, one) for own in each for one in own.mappings]
+    begun = np.cumsum([0, *(len(own.mappings) for own in each)])[:-1]
+    choice = np.stack([(own.choice + at).astype(np.int16) for own, at in zip(each, begun.tolist(), strict=True)])
+    pj, cycles, steady = (np.stack([getattr(one, name) for one in costs]) for name in ("pj", "cycles", "steady"))
+    return Table(least, tuple(one for own in each for one in own.mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]))
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of a workload in turn on some machines, as `evaluate.in_turn` adds up: totals [n], gaps of its different einsums [einsums, n]."""
+    """Of a workload in turn on some machines, as `evaluate.in_turn` adds up: totals [n], what none beats [n], gaps of its different einsums [E, n]."""
 
     energy_pj: Floats
     latency_cycles: Floats
     steady_cycles: Floats
+    least_pj: Floats
+    least_cycles: Floats
     gap_in_space: Floats
     gap_to_bound: Floats
     gaps: Floats
 
 
-def summed_at(cell: Cell, runs: Sequence[tuple[Shared, int]], at: Ints) -> Sums:
-    """runs: how often each of the different einsums runs. Raises Violated where a bound is above a cost."""
-    columns, found = cell.columns.take(at), []
-    for own, often in runs:
-        energy, cycles, steady = priced_at(cell, own, at)
-        least, _ = bound_kernels.in_turn(((own.einsum, 1.0),), columns)
-        to_bound = _above(energy, least)
-        if (least > energy * (1 + PRECISE)).any():
-            raise Violated(f"{own.einsum.name}: lower bound above the cost")
-        found.append((often, energy, cycles, steady, least, to_bound, np.minimum(own.gaps[at].astype(float), to_bound)))
-
-    def total(parts: Iterable[Floats]) -> Floats:
-        return np.asarray(sum(parts))
-
-    energy, cycles = total(n * pj for n, pj, *_ in found), total(n * own for n, _, own, *_ in found)
-    steady = cycles if len(found) > 1 else total(n * own for n, _, _, own, *_ in found)
-    to_bound = _above(energy, total(n * least for n, *_, least, _, _ in found))
-    gap = np.minimum(_above(energy, total(n * (pj / (1 + own)) for n, pj, *_, own in found)), to_bound)
-    return Sums(energy, cycles, steady, np.where(gap > PRECISE, gap, 0.0), to_bound, np.array([own for *_, own in found]))
-
-
-def priced_at(cell: Cell, own: Shared, at: Ints) -> tuple[Floats, Floats, Floats]:
-    """Energy, cycles, and cycles of one of many equal einsums, of what some machines chose: as the evaluator prices each."""
-    found = np.empty((3, len(at)))
-    for k in np.unique(own.choice[at]):
-        rows = np.flatnonzero(own.choice[at] == k)
-        p = _price(cell.first, cell.columns.take(at[rows]), own.einsum, own.mappings[k])
-        found[:, rows] = p.energy_pj, p.latency_cycles, p.steady_cycles
-    return found[0], found[1], found[2]
+def summed_at(c: Cell, t: Table, at: Ints) -> Sums:
+    """Raises Violated where a bound is above a cost."""
+    choice, priced, paced, total = t.choice[:, at], c.priced.of[at], c.paced.of[at], t.least.total
+    cycles, (least, least_cycles) = t.cycles[choice, paced], t.least.at(c, at)
+    energy = t.pj[choice, priced] + c.leak_mw[at] * cycles / c.clock_ghz[at]
+    if (wrong := np.flatnonzero((least > energy * (1 + PRECISE)).any(axis=1))).size:
+        raise Violated(f"{t.least.einsums[wrong[0]].name}: lower bound above the cost")
+    to_bound = _above(energy, least)
+    gaps = np.minimum(t.gaps[:, at] / STEPS, to_bound)
+    whole, whole_cycles, whole_least = total(energy), total(cycles), total(least)
+    steady = whole_cycles if len(t.least.einsums) > 1 else total(t.steady[choice, paced])
+    whole_to_bound = _above(whole, whole_least)
+    gap = np.minimum(_above(whole, total(energy / (1 + gaps))), whole_to_bound)
+    return Sums(whole, whole_cycles, steady, whole_least, total(least_cycles), np.where(gap > PRECISE, gap, 0.0), whole_to_bound, gaps)

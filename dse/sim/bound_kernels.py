@@ -106,7 +106,7 @@ def _in_turn(a: Asked, m: Machines) -> Floats:
         for e in range(len(a.kind)):
             cycles = _cycles(a, m, i, e, whole)
             op_pj = m.mac_pj[i] if a.kind[e] == MAC else 0.0 if a.kind[e] == COPY else m.alu_pj[i]
-            total = a.computed[e] * op_pj + m.leak_mw[i] * cycles / m.clock_ghz[i]
+            total = a.computed[e] * op_pj
             for x in range(a.operands[e]):
                 bits = a.bits[e, x] or m.word_bits[i]
                 way = int(a.write[e, x])
@@ -138,7 +138,7 @@ def _in_turn(a: Asked, m: Machines) -> Floats:
                 total += rest
             else:
                 total += _together(a.common[e], a.operands[e], count, at, lanes, alike, pj, charged, alone)
-            found[0, i] += a.times[e] * total
+            found[0, i] += a.times[e] * (total + m.leak_mw[i] * cycles / m.clock_ghz[i])
             found[1, i] += a.times[e] * cycles
     return found
 

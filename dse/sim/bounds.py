@@ -125,7 +125,7 @@ def floor(n: Needs, r: Rates) -> tuple[float, float]:
     """
     cycles = _cycles(n, r)
     arch, outer = r.arch, r.arch.levels[0]
-    total = n.computed * op_pj(n.einsum, arch) + r.leak_mw * cycles / arch.clock_ghz
+    total = n.computed * op_pj(n.einsum, arch)
     places = []
     for (elems, own, write), asked, alike in zip(n.operands, n.asked, n.alike, strict=True):
         bits = own or arch.word_bits
@@ -133,7 +133,8 @@ def floor(n: Needs, r: Rates) -> tuple[float, float]:
         total += moved
         places.append(_may_be([(lanes, min(shared, alike), asked * pj, moved if v == 0 else 0.0)
                                for v, (lanes, shared, pj) in enumerate(_access(r, bits, write))]))
-    return total + (_together_pj(places, n.common) if n.common else sum(min(map(_alone_pj, own)) for own in places)), cycles
+    total += _together_pj(places, n.common) if n.common else sum(min(map(_alone_pj, own)) for own in places)
+    return total + r.leak_mw * cycles / arch.clock_ghz, cycles
 
 
 Place = tuple[int, int, float, float]  # lanes below; those that may share an access; energy if none did; what of it the outermost level is charged already

@@ -6,7 +6,7 @@ A NaN is never on a front; infinities compare as numbers. Ties and duplicates of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.sim.evaluate import Solution
+from dse.sim.latency import Number, largest
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -102,8 +103,8 @@ def total(costs: Sequence[Cost], weights: Sequence[float]) -> Cost:
     )
 
 
-def value(objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: float) -> float:
-    """An objective from the costs of all workloads by name."""
+def value(objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Number) -> Number:
+    """An objective from the costs of all workloads by name; of many machines where these are columns."""
     if objective.metric == "area_mm2":
         return area_mm2
     if objective.over == "":
@@ -113,13 +114,18 @@ def value(objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str,
         case "sum":
             return sum(weights[name] * v for name, v in each.items())
         case "geomean":
-            return exp(sum(weights[name] * log(v) for name, v in each.items()) / sum(weights.values()))
+            return _of_each(exp, sum(weights[name] * _of_each(log, v) for name, v in each.items()) / sum(weights.values()))
         case "max":
-            return max(each.values())
+            return largest(*each.values())
         case "min":
-            return min(each.values())
+            return -largest(*(-v for v in each.values()))
         case workload:
             return each[workload]
+
+
+def _of_each(function: Callable[[float], float], value: Number) -> Number:
+    """The same to the bit, of one number or a column."""
+    return np.array([function(one) for one in value.tolist()]) if isinstance(value, np.ndarray) else function(value)
 
 
 def front(values: Values) -> Mask:

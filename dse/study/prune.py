@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,8 +27,7 @@ class Constraints:
 def column(constraint: Constraint) -> str:
     """Column of points: how far the constraint is missed.
 
-    >>> from hw.columns import Floats, Ints
-from hw.space import constraint
+    >>> from hw.space import constraint
     >>> column(constraint("latency_ns[net] <= 5e6"))
     'violation_latency_ns_net_le_5e6'
     """
@@ -97,7 +96,6 @@ def modelled_violations(space: Space, machine: int, constraints: Constraints, co
 
 
 BOUNDED = ("energy_pj", "latency_ns", "latency_cycles", "edp_pj_ns", "area_mm2")  # metrics that grow with energy and cycles, or are known
-FOLDED = ("max", "min", "geomean")  # ways over workloads that take single numbers
 ROUNDING = 1e-9  # by so much bounds and costs of equal machines may differ
 
 
@@ -124,13 +122,7 @@ def dominating(front: Sequence[Trial], lower: Sequence[float]) -> Trial | None:
 
 def least_of_many(objectives: Sequence[Objective], floors: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Floats) -> Floats:
     """`least` of n machines, [n, objectives]; floors: of each workload, columns [n]."""
-    def lowest(o: Objective) -> Floats:
-        if o.over in FOLDED:  # functions of single numbers
-            of_each = zip(*([Cost(*one) for one in zip(*astuple(cost), strict=True)] for cost in floors.values()), strict=True)
-            return np.array([least([o], dict(zip(floors, costs, strict=True)), weights, area)[0] for costs, area in zip(of_each, area_mm2, strict=True)])
-        return np.asarray(least([o], floors, weights, area_mm2)[0])  # type: ignore[arg-type]
-
-    return np.stack([lowest(o) for o in objectives], axis=1)
+    return np.stack(least(objectives, floors, weights, area_mm2), axis=1)  # type: ignore[arg-type]
 
 
 def first_dominating(front: Sequence[Trial], lower: Floats) -> Ints:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from dse import record
 from dse.record import Column
@@ -21,7 +22,7 @@ from dse.study.prune import Constraints, bounded, column, modelled_violations, r
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw.arch import Arch
-from hw.columns import Table
+from hw.columns import Floats, Ints, Table
 from hw.space import Axis, Space, Value, decode, values
 from workloads import catalog
 from workloads.graph import Workload, unique
@@ -190,12 +191,28 @@ def generation(study: Study, number: int, asked: Sequence[Asks], trials: Sequenc
 
 def point(study: Study, machine: int, area_mm2: float, costs: Mapping[str, Cost]) -> dict[str, float | bool]:
     """Metrics, objectives, violations and `feasible` of one schedule; costs by workload name, in the study's order."""
+    missed = modelled_violations(study.space, machine, study.constraints, costs, study.weights())
+    return {**_measured(study, area_mm2, costs), **missed, "feasible": all(v <= 0 for v in missed.values())}
+
+
+def points(study: Study, machines: Ints, area_mm2: Floats, costs: Mapping[str, Cost]) -> dict[str, NDArray[Any]]:
+    """`point` of n machines, a column each; costs: of columns [n]."""
+    with np.errstate(divide="raise", invalid="raise"):  # as single numbers do
+        found = _measured(study, area_mm2, costs)
+    missed: dict[str, list[float]] = {column(c): [] for c in study.constraints.modelled}
+    for i, machine in enumerate(machines.tolist() if missed else ()):
+        own = {name: Cost(*(float(part[i]) for part in astuple(cost))) for name, cost in costs.items()}
+        for name, much in modelled_violations(study.space, machine, study.constraints, own, study.weights()).items():
+            missed[name].append(much)
+    feasible = np.logical_and.reduce([np.ones(len(machines), np.bool_), *(np.array(much) <= 0 for much in missed.values())])
+    return {**found, **{name: np.array(much) for name, much in missed.items()}, "feasible": feasible}
+
+
+def _measured(study: Study, area_mm2: Any, costs: Mapping[str, Cost]) -> dict[str, Any]:
+    """Metrics and objectives, of one machine or as columns."""
     weights = study.weights()
-    row: dict[str, float | bool] = dict(metrics(total(list(costs.values()), [weights[name] for name in costs])))
-    row["area_mm2"] = area_mm2
-    row |= {o.column: pareto.value(o, costs, weights, area_mm2) for o in study.objectives}
-    missed = modelled_violations(study.space, machine, study.constraints, costs, weights)
-    return {**row, **missed, "feasible": all(v <= 0 for v in missed.values())}
+    found = {**metrics(total(list(costs.values()), [weights[name] for name in costs])), "area_mm2": area_mm2}
+    return found | {o.column: pareto.value(o, costs, weights, area_mm2) for o in study.objectives}
 
 
 def trials(study: Study, machines: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> list[Trial]:
