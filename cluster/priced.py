@@ -12,19 +12,19 @@ import pyarrow as pa
 
 from cluster.ruled import Ruler
 from dse.nest import Infeasible
-from dse.reuse.turns import STEPS, Cell, Least, Shared, Sums, Table, cell, least_of, summed_at, table
+from dse.reuse.turns import Cell, Least, Shared, Sums, Table, cell, gap_of, least_of, summed_at, table
 from dse.sim.evaluate import EinsumCost, Problem, Solution, certified, einsum_cost, in_space
 from dse.stack import shared_on, space_of_turns, summed
 from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
-from hw.columns import Columns, Floats, Ints, alike
+from hw.columns import Columns, Floats, Ints, alike, joined
 from hw.space import decode
 from workloads.graph import Unique
 
 MOST = 1 << 18  # machines that share mappings
-KEPT = 1 << 20  # machines whose tables a process keeps, of those that it met last
-GOLDEN = (5**0.5 - 1) / 2  # whole multiples of it, as shares of a whole, are never near each other
+PART = 1 << 15  # machines that are made columns of at a time: what that takes of memory
+KEPT = 1 << 19  # machines whose tables a process keeps, of those that it met last
 
 
 @dataclass(slots=True)
@@ -38,11 +38,10 @@ class Block:
     least: list[Least]
     tables: list[Table | Infeasible] = field(default_factory=list)
 
-    def known(self, turn: int = 0) -> list[Table | Infeasible]:
-        """Found where it is not yet. turn: processes of different ones begin with different einsums."""
+    def known(self) -> list[Table | Infeasible]:
+        """Found where it is not yet."""
         if not self.tables:
-            own = shared_on(self.cell, list({group.key: group for groups in self.ruler.uniques for group in groups}.values()), self.ruler.study.solver,
-                            turn * GOLDEN)
+            own = shared_on(self.cell, list({group.key: group for groups in self.ruler.uniques for group in groups}.values()), self.ruler.study.solver)
             for groups, least in zip(self.ruler.uniques, self.least, strict=True):
                 self.tables.append(_table(self.cell, groups, least, own))
                 if isinstance(self.tables[-1], Infeasible):
@@ -59,10 +58,10 @@ class Block:
             return own
         at, picks, costs = self.place(machine), self.ruler.study.solver, []
         arch = self.cell.solved(at)
-        for e, choice, gap in zip(own.least.einsums, own.choice[:, at].tolist(), own.gaps[:, at].tolist(), strict=True):
+        for e, choice, gap in zip(own.least.einsums, own.choice[:, at].tolist(), gap_of(own.gaps[:, at]).tolist(), strict=True):
             cost = einsum_cost(Problem(arch, e, picks.objective), own.mappings[choice].mapping)
             assert isinstance(cost, EinsumCost)
-            costs.append(replace(cost, gap_in_space=gap / STEPS, space=space_of_turns(arch, e, picks)))
+            costs.append(replace(cost, gap_in_space=gap, space=space_of_turns(arch, e, picks)))
         return summed(arch, self.ruler.uniques[workload], picks, costs)
 
 
@@ -135,8 +134,8 @@ class Blocks:
                 rank, digit = np.divmod(rank, many)
                 numbers += digit * stride
             stride *= many
-        built, columns = self.ruler.table.columns(numbers)
-        numbers, found = numbers[built], []
+        some = [self.ruler.table.columns(numbers[at:at + PART]) for at in range(0, len(numbers), PART)]
+        numbers, columns, found = numbers[np.concatenate([built for built, _ in some])], joined([own for _, own in some]), []
         first, kind = alike(columns.shape)
         for i in range(len(first)):
             rows = np.flatnonzero(kind == i)

@@ -5,6 +5,7 @@ Rows are a pure function of the study and the machine: no clock, no worker count
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import json
@@ -13,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -144,7 +145,7 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     beaten = _ruled_out(job, lease)
     out = set().union(*(table["machine"].to_pylist() for table in beaten))
     asks = [ask for ask in lease.asks if ask.machine not in out]
-    shared, asks, once_s = _by_block(job, lease.number, asks)
+    shared, asks, once_s = _by_block(job, asks)
     ready = _solved_together(job, lease, asks)
     solved = {i: solve_machine(job, asks[i], lease.fronts.get(asks[i].generation, ()), ready.get(asks[i].machine, ()))
               for i in _order(job, lease.number, asks)}
@@ -171,7 +172,7 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
     return found
 
 
-def _by_block(job: Job, turn: int, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
+def _by_block(job: Job, asks: Sequence[Ask]) -> tuple[list[dict[str, pa.Table]], list[Ask], float]:
     """Tables of machines that share mappings; those that are to be looked at alone: what cannot be built or goes wrong; and seconds that it took to find what
     many leases share, which is none's pace."""
     if job.blocks is None or job.deadline_s is not None:
@@ -184,13 +185,21 @@ def _by_block(job: Job, turn: int, asks: Sequence[Ask]) -> tuple[list[dict[str, 
             if (one := next(blocks, None)) is None:
                 break
             block, own = one
-            block.known(turn)
+            if not block.tables:
+                block.known()
+                _given_back()
             once_s += time.perf_counter() - began
             found.append(_block_tables(job, block, [asks[i] for i in own.tolist()]))
             left -= set(own.tolist())
         except Exception:  # noqa: BLE001 - of one of them: each is looked at alone
             continue
     return found, [asks[i] for i in sorted(left)], once_s
+
+
+def _given_back() -> None:
+    """Memory that many small arrays left free in pieces goes back to the system, where its C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _block_tables(job: Job, block: Block, asks: Sequence[Ask]) -> dict[str, pa.Table]:

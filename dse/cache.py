@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import stat
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from dse.record import MODEL_VERSION, SOLVER_VERSION
 
 DIGEST = hashlib.sha256().digest_size
 LARGEST = 1 << 30
+STALE_S = 600.0  # whoever said so long ago that it answers a question is not believed any more
 ROOT = Path(__file__).resolve().parent.parent
 ANSWERS = (  # what an answer depends on: all that dse/dataflow, dse/reuse and dse/sim import
     "dse/record.py", "dse/folder.py", "dse/nest.py", "dse/schedule.py", "dse/conversion.py", "dse/stack.py", "dse/join.py", "dse/compiled.py", "dse/assign",
@@ -64,6 +66,28 @@ def read(path: Path) -> bytes | None:
         drop(path, "torn, changed, or the answer to another question")
         return None
     return answer
+
+
+def claim(path: Path) -> bool:
+    """Whether this process is the first to say that it answers a question. A hint, no lock: others who wait for nothing may answer it too."""
+    said = path.with_name(f"{path.name}.claim")
+    try:
+        make(path.parent)
+        with suppress(OSError):
+            if time.time() - said.stat().st_mtime > STALE_S:
+                said.unlink()
+        os.close(os.open(said, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    except OSError:  # where nothing is kept nobody hears of it
+        return True
+    return True
+
+
+def release(path: Path) -> None:
+    """Take back what `claim` said."""
+    with suppress(OSError):
+        path.with_name(f"{path.name}.claim").unlink()
 
 
 def drop(path: Path, why: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from dse.dataflow import ragged
 from dse.dataflow.optimal import optimal
+from dse.reuse import turns
 from dse.sim import bound_kernels
 from dse.sim.evaluate import Problem
 from hw import machine, space
@@ -28,8 +29,10 @@ def search() -> None:
 
 def beside() -> None:
     """What stands beside the search."""
-    few = Table(space.parse(machine.load("edge_array"), {"array.x": [4, 8]}))
-    bound_kernels.in_turn([(problem("edge_array").einsum, 1)], few.columns(np.arange(2))[1])
+    one, few = problem("edge_array"), Table(space.parse(machine.load("edge_array"), {"clock_mhz": [100, 200]})).columns(np.arange(2))[1]
+    bound_kernels.in_turn([(one.einsum, 1)], few)
+    cell = turns.cell(one.arch, few, lambda _: one.arch)
+    turns.raised(cell, np.zeros(2), 0, 1.0, 1.0, turns.units_of(cell, one.einsum), turns.least_on(cell, one.einsum).cycles)
     ragged.solved(problem("smv"))
 
 

@@ -186,23 +186,36 @@ def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Famil
     return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), picks.share)
 
 
-def shared_on(c: Cell, groups: Sequence[Unique], picks: Picks, begin: float = 0.0) -> dict[str, Shared | Infeasible]:
+def shared_on(c: Cell, groups: Sequence[Unique], picks: Picks) -> dict[str, Shared | Infeasible]:
     """Mappings of different einsums in turn, by key, that machines of a cell share (`picks.share`); of those behind one that does not fit, none. They stay in
-    $DSE_CACHE. begin: the einsum to begin with, as a share of the effort of all: others who begin elsewhere find the first ones meanwhile."""
-    efforts = np.cumsum([effort(group.einsum) for group in groups])
-    first = int(np.searchsorted(efforts, begin % 1.0 * efforts[-1], side="right"))
-    found: dict[int, Shared | Infeasible] = {}
-    last = len(groups)
-    for i in (*range(first, len(groups)), *range(first)):
-        if i < last:
-            found[i] = _kept_on(c, groups[i].einsum, picks)
-            last = i if isinstance(found[i], Infeasible) else last
+    $DSE_CACHE: processes that find the same cell begin with einsums that no other one has begun with, the dearest first."""
+    found, last = dict[int, Shared | Infeasible](), len(groups)
+    dearest = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
+    for alone, order in ((True, dearest), (False, dearest[::-1])):
+        for i in order:
+            if i < last and i not in found and (one := _kept_on(c, groups[i].einsum, picks, alone)):
+                found[i] = one
+                last = i if isinstance(one, Infeasible) else last
     return {groups[i].key: one for i, one in sorted(found.items()) if i <= last}
 
 
-def _kept_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:
-    """One einsum; where it is kept, counts and prices of its mappings are evaluated anew."""
+def _kept_on(c: Cell, e: Einsum, picks: Picks, alone: bool) -> Shared | Infeasible | None:
+    """One einsum; where it is kept, counts and prices of its mappings are evaluated anew. alone: None where another process is about to find it."""
     path = cache.place("shared", (c.digest, e, picks.tiles, picks.dataflow, picks.near, picks.share), ".npz")
+    known: Shared | Infeasible | None = _recalled_on(path, c, e)
+    if known is None and (cache.claim(path) or not alone):
+        try:
+            known = _recalled_on(path, c, e) or _found_on(c, e, picks)
+            if isinstance(known, Shared):
+                file = BytesIO()
+                np.savez_compressed(file, nests=np.array([str(one.mapping) for one in known.mappings]), choice=known.choice, gaps=known.gaps)
+                cache.keep(path, file.getvalue())
+        finally:
+            cache.release(path)
+    return known
+
+
+def _recalled_on(path: Path, c: Cell, e: Einsum) -> Shared | None:
     if (data := cache.read(path)) is not None:
         try:
             with np.load(BytesIO(data), allow_pickle=False) as known:
@@ -213,9 +226,13 @@ def _kept_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:
             mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
             if len(mappings) < len(nests):
                 raise ValueError("a nest that is none of this machine")
-            return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint32))
+            return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
         except (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError, zlib.error, BadZipFile) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
+    return None
+
+
+def _found_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:
     rules = dataflow(picks.dataflow, e, c.first)
 
     def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
@@ -224,12 +241,7 @@ def _kept_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:
     def floors(arches: Sequence[Arch]) -> list[float]:
         return floors_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules)
 
-    found = turns(c, e, solved, floors, picks.share)
-    if isinstance(found, Shared):
-        file = BytesIO()
-        np.savez_compressed(file, nests=np.array([str(one.mapping) for one in found.mappings]), choice=found.choice, gaps=found.gaps)
-        cache.keep(path, file.getvalue())
-    return found
+    return turns(c, e, solved, floors, picks.share)
 
 
 def space_of_turns(arch: Arch, e: Einsum, picks: Picks) -> str:

@@ -4,15 +4,15 @@ of the machine's, however many machines have it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import nan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.arch import Array, Lane, Machine, Memory, unpriced
-from hw.component import compute_of, fanout_of, level_of, nesting_faults, node_faults, order_faults, outline, word_bits_of
+from hw.arch import Array, Lane, Machine, Memory, Node, unpriced
+from hw.component import ComponentError, compute_of, contradictions, fanout_of, level_of, nesting_faults, order_faults, outline, word_bits_of
 from hw.space import HEAD, Axis, Space, Value, apply
 
 Ints = NDArray[np.int64]
@@ -72,6 +72,11 @@ def alike(rows: NDArray[Any]) -> tuple[Ints, Ints]:
             code = np.unique(code * len(values) + own, return_inverse=True)[1]
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first, which
+
+
+def joined(several: Sequence[Columns]) -> Columns:
+    """Of all their machines, of one space."""
+    return Columns(several[0].outside, *(np.concatenate([getattr(one, own.name) for one in several]) for own in fields(Columns)[1:]))
 
 
 Row = tuple[float, ...]  # numbers of one node; empty: it cannot be built
@@ -189,11 +194,22 @@ def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callab
     def shape(of: object) -> int:
         return shapes.setdefault(of, len(shapes))
 
+    nodes: dict[tuple[Value, ...], Node] = {}
+
     def make(chosen: Mapping[str, Value]) -> Row:
-        spec = apply(template, chosen)
-        own = spec.nodes[i]
-        if node_faults(spec, own, i == 0):
+        own_fields = {key: value for key, value in chosen.items() if "." in key}
+        head: dict[str, Any] = {key: value for key, value in chosen.items() if "." not in key}
+        if (own_key := tuple(own_fields.values())) not in nodes:
+            nodes[own_key] = apply(template, own_fields).nodes[i]
+        spec, own = replace(template, **head), nodes[own_key]
+        if contradictions(spec, own, i == 0):
             return ()
+        try:
+            return numbers(spec, own)
+        except ComponentError:
+            return ()
+
+    def numbers(spec: Machine, own: Node) -> Row:
         if isinstance(own, Memory):
             at = level_of(spec, own, i == 0)
             return at.read_pj, at.write_pj, at.bandwidth, at.width_bits, at.ports == "separate", at.leak_mw, at.area_mm2, shape(unpriced(at))

@@ -251,7 +251,7 @@ def _wrong_way_round(nodes: Sequence[Node | None]) -> list[str]:
 
 def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
     """Faults of one node under the clock, technology and word of spec: contradictions first, then what the tables do not have."""
-    faults = _memory_faults(node, outermost) if isinstance(node, Memory) else _array_faults(node) if isinstance(node, Array) else _lane_faults(spec, node)
+    faults = contradictions(spec, node, outermost)
     if faults or isinstance(node, Array):
         return faults
     try:
@@ -259,6 +259,11 @@ def node_faults(spec: Machine, node: Node, outermost: bool = False) -> list[str]
     except ComponentError as fault:
         return [str(fault) if str(fault).startswith(("node_nm", "cell")) else f"{node.name}.{fault}"]
     return []
+
+
+def contradictions(spec: Machine, node: Node, outermost: bool = False) -> list[str]:
+    """Faults of one node that no table is needed for."""
+    return _memory_faults(node, outermost) if isinstance(node, Memory) else _array_faults(node) if isinstance(node, Array) else _lane_faults(spec, node)
 
 
 def _memory_faults(node: Memory, outermost: bool) -> list[str]:

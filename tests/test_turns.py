@@ -15,7 +15,7 @@ from dse.dataflow.optimal import floors_on, optimal, optimal_on
 from dse.nest import Infeasible
 from dse.reuse import turns
 from dse.reuse.family import structure
-from dse.reuse.turns import Cell, bounded, shared
+from dse.reuse.turns import Cell, raised, shared
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from dse.study import study as studies
 from dse.study.read import StudyError
@@ -85,7 +85,7 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
         best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].mapping)
         assert isinstance(best, list) and isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
-        gap = found.gaps[i] / turns.STEPS
+        gap = float(turns.gap_of(found.gaps[i:i + 1])[0])
         assert gap <= max(share, best[0].gap_in_space) + 1.01 / turns.STEPS
         assert best[0].energy_pj / (1 + best[0].gap_in_space) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
 
@@ -110,7 +110,8 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
     units = turns.units_of(c, e)
     least = turns.least_on(c, e).cycles
     for k in range(len(arches)):
-        bounds = bounded(c, k, values[k], unleaking[k], units, least)
+        bounds = np.zeros(len(arches))
+        raised(c, bounds, k, values[k], unleaking[k], units, least)
         assert (bounds <= np.array(values) * (1 + 1e-9)).all(), (seed, k)
         assert bounds[k] >= values[k] * (1 - 1e-9)
 
@@ -133,7 +134,7 @@ def tables(job: Job, alone: bool) -> dict[str, list[str]]:
     asks = tuple(Ask(number, 0, "exhaustive") for number in range(job.study.space.size))
     with pytest.MonkeyPatch.context() as patch:
         if alone:
-            patch.setattr(worker, "_by_block", lambda job, turn, asks: ([], list(asks), 0.0))
+            patch.setattr(worker, "_by_block", lambda job, asks: ([], list(asks), 0.0))
         found = worker.solve_lease(job, Lease(0, asks))
     return {name: sorted({repr(row) for row in table.to_pylist()}) for name, table in found.tables.items()}
 

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.compiled import njit
 from dse.nest import Infeasible
 from dse.reuse.family import prices, still, structure, times, unit
 from dse.sim import bound_kernels
 from dse.sim.bounds import floor, needs, rates
-from dse.sim.cost import ports, taken
+from dse.sim.cost import cycles_of, ports, taken
 from dse.sim.evaluate import PRECISE, EinsumCost, Violated
 from dse.sim.parts import action_pj
 from hw.arch import Arch
@@ -39,6 +40,10 @@ Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]  # an einsum o
 Bound = Callable[[Sequence[Arch]], list[float]]  # energy that no mapping costs less than, 0: not known
 ROUND = 16  # machines that are solved together
 STEPS = 1024  # gaps are said in parts of this, rounded up: few different numbers take little room
+UNKNOWN = (1 << 16) - 1  # parts: nothing is known of a gap as large
+MANY = 4096  # kinds of machines that a mapping is priced on at a time: what that takes of memory
+Parts = NDArray[np.uint16]  # gaps in parts of STEPS
+Kind = NDArray[np.int32]
 
 
 def widened(arch: Arch, columns: Columns) -> Arch:
@@ -56,11 +61,12 @@ def widened(arch: Arch, columns: Columns) -> Arch:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Machines that are alike in something. wide: one of each kind, as one machine of arrays; columns: of these; of [n]: the kind of every machine."""
+    """Machines that are alike in something. columns: one of each kind; wide: the same, so many at a time as one machine of arrays; of [n]: the kind of every
+    machine."""
 
-    wide: Arch
     columns: Columns
-    of: NDArray[np.int32]
+    wide: list[Arch]
+    of: Kind
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,12 @@ class Cell:
     @cached_property
     def prices(self) -> Floats:
         """[kinds, actions] per action."""
-        return _stacked(prices(self.priced.wide)[:-1])
+        return np.concatenate([_stacked(prices(some)[:-1]) for some in self.priced.wide])
 
     @cached_property
     def times(self) -> Floats:
         """[kinds, parts] of an action per level, of operations, and of what takes a cycle."""
-        return _stacked(times(self.paced.wide))
+        return np.concatenate([_stacked(times(some)) for some in self.paced.wide])
 
     @cached_property
     def digest(self) -> str:
@@ -116,7 +122,7 @@ def cell(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> Cell:
         rows = np.column_stack([getattr(columns, name) for name in names])
         some, of = alike(np.nan_to_num(rows, nan=-1.0))
         own = columns.take(some)
-        return Kinds(widened(first, own), own, of.astype(np.int32))
+        return Kinds(own, [widened(first, own.take(np.arange(at, min(at + MANY, len(some))))) for at in range(0, len(some), MANY)], of.astype(np.int32))
 
     return Cell(first, arch, columns.leak_mw, columns.clock_ghz, kinds("read_pj", "write_pj", "mac_pj", "alu_pj", "merge_pj"),
                 kinds("bandwidth", "ops_per_cycle", "alu_per_cycle"))
@@ -124,26 +130,33 @@ def cell(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one mapping, or of bounds: energy without leakage by the kind of prices; cycles, and those of one of many equal einsums, by the kind of times."""
+    """Of one mapping, or of bounds: energy without leakage by the kind of prices, cycles by the kind of times."""
 
     pj: Floats
     cycles: Floats
-    steady: Floats
 
 
 def cost_on(c: Cell, e: Einsum, found: EinsumCost) -> Cost:
     """As the evaluator has it, on all kinds of machines."""
-    own, waits = ports(found.mapping, found.counts, e, c.paced.wide)
-    cycles, steady = (np.broadcast_to(taken(own, waits, steady=often), len(c.times)) for often in (False, True))
-    pj = sum(row.elems * action_pj((row.level, row.tensor, row.action), e, c.priced.wide) for row in found.counts if row.action != "enter")
-    return Cost(np.broadcast_to(np.asarray(pj, float), len(c.prices)), cycles, steady)
+    counted, cycles, pj = [row for row in found.counts if row.action != "enter"], np.empty(len(c.times)), np.empty(len(c.prices))
+    for i, some in enumerate(c.paced.wide):
+        cycles[i * MANY:(i + 1) * MANY] = cycles_of(found.mapping, e, some)
+    for i, some in enumerate(c.priced.wide):
+        pj[i * MANY:(i + 1) * MANY] = sum(row.elems * action_pj((row.level, row.tensor, row.action), e, some) for row in counted)
+    return Cost(pj, cycles)
+
+
+def steady_on(c: Cell, e: Einsum, found: EinsumCost) -> Floats:
+    """Cycles of one of many equal einsums, by the kind of times."""
+    return np.concatenate([np.broadcast_to(taken(*ports(found.mapping, found.counts, e, some), steady=True), np.shape(some.clock_ghz))
+                           for some in c.paced.wide])
 
 
 def least_on(c: Cell, e: Einsum) -> Cost:
     """What no mapping beats."""
     still_ = replace(c.priced.columns, leak_mw=np.zeros(len(c.prices)))
     cycles = bound_kernels.in_turn(((e, 1.0),), c.paced.columns)[1]
-    return Cost(bound_kernels.in_turn(((e, 1.0),), still_)[0], cycles, cycles)
+    return Cost(bound_kernels.in_turn(((e, 1.0),), still_)[0], cycles)
 
 
 def energy_of(c: Cell, one: Cost) -> Floats:
@@ -153,13 +166,12 @@ def energy_of(c: Cell, one: Cost) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space, in
-    parts of STEPS."""
+    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space."""
 
     einsum: Einsum
     mappings: tuple[EinsumCost, ...]
     choice: NDArray[np.int16]
-    gaps: NDArray[np.uint32]
+    gaps: Parts
 
 
 def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Shared | Infeasible:
@@ -190,11 +202,17 @@ def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Sha
         for i, one in zip(own, answers, strict=True):
             assert isinstance(one, EinsumCost)
             known = one.energy_pj / (1 + one.gap_in_space), unleaking[int(c.priced.of[i])]
-            np.maximum(bound, bounded(c, i, *known, units, least.cycles) * (1 - PRECISE), out=bound)
+            raised(c, bound, i, *known, units, least.cycles)
     gaps = _above(best, bound)
     gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
+    parts = np.minimum(np.ceil(gaps * STEPS), UNKNOWN).astype(np.uint16)
     used, of_used = np.unique(choice, return_inverse=True)
-    return Shared(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), np.ceil(gaps * STEPS).astype(np.uint32))
+    return Shared(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts)
+
+
+def gap_of(parts: Parts) -> Floats:
+    """The gaps that parts of STEPS say."""
+    return np.where(parts == UNKNOWN, np.inf, parts / STEPS)
 
 
 def units_of(c: Cell, e: Einsum) -> Floats:
@@ -208,20 +226,25 @@ def _above(value: Floats, least: Floats) -> Floats:
     return np.where(some, np.maximum(np.divide(value, least, out=np.ones_like(value), where=some) - 1, 0.0), bounded)
 
 
-def bounded(c: Cell, k: int, least: float, unleaking: float, units: Floats, cycles: Floats) -> Floats:
-    """What nothing costs less than on each machine [n], from what nothing costs less than on the k-th, with and without leakage. cycles: that none beats, by
-    the kind of times."""
+def raised(c: Cell, bound: Floats, k: int, least: float, unleaking: float, units: Floats, cycles: Floats) -> None:
+    """Raises bounds [n] of all machines to what nothing costs less than on each, from what nothing costs less than on the k-th, with and without leakage.
+    cycles: that none beats, by the kind of times."""
     of, at = c.prices[c.priced.of[k]], c.times[c.paced.of[k]]
-    asks, takes, leak = of > 0, at > 0, c.leak_mw[k] / c.clock_ghz[k]
-    of_prices = np.min(c.prices[:, asks] / of[asks], axis=1) if asks.any() else np.zeros(len(c.prices))
-    rest = np.maximum(c.prices - of_prices[:, None] * of, 0.0) @ units
-    a, b = of_prices[c.priced.of], np.minimum(1.0, np.min(c.times[:, takes] / at[takes], axis=1))[c.paced.of]
-    leaks = c.leak_mw / c.clock_ghz
-    with np.errstate(divide="ignore", invalid="ignore"):
-        of_leak = leaks * b / leak if leak > 0 else np.full(len(c), np.inf)
-        more = np.where(of_leak <= a, of_leak * least + (a - of_leak) * unleaking,
-                        a * least + np.maximum(leaks - a * leak / b, 0.0) * cycles[c.paced.of])
-    return np.asarray(np.nan_to_num(more, posinf=0.0) + rest[c.priced.of])
+    asks, takes = of > 0, at > 0
+    a = np.min(c.prices[:, asks] / of[asks], axis=1) if asks.any() else np.zeros(len(c.prices))
+    rest = np.maximum(c.prices - a[:, None] * of, 0.0) @ units
+    b = np.minimum(1.0, np.min(c.times[:, takes] / at[takes], axis=1))
+    _raise(bound, c.leak_mw / c.clock_ghz, c.priced.of, c.paced.of, a, b, rest, cycles, k, least, unleaking)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _raise(bound: Floats, leak: Floats, priced: Kind, paced: Kind, a: Floats, b: Floats, rest: Floats, cycles: Floats, k: int, least: float,
+           unleaking: float) -> None:
+    for i in range(len(bound)):
+        share, slower = a[priced[i]], b[paced[i]]
+        c = leak[i] * slower / leak[k] if leak[k] > 0 else np.inf
+        more = c * least + (share - c) * unleaking if c <= share else share * least + max(leak[i] - share * leak[k] / slower, 0.0) * cycles[paced[i]]
+        bound[i] = max(bound[i], (more + rest[priced[i]]) * (1 - PRECISE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +273,8 @@ def least_of(c: Cell, einsums: Sequence[Einsum], runs: Sequence[int]) -> Least:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in `Cost`; choice [E, n] of all mappings; gaps [E, n] in
-    parts of STEPS."""
+    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in `Cost`, steady where there is one einsum alone;
+    choice [E, n] of all mappings; gaps [E, n]."""
 
     least: Least
     mappings: tuple[EinsumCost, ...]
@@ -259,15 +282,21 @@ class Table:
     cycles: Floats
     steady: Floats
     choice: NDArray[np.int16]
-    gaps: NDArray[np.uint32]
+    gaps: Parts
 
 
 def table(c: Cell, least: Least, each: Sequence[Shared]) -> Table:
-    costs = [cost_on(c, own.einsum, one) for own in each for one in own.mappings]
-    begun = np.cumsum([0, *(len(own.mappings) for own in each)])[:-1]
-    choice = np.stack([(own.choice + at).astype(np.int16) for own, at in zip(each, begun.tolist(), strict=True)])
-    pj, cycles, steady = (np.stack([getattr(one, name) for one in costs]) for name in ("pj", "cycles", "steady"))
-    return Table(least, tuple(one for own in each for one in own.mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]))
+    mappings = [(own.einsum, one) for own in each for one in own.mappings]
+    choice, begun = np.empty((len(each), len(c)), np.int16), 0
+    pj, cycles = np.empty((len(mappings), len(c.prices))), np.empty((len(mappings), len(c.times)))
+    for i, own in enumerate(each):
+        choice[i] = own.choice + begun
+        begun += len(own.mappings)
+    for i, (e, one) in enumerate(mappings):
+        cost = cost_on(c, e, one)
+        pj[i], cycles[i] = cost.pj, cost.cycles
+    steady = np.stack([steady_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles  # others stand between equal einsums of a network
+    return Table(least, tuple(one for _, one in mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +321,7 @@ def summed_at(c: Cell, t: Table, at: Ints) -> Sums:
     if (wrong := np.flatnonzero((least > energy * (1 + PRECISE)).any(axis=1))).size:
         raise Violated(f"{t.least.einsums[wrong[0]].name}: lower bound above the cost")
     to_bound = _above(energy, least)
-    gaps = np.minimum(t.gaps[:, at] / STEPS, to_bound)
+    gaps = np.minimum(gap_of(t.gaps[:, at]), to_bound)
     whole, whole_cycles, whole_least = total(energy), total(cycles), total(least)
     steady = whole_cycles if len(t.least.einsums) > 1 else total(t.steady[choice, paced])
     whole_to_bound = _above(whole, whole_least)
