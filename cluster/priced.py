@@ -3,6 +3,7 @@ rows equal to those of each alone."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -24,7 +25,8 @@ from workloads.graph import Unique
 
 MOST = 1 << 18  # machines that share mappings
 PART = 1 << 15  # machines that are made columns of at a time: what that takes of memory
-KEPT = 1 << 19  # machines whose tables a process keeps, of those that it met last
+BYTES = 200  # that the tables of a machine take
+SHARE = 1 / 3  # of a node's memory, for tables of all its processes
 
 
 @dataclass(slots=True)
@@ -116,11 +118,20 @@ class Blocks:
                     yield block, own
 
     def _kept(self, name: tuple[int, ...]) -> list[Block]:
-        found = self.made.pop(name) if name in self.made else self._blocks(name)
-        self.made[name] = found
-        while len(self.made) > 1 and sum(len(one.machines) for own in self.made.values() for one in own) > KEPT:
-            del self.made[next(iter(self.made))]
-        return found
+        if name in self.made:
+            self.made[name] = self.made.pop(name)
+        else:
+            room = 0 if self._in_turn() else int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (os.cpu_count() or 1) / BYTES)
+            while self.made and sum(len(one.machines) for own in self.made.values() for one in own) > room:
+                del self.made[next(iter(self.made))]
+            self.made[name] = self._blocks(name)
+        return self.made[name]
+
+    def _in_turn(self) -> bool:
+        """Whether cells are met one after the other, and none again."""
+        several = [at for at, axis in enumerate(self.ruler.study.space.axes) if len(axis.values) > 1]
+        outermost = [at for at in several if at in self.shaping]
+        return self.ruler.study.search.method == "exhaustive" and several[:len(outermost)] == outermost
 
     def _blocks(self, name: tuple[int, ...]) -> list[Block]:
         space, part, fixed = self.ruler.study.space, self._part(), dict(zip(self.shaping, name, strict=False))
