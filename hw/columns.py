@@ -92,8 +92,8 @@ class Made:
     width: int
     silicon: tuple[int, ...] = ()
     kind: int | str = "sram"
-    known: dict[int, int] = field(default_factory=dict)  # choice, as a number -> row
-    rows: list[Row] = field(default_factory=list)
+    known: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # choices, as numbers, in order
+    rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # of each of them
 
     def of(self, space: Space, digits: Ints) -> tuple[NDArray[np.bool_], Floats]:
         """Which machines have it, and its numbers [n, width]; NaN where it cannot be built."""
@@ -103,13 +103,14 @@ class Made:
         for at in self.axes:
             code = code * len(space.axes[at].values) + digits[:, at] * (sram if at in self.silicon else 1)
         wanted, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        for one, example in zip(wanted.tolist(), first.tolist(), strict=True):
-            if one not in self.known:
-                self.known[one] = len(self.rows)
-                found = self.make({space.axes[at].key: space.axes[at].values[digits[example, at]] for at in self.axes})
-                self.rows.append(found or (nan,) * self.width)
-        built = np.array([self.rows[self.known[one]] for one in wanted.tolist()]).reshape(len(wanted), self.width)[inverse]
-        return ~np.isnan(built).all(axis=1), built
+        if (new := ~np.isin(wanted, self.known, assume_unique=True)).any():
+            rows = [self.make({space.axes[at].key: space.axes[at].values[digits[example, at]] for at in self.axes}) or (nan,) * self.width
+                    for example in first[new].tolist()]
+            places = np.searchsorted(self.known, wanted[new])
+            self.known = np.insert(self.known, places, wanted[new])
+            self.rows = np.insert(self.rows.reshape(-1, self.width), places, np.array(rows), axis=0)
+        built = self.rows.reshape(-1, self.width)[np.searchsorted(self.known, wanted)[inverse]]
+        return np.asarray(~np.isnan(built).all(axis=1)), built
 
 
 class Table:

@@ -6,8 +6,8 @@ import importlib
 import sys
 import time
 
-PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "together", "ragged", "time", "layouts", "assign", "reuse", "prune", "schedules", "join", 
-         "fused", "network", "kapla", "mutants", "corruption", "crashes", "hostile", "report", "docs", "models", "kills")
+PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "together", "ragged", "time", "layouts", "assign", "reuse", "prune", "schedules", "join",
+         "fused", "network", "kapla", "mutants", "corruption", "crashes", "hostile", "report", "docs", "models", "share", "kills")
 
 
 def main(wanted: str) -> int:

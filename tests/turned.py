@@ -1,0 +1,97 @@
+"""Random studies whose machines share mappings, many at once and each alone: tests/test_turns.py, make prove PART=share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from cluster import worker
+from cluster.worker import Ask, Job, Lease
+from dse.nest import Infeasible
+from dse.reuse.turns import Table
+from dse.sim.evaluate import PRECISE
+from dse.stack import Picks, solve
+from dse.study import study as studies
+from dse.study.read import StudyError
+from dse.study.study import Study
+from hw import machine
+from hw.arch import Array, Lane, Memory
+from hw.space import keys
+from tests.pruned import KINDS, MACHINES, OBJECTIVES, THREE, VALUES
+
+STUDY = """
+name: turned
+workloads: [{{file: three.yaml, name: one, weight: {weight}}}, {{workload: "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", name: two}}]
+machine: {machine}
+space: {{{space}}}
+constraints: [{constraints}]
+objectives: [{objectives}]
+search: {{method: exhaustive, seed: {seed}}}
+solver: {{share: {share}, tiles: {tiles}, near: {near}}}
+"""
+CONSTRAINTS = ["", '"latency_ns <= 60000"', '"energy_pj[two] <= 1e8", "latency_ns * clock_mhz >= 1e6"']
+
+
+def drawn(folder: Path, seed: int) -> Study:
+    """A machine's fields of two values each, of kinds that shape mappings and others, and clocks."""
+    rng = Random(seed)
+    (folder / "three.yaml").write_text(THREE)
+    while True:
+        name = rng.choice(MACHINES)
+        template = machine.load(name)
+        nodes, given = {node.name: node for node in template.nodes}, {"clock_mhz": str(sorted(rng.sample(range(50, 2000), 24)))}
+        for key in rng.sample(sorted(keys(template)), min(rng.randint(3, 7), len(keys(template)))):
+            owner, _, field = key.rpartition(".")
+            known = KINDS[type(nodes[owner])] if field == "kind" else VALUES.get(field, [2, 4, 7] if isinstance(nodes.get(owner), Array) else [])
+            if len(known) > 1 and key != "clock_mhz" and field not in ("burst", "bank_map", "hop_pj"):
+                given[key] = str(rng.sample(known, 2)).replace("'", '"').replace("True", "true").replace("False", "false").replace('"inf"', ".inf")
+        path = folder / f"{seed}.yaml"
+        path.write_text(STUDY.format(weight=rng.choice([1, 2.5]), machine=name, space=", ".join(f"{key}: {value}" for key, value in given.items()), seed=seed,
+                                     objectives=", ".join(rng.sample(OBJECTIVES, 2)), constraints=rng.choice(CONSTRAINTS), share=rng.choice([0.02, 0.1, 0.4]),
+                                     tiles=rng.choice(["perfect", "ragged_lanes"]), near=rng.choice([0, 0.01])))
+        try:
+            return studies.load(path)
+        except StudyError:
+            continue
+
+
+def unlike(job: Job, machines: list[int]) -> tuple[list[str], Counter[str]]:
+    """What of the rows of machines differs between the array way and each alone, and how many machines have which status."""
+    asks = tuple(Ask(number, 0, "exhaustive") for number in machines)
+    many = _rows(job, asks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_by_block", lambda job, asks: ([], list(asks), 0.0))
+        alone = _rows(job, asks)
+    wrong = [f"{job.study.space.template.name}: {name}: {row}" for name in sorted(many.keys() | alone.keys())
+             for row in sorted(many.get(name, set()) ^ alone.get(name, set()))]
+    status = Counter(str(row["status"]) for row in worker.solve_lease(job, Lease(0, asks)).tables["machines"].to_pylist())
+    return wrong, status
+
+
+def _rows(job: Job, asks: tuple[Ask, ...]) -> dict[str, set[str]]:
+    return {name: {repr(row) for row in table.to_pylist()} for name, table in worker.solve_lease(job, Lease(0, asks)).tables.items()}
+
+
+def too_near(job: Job, machines: list[int]) -> tuple[list[str], int]:
+    """Machines of which the gap says less than a search of each alone, to the end; and how many were searched."""
+    assert job.blocks
+    wrong, searched = [], 0
+    picks = job.study.solver
+    for block, own in job.blocks.of(np.array(machines)):
+        for number in np.array(machines)[own].tolist():
+            for place, (workload, table) in enumerate(zip(job.workloads, block.known(), strict=False)):
+                arch = block.cell.solved(block.place(number))
+                best = solve(arch, workload, Picks(tiles=picks.tiles, near=0.0))
+                if not isinstance(table, Table):
+                    wrong += [] if isinstance(best, Infeasible) else [f"machine {number}: {table}, and {best[0].energy_pj} was found"]
+                    continue
+                shared = block.solution(number, place)
+                assert isinstance(shared, list) and isinstance(best, list)
+                searched += 1
+                if shared[0].energy_pj > best[0].energy_pj * (1 + shared[0].gap_in_space) * (1 + PRECISE):
+                    wrong.append(f"machine {number}, {workload.name}: {shared[0].energy_pj} is said to be {shared[0].gap_in_space} above {best[0].energy_pj}")
+    return wrong, searched
