@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from cluster import worker
 from cluster.ruled import Hope
 from cluster.worker import Ask, Job, Lease, job_of, machine_key, solve_lease, solve_machine, tables_of
+from dse.reuse.family import structure
 from dse.sim import bound_kernels, bounds
 from dse.stack import solve
 from dse.study import prune
@@ -60,6 +61,9 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
         assert getattr(columns, name).tolist() == [getattr(arch.compute, name) for arch in arches]
     assert str(columns.alu_per_cycle.tolist()) == str([arch.compute.alu_per_cycle or nan for arch in arches])
     assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches] and columns.leak_mw.tolist() == [arch.leak_mw() for arch in arches]
+    shapes = {one: structure(arch) for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)}
+    assert all(structure(arch) == shapes[one] for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True))
+    assert len(set(shapes.values())) == len(shapes)
     runs = operations(rng)
     pj, cycles = bound_kernels.in_turn(runs, columns)
     assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [bounds.in_turn(runs, arch) for arch in arches]

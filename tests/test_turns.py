@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -9,8 +10,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from cluster import driver, worker
+from cluster import driver, priced, worker
 from cluster.worker import Ask, Job, Lease
+from dse import stack
 from dse.dataflow.optimal import floors_on, optimal, optimal_on
 from dse.nest import Infeasible
 from dse.reuse import turns
@@ -23,6 +25,7 @@ from hw import machine, space
 from hw.arch import Arch
 from hw.columns import Table
 from hw.space import decode
+from tests import turned
 from tests.test_driver import rows
 from workloads.einsum import Einsum, einsum
 
@@ -159,6 +162,81 @@ def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
     many = tables(job, alone=False)
     assert many == tables(job, alone=True)
     assert len(many["points"]) == 3 and sum("'limit_level': 'GLB'" in row for row in many["machines"]) == 3
+
+
+ODD = "name: s\nworkloads: ['gemm:m=8,n=6,k=10']\nmachine: edge_array\nobjectives: [energy_pj]\nsolver: {share: 0.1}\n"
+
+
+def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
+    """Whatever the axes say that are taken to shape machines."""
+    (tmp_path / "study.yaml").write_text(ODD + "space: {clock_mhz: [100, 200], gbuf.double_buffer: [true, false], gbuf.ports: [shared, separate],"
+                                         " overlap: [free, buffered], regf.capacity: [64 B, 96 B], word_bits: [4, 8]}\n")
+    job = worker.job_of(studies.load(tmp_path / "study.yaml"))
+    assert job.blocks and list(job.blocks.shaping) == [1, 2, 3, 4, 5]
+    job.blocks.shaping = [1]
+    blocks = [block for block, _ in job.blocks.of(np.arange(job.study.space.size))]
+    assert len(blocks) == 32 and len({structure(block.cell.first) for block in blocks}) == 32
+    assert all(structure(block.cell.arch(i)) == structure(block.cell.first) for block in blocks for i in range(2))
+    assert tables(job, alone=False) == tables(job, alone=True)
+
+
+def test_large_cells_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one order whether they are met in turn or not, and none kept but the last where they are."""
+    monkeypatch.setattr(priced, "MOST", 13)
+    job = worker.job_of(study(tmp_path))
+    assert tables(job, alone=False) == tables(job, alone=True)
+    assert job.blocks and len(job.blocks.made) == 1 and max(len(own.machines) for (own,) in job.blocks.made.values()) == 12
+    other = worker.job_of(study(tmp_path, method="random"))
+    assert tables(other, alone=False) == tables(job, alone=False)
+    assert other.blocks and len(other.blocks.made) == 15
+
+
+def test_what_is_kept_is_found_again_and_what_is_damaged_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("DSE_CACHE", str(cache))
+    small = study(tmp_path)
+    first = tables(worker.job_of(small), alone=False)
+    files = sorted(cache.glob("shared_*.npz"))
+    whole = [path.read_bytes() for path in files]
+    assert len(files) == 4 and len(list(cache.iterdir())) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(stack, "turns", None)
+        assert tables(worker.job_of(small), alone=False) == first
+    for number, path in enumerate(files):
+        path.write_bytes([whole[0][:-1], whole[1] + b"0", whole[0], b""][number])
+    assert tables(worker.job_of(small), alone=False) == first
+    assert [path.read_bytes() for path in files] == whole
+
+
+def test_what_others_are_about_to_find_is_found_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims of processes that are gone hold nothing up; old ones go."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("DSE_CACHE", str(cache))
+    small = study(tmp_path)
+    first = tables(worker.job_of(small), alone=False)
+    for path in cache.glob("*.npz"):
+        path.rename(path.with_name(f"{path.name}.claim"))
+    for path in sorted(cache.iterdir())[:2]:
+        os.utime(path, (0, 0))
+    assert tables(worker.job_of(small), alone=False) == first
+    assert len(list(cache.glob("*.npz"))) == 4 and not list(cache.glob("*.claim"))
+
+
+def test_other_machines_have_other_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal but for one price: nothing of one is taken for the other."""
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
+    for price in (0.5, 50):
+        (tmp_path / "study.yaml").write_text(ODD + f"space: {{clock_mhz: [100, 200, 400], gbuf.read_pj: [{price}]}}\n")
+        job = worker.job_of(studies.load(tmp_path / "study.yaml"))
+        assert tables(job, alone=False) == tables(job, alone=True)
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_studies(tmp_path: Path, seed: int) -> None:
+    job = worker.job_of(turned.drawn(tmp_path, seed))
+    asked_for = Random(seed).sample(range(job.study.space.size), min(200, job.study.space.size))
+    assert turned.unlike(job, asked_for)[0] == [] and turned.too_near(job, asked_for[:4])[0] == []
 
 
 @pytest.mark.parametrize("prune", ["", ", prune: true"])

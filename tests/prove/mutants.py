@@ -49,6 +49,8 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
+COLUMNS = "tests/test_columns.py::test_columns_and_bounds_are_those_of_the_machines"
+NEAREST = "tests/test_turns.py::test_no_machine_is_further_above_its_optimum_than_it_says"
 BETWEEN = "tests/test_turns.py::test_what_one_machine_says_of_another_is_never_above_its_optimum"
 IN_TURN = "tests/test_cells.py::test_einsums_in_turn_on_many_machines"
 SINGLY, KINDLY, EQUALS, ROUNDED = (f"tests/test_together.py::test_{name}" for name in (
@@ -471,10 +473,18 @@ MUTANTS = (
            "level for", TOGETHER),
     Mutant("share: cycles on slower machines hold on faster ones", "dse/reuse/family.py", "slower = np.min(np.divide", "slower = np.max(np.divide",
            "tests/test_family.py::test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved"),
-    Mutant("share: leakage of slower machines is bounded by their cycles alone", "dse/reuse/turns.py", "c = leak * b / leak[k]", "c = leak / leak[k]", BETWEEN),
-    Mutant("share: the cheapest price decides", "dse/reuse/turns.py", "a = np.min(of[:, asks]", "a = np.max(of[:, asks]", BETWEEN),
-    Mutant("share: all prices that are left count, however they are used", "dse/reuse/turns.py", "np.maximum(of - a[:, None] * of[k], 0.0) @ units",
-           "np.maximum(of - a[:, None] * of[k], 0.0) @ (units + 1e3)", BETWEEN),
+    Mutant("share: leakage of slower machines is bounded by their cycles alone", "dse/reuse/turns.py", "c = leak[i] * slower / leak[k]",
+           "c = leak[i] / leak[k]", BETWEEN),
+    Mutant("share: the cheapest price decides", "dse/reuse/turns.py", "a = np.min(c.prices[:, asks]", "a = np.max(c.prices[:, asks]", BETWEEN),
+    Mutant("share: all prices that are left count, however they are used", "dse/reuse/turns.py", "a[:, None] * of, 0.0) @ units",
+           "a[:, None] * of, 0.0) @ (units + 1e3)", BETWEEN),
+    Mutant("share: gaps are rounded down", "dse/reuse/turns.py", "np.ceil(gaps * STEPS)", "np.floor(gaps * STEPS)", NEAREST),
+    Mutant("share: a cell is what the axes that shape say", "cluster/priced.py", "alike(columns.shape)", "alike(columns.shape[:, :1])",
+           "tests/test_turns.py::test_machines_of_one_cell_are_of_one_structure"),
+    Mutant("share: kept choices are another cell's", "dse/reuse/turns.py", "for part in (self.leak_mw, self.clock_ghz, self.prices, self.priced.of,",
+           "for part in (self.leak_mw, self.clock_ghz, self.priced.of,", "tests/test_turns.py::test_other_machines_have_other_tables"),
+    Mutant("columns: no memory depends on the silicon", "hw/columns.py", 'self.kind == "sram")', "False)", COLUMNS),
+    Mutant("columns: a level's shape is its name", "hw/columns.py", "shape(unpriced(at))", "shape(at.name)", COLUMNS),
     Mutant("pipelines: one copy where runs follow back to back", "dse/sim/placed.py", "at_once = inf if often else granules(segment, g)",
            "at_once = granules(segment, g)", "tests/test_certificates.py::test_runs_back_to_back_hold_what_is_handed_on_twice"),
     Mutant("share: a bound takes more of a price than there is", "dse/reuse/family.py", "full = np.max(np.divide(used", "full = np.min(np.divide(used",

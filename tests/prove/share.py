@@ -34,6 +34,6 @@ def main() -> int:
             wrong, status, searched, n = wrong + lines + gaps, status + found, searched + some, n + len(asked)
     for line in wrong[:20]:
         print(f"  {line}")
-    print(f"  {chosen.studies} studies, {n} machines ({', '.join(f'{k} {v}' for k, v in sorted(status.items()))}): {len(wrong)} rows unlike those of each alone, or "
-          f"gaps too small ({searched} searched alone)")
+    kinds = ", ".join(f"{kind} {many}" for kind, many in sorted(status.items()))
+    print(f"  {chosen.studies} studies, {n} machines ({kinds}): {len(wrong)} rows unlike those of each alone, or gaps too small ({searched} searched alone)")
     return int(bool(wrong))
