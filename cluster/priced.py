@@ -15,7 +15,7 @@ from cluster.ruled import Ruler
 from dse.nest import Infeasible
 from dse.reuse.turns import Cell, Least, Shared, Sums, Table, cell, gap_of, least_of, summed_at, table
 from dse.sim.evaluate import EinsumCost, Problem, Solution, certified, einsum_cost, in_space
-from dse.stack import shared_on, space_of_turns, summed
+from dse.stack import called, shared_on, space_of_turns, summed
 from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
@@ -43,11 +43,13 @@ class Block:
     def known(self) -> list[Table | Infeasible]:
         """Found where it is not yet."""
         if not self.tables:
-            own = shared_on(self.cell, list({group.key: group for groups in self.ruler.uniques for group in groups}.values()), self.ruler.study.solver)
+            first = {group.key: group for groups in reversed(self.ruler.uniques) for group in reversed(groups)}
+            own, found = shared_on(self.cell, list(first.values())[::-1], self.ruler.study.solver), list[Table | Infeasible]()
             for groups, least in zip(self.ruler.uniques, self.least, strict=True):
-                self.tables.append(_table(self.cell, groups, least, own))
-                if isinstance(self.tables[-1], Infeasible):
+                found.append(_table(self.cell, groups, least, own, self.ruler.study.solver.share))
+                if isinstance(found[-1], Infeasible):
                     break
+            self.tables = found
         return self.tables
 
     def place(self, machine: int) -> int:
@@ -60,21 +62,21 @@ class Block:
             return own
         at, picks, costs = self.place(machine), self.ruler.study.solver, []
         arch = self.cell.solved(at)
-        for e, choice, gap in zip(own.least.einsums, own.choice[:, at].tolist(), gap_of(own.gaps[:, at]).tolist(), strict=True):
+        for e, choice, gap in zip(own.least.einsums, own.choice[:, at].tolist(), gap_of(own.gaps[:, at], own.share).tolist(), strict=True):
             cost = einsum_cost(Problem(arch, e, picks.objective), own.mappings[choice].mapping)
             assert isinstance(cost, EinsumCost)
             costs.append(replace(cost, gap_in_space=gap, space=space_of_turns(arch, e, picks)))
         return summed(arch, self.ruler.uniques[workload], picks, costs)
 
 
-def _table(c: Cell, groups: Sequence[Unique], least: Least, known: Mapping[str, Shared | Infeasible]) -> Table | Infeasible:
+def _table(c: Cell, groups: Sequence[Unique], least: Least, known: Mapping[str, Shared | Infeasible], share: float) -> Table | Infeasible:
     each = []
     for group in groups:
         one = known[group.key]
         if isinstance(one, Infeasible):
             return replace(one, einsum=group.einsum.name)
-        each.append(one)
-    return table(c, least, each)
+        each.append(called(c, one, group.einsum))
+    return table(c, least, each, share)
 
 
 @dataclass(slots=True)

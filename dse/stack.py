@@ -220,7 +220,8 @@ def _recalled_on(path: Path, c: Cell, e: Einsum) -> Shared | None:
         try:
             with np.load(BytesIO(data), allow_pickle=False) as known:
                 nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
-            if choice.shape != (len(c),) or gaps.shape != (len(c),) or not 0 <= choice.min() <= choice.max() < len(nests):
+            whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
+            if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
                 raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
             costs = [einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)]
             mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
@@ -230,6 +231,14 @@ def _recalled_on(path: Path, c: Cell, e: Einsum) -> Shared | None:
         except (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError, zlib.error, BadZipFile) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
     return None
+
+
+def called(c: Cell, found: Shared, e: Einsum) -> Shared:
+    """The same of an equal einsum of other names."""
+    if found.einsum == e:
+        return found
+    own = [einsum_cost(Problem(c.first, e, "energy"), schedule.renamed(one.mapping, found.einsum, e)) for one in found.mappings]
+    return replace(found, einsum=e, mappings=tuple(one for one in own if isinstance(one, EinsumCost)))
 
 
 def _found_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:

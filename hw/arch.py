@@ -270,6 +270,10 @@ class Access:
     miss_cycles: float = 0.0
 
 
+LINED = ("burst", "bank_map")  # fields of memories by which layouts are felt
+HOPS = ("hop_pj", "lane_pj")  # fields of arrays that price networks
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """One storage level, per instance. Energies per action of width_bits; bandwidth in actions per cycle.

@@ -10,7 +10,7 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -269,6 +269,12 @@ def _changed(node: Node, given: Mapping[str, Any]) -> Node:
         return replace(node, **given)
     dims = {dim: given.get(dim, size) for dim, size in node.dims.items()}
     return replace(node, dims=dims, **{field: value for field, value in given.items() if field not in dims})
+
+
+def ever(space: Space, fields: Collection[str]) -> bool:
+    """Whether a node of any machine of the space may have one of these fields, other than 0."""
+    varied = {axis.key: axis.values for axis in space.axes}
+    return any(any(varied.get(f"{node.name}.{name}", (getattr(node, name, None),))) for node in space.template.nodes for name in fields)
 
 
 def decode(space: Space, index: int) -> Arch | Unbuildable:

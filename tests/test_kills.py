@@ -25,6 +25,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray.cluster_utils import Cluster
 
 from cluster import driver, pool
+from dse.study import study as studies
 from tests.test_driver import HEAVY, Rows, rows, study
 from tests.test_pool import wait_for
 
@@ -157,3 +158,40 @@ def test_killed_and_resumed_is_as_if_undisturbed(ground: Bed, whole: Rows, tmp_p
     finally:
         child.kill()
     assert rows(out) == whole
+
+
+SHARING = """
+name: sharing
+workloads: ["conv:k=48,c=36,p=28,q=28,r=3,s=3,pad=1", "conv:k=96,c=60,p=14,q=14,r=1,s=1", "gemm:m=240,n=96,k=360", "gemm:m=96,n=720,k=60"]
+machine: edge_array
+space: {array.x: [14, 18], dram.kind: [ddr3, lpddr5, gddr6], node_nm: [22, 45], clock_mhz: {from: 200, to: 800, step: 20}}
+objectives: [energy_pj, latency_ns, area_mm2]
+search: {method: exhaustive, seed: 7, generation: 512}
+solver: {share: 0.01, near: 0.001}
+"""
+
+
+def kept(cache: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in cache.glob("shared_*.npz")}
+
+
+@pytest.mark.parametrize("victim", ["actor", "raylet"])
+def test_killed_while_shared_mappings_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
+    """The run goes on: rows and files of $DSE_CACHE are, to the byte, those of a run in process."""
+    path, out = tmp_path / "sharing.yaml", tmp_path / "run"
+    path.write_text(SHARING)
+    caches = [tmp_path / "undisturbed", tmp_path / "struck"]
+    monkeypatch.setenv("DSE_CACHE", str(caches[0]))
+    driver.run(studies.load(path), tmp_path / "whole", workers=0)
+    monkeypatch.setenv("DSE_CACHE", str(caches[1]))
+    made = bed()
+    child = start(path, out, made.cluster.address)
+    try:
+        wait_for(lambda: next(caches[1].glob("*.claim"), None) is not None, 60)
+        strike(made, child, out, victim, random.Random(1))
+        finish(path, out, made, child)
+    finally:
+        child.kill()
+        close(made)
+    assert rows(out) == rows(tmp_path / "whole")
+    assert kept(caches[1]) == kept(caches[0]) and len(kept(caches[0])) == 8

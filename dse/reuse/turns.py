@@ -39,10 +39,11 @@ from workloads.einsum import Einsum
 Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]  # an einsum on each machine, at least energy
 Bound = Callable[[Sequence[Arch]], list[float]]  # energy that no mapping costs less than, 0: not known
 ROUND = 16  # machines that are solved together
-STEPS = 1024  # gaps are said in parts of this, rounded up: few different numbers take little room
+STEPS = 128  # gaps are said in parts of the share, rounded up: few different numbers take little room
+FINEST = 1 << 13  # parts of a whole
 UNKNOWN = (1 << 16) - 1  # parts: nothing is known of a gap as large
 MANY = 4096  # kinds of machines that a mapping is priced on at a time: what that takes of memory
-Parts = NDArray[np.uint16]  # gaps in parts of STEPS
+Parts = NDArray[np.uint16]
 Kind = NDArray[np.int32]
 
 
@@ -117,7 +118,10 @@ def _stacked(columns: Sequence[Any]) -> Floats:
 
 
 def cell(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> Cell:
-    """Of machines of one structure as columns."""
+    """Of machines of one structure as columns. Raises ValueError where these do not say all that costs."""
+    if first.felt():
+        raise ValueError(f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; leave out solver.share")
+
     def kinds(*names: str) -> Kinds:
         rows = np.column_stack([getattr(columns, name) for name in names])
         some, of = alike(np.nan_to_num(rows, nan=-1.0))
@@ -166,7 +170,8 @@ def energy_of(c: Cell, one: Cost) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space."""
+    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space, in
+    parts of the share."""
 
     einsum: Einsum
     mappings: tuple[EinsumCost, ...]
@@ -176,7 +181,7 @@ class Shared:
 
 def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Shared | Infeasible:
     """Mappings of an einsum for all machines: more are solved, the one furthest above what it might cost and others that are too far, until none is, by more
-    than a share, but those that were solved. Which are follows from the list of machines alone."""
+    than a share (above 0), but those that were solved. Which are follows from the list of machines alone."""
     least = least_on(c, e)
     bound, best, choice = energy_of(c, least) * (1 - PRECISE), np.full(len(c), np.inf), np.zeros(len(c), np.int16)
     found: dict[str, EinsumCost] = {}
@@ -205,14 +210,19 @@ def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Sha
             raised(c, bound, i, *known, units, least.cycles)
     gaps = _above(best, bound)
     gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
-    parts = np.minimum(np.ceil(gaps * STEPS), UNKNOWN).astype(np.uint16)
+    parts = np.minimum(np.ceil(gaps / part_of(share)), UNKNOWN).astype(np.uint16)
     used, of_used = np.unique(choice, return_inverse=True)
     return Shared(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts)
 
 
-def gap_of(parts: Parts) -> Floats:
-    """The gaps that parts of STEPS say."""
-    return np.where(parts == UNKNOWN, np.inf, parts / STEPS)
+def part_of(share: float) -> float:
+    """In which gaps are said."""
+    return share / min(STEPS, max(1, int(share * FINEST)))
+
+
+def gap_of(parts: Parts, share: float) -> Floats:
+    """The gaps that parts say."""
+    return np.where(parts == UNKNOWN, np.inf, parts * part_of(share))
 
 
 def units_of(c: Cell, e: Einsum) -> Floats:
@@ -274,7 +284,7 @@ def least_of(c: Cell, einsums: Sequence[Einsum], runs: Sequence[int]) -> Least:
 @dataclass(frozen=True, slots=True)
 class Table:
     """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in `Cost`, steady where there is one einsum alone;
-    choice [E, n] of all mappings; gaps [E, n]."""
+    choice [E, n] of all mappings; gaps [E, n], in parts of the share."""
 
     least: Least
     mappings: tuple[EinsumCost, ...]
@@ -283,9 +293,10 @@ class Table:
     steady: Floats
     choice: NDArray[np.int16]
     gaps: Parts
+    share: float
 
 
-def table(c: Cell, least: Least, each: Sequence[Shared]) -> Table:
+def table(c: Cell, least: Least, each: Sequence[Shared], share: float) -> Table:
     mappings = [(own.einsum, one) for own in each for one in own.mappings]
     choice, begun = np.empty((len(each), len(c)), np.int16), 0
     pj, cycles = np.empty((len(mappings), len(c.prices))), np.empty((len(mappings), len(c.times)))
@@ -296,7 +307,7 @@ def table(c: Cell, least: Least, each: Sequence[Shared]) -> Table:
         cost = cost_on(c, e, one)
         pj[i], cycles[i] = cost.pj, cost.cycles
     steady = np.stack([steady_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles  # others stand between equal einsums of a network
-    return Table(least, tuple(one for _, one in mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]))
+    return Table(least, tuple(one for _, one in mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]), share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +332,7 @@ def summed_at(c: Cell, t: Table, at: Ints) -> Sums:
     if (wrong := np.flatnonzero((least > energy * (1 + PRECISE)).any(axis=1))).size:
         raise Violated(f"{t.least.einsums[wrong[0]].name}: lower bound above the cost")
     to_bound = _above(energy, least)
-    gaps = np.minimum(gap_of(t.gaps[:, at]), to_bound)
+    gaps = np.minimum(gap_of(t.gaps[:, at], t.share), to_bound)
     whole, whole_cycles, whole_least = total(energy), total(cycles), total(least)
     steady = whole_cycles if len(t.least.einsums) > 1 else total(t.steady[choice, paced])
     whole_to_bound = _above(whole, whole_least)

@@ -21,9 +21,9 @@ from dse.study.plan import Asks, Limits, Stop
 from dse.study.prune import Constraints, bounded, column, modelled_violations, reason, static_violations, static_violations_of_many
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
-from hw.arch import Arch
+from hw.arch import HOPS, LINED
 from hw.columns import Floats, Ints, Table
-from hw.space import Axis, Space, Value, decode, values
+from hw.space import Axis, Space, Value, ever, values
 from workloads import catalog
 from workloads.graph import Workload, unique
 
@@ -70,10 +70,11 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     solver = read.solver(document.get("solver", {}), faults)
     search, stop, limits = (read.block(kind, document.get(key, {}), key, faults) for key, kind in BLOCKS.items())
     machine, space = read.space(document, path.parent, faults, within)
-    if solver.layout != "row_major" and space and isinstance(one := decode(space, 0), Arch) and not one.described():
-        faults.add(f"solver.layout = {solver.layout}: {one.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
-    if solver.share and space and isinstance(one := decode(space, 0), Arch) and one.felt():
-        faults.add(f"solver.share = {solver.share:g}: {one.name} describes lines, rows, banks or hops, which shared schedules do not price; leave it out")
+    if solver.layout != "row_major" and space and not ever(space, LINED):
+        faults.add(f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
+    if solver.share and space and ever(space, (*LINED, *HOPS)):
+        faults.add(f"solver.share = {solver.share:g}: {space.template.name} describes lines, rows, banks or hops, which shared schedules do not price; "
+                   "leave it out")
     given = document.get("workloads")
     found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults))
     names = [ref.name for ref, _ in found] if isinstance(given, list) and len(found) == len(given) > 0 else None

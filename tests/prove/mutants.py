@@ -478,7 +478,7 @@ MUTANTS = (
     Mutant("share: the cheapest price decides", "dse/reuse/turns.py", "a = np.min(c.prices[:, asks]", "a = np.max(c.prices[:, asks]", BETWEEN),
     Mutant("share: all prices that are left count, however they are used", "dse/reuse/turns.py", "a[:, None] * of, 0.0) @ units",
            "a[:, None] * of, 0.0) @ (units + 1e3)", BETWEEN),
-    Mutant("share: gaps are rounded down", "dse/reuse/turns.py", "np.ceil(gaps * STEPS)", "np.floor(gaps * STEPS)", NEAREST),
+    Mutant("share: gaps are rounded down", "dse/reuse/turns.py", "np.ceil(gaps / part_of(share))", "np.floor(gaps / part_of(share))", NEAREST),
     Mutant("share: a cell is what the axes that shape say", "cluster/priced.py", "alike(columns.shape)", "alike(columns.shape[:, :1])",
            "tests/test_turns.py::test_machines_of_one_cell_are_of_one_structure"),
     Mutant("share: kept choices are another cell's", "dse/reuse/turns.py", "for part in (self.leak_mw, self.clock_ghz, self.prices, self.priced.of,",
