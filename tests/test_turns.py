@@ -243,7 +243,7 @@ def test_equal_einsums_of_other_names(tmp_path: Path) -> None:
     assert tables(job, alone=False) == tables(job, alone=True)
     driver.run(one, tmp_path / "run", workers=0)
     asked_for = dse.open(tmp_path / "run").sql("SELECT DISTINCT workload, tensor FROM traffic WHERE level = 'DRAM' AND action = 'write'").table
-    assert sorted(map(str, asked_for.to_pylist())) == ["{'workload': 'gemm', 'tensor': 'C'}", "{'workload': 'other', 'tensor': 'A'}"]
+    assert sorted(map(str, asked_for.to_pylist())) == ["{'workload': 'gemm:m=16,n=24,k=20', 'tensor': 'C'}", "{'workload': 'other', 'tensor': 'A'}"]
     whole = {row["workload"]: row for row in dse.open(tmp_path / "run").sql("SELECT * FROM workload_costs WHERE machine = 3").table.to_pylist()}
     assert len(whole) == 2 and len({row["energy_pj"] for row in whole.values()}) == 1
 
