@@ -1,17 +1,20 @@
 """Large sweeps: what a machine costs that bounds rule out, and a run of a million machines with its resume and its fronts.
 
-    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared 16384] [--workers 2]
+    python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared 65536]
+        [--whole 1000000] [--workers 2]
 
 Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a short run; CPU seconds per machine of each step
 from its number to a committed part, beside the same machines one by one. A million: a matrix product, so that few searches stand beside them; wall time, memory
 of all processes (proportional shares), disk, resume. Drawn: as many machines of ResNet-50 with choices of solved ones; disk, fronts, and what views compute.
-Shared: so many machines of one array of `studies/resnet50.yaml`, which share mappings; CPU seconds of the table and per machine, beside machines solved exactly
-(together, since they differ in prices and rates alone).
+Shared: so many random machines of one array, ResNet-50 and SqueezeNet, which share mappings; CPU seconds of the table, and of each step from number to
+committed part, beside machines solved exactly (together, since they differ in prices and rates alone). Whole: a run of so many, from an empty cache and with
+tables kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,14 +31,14 @@ import numpy as np
 import pyarrow as pa
 
 from analysis import db
-from cluster import driver, ruled
+from cluster import driver, priced, ruled
 from cluster import store as stores
 from cluster.known import Known
 from cluster.worker import Ask, Job, Lease, job_of, solve_lease, solve_machine
 from dse import door
 from dse import folder as folders
-from dse.installed import ROOT
 from dse.record import MODEL_VERSION, SOLVER_VERSION
+from dse.reuse.turns import Table
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -57,6 +60,22 @@ objectives: [energy_pj, latency_ns, area_mm2]
 search: {{method: random, seed: 7, prune: true}}
 stop: {{points: {points}}}
 """
+SHARING = """
+name: sharing
+workloads: [{workload}]
+machine: edge_array
+space:
+  array.x: [16, 32]
+  dram.kind: [ddr3, ddr4, lpddr4, lpddr5, gddr6, hbm2]
+  dram.channels: [1, 2, 4]
+  node_nm: [22, 24, 28, 32, 36, 40, 45]
+  cell: [lop, hp]
+  clock_mhz: {{from: 200, to: {to}, step: {step}}}
+objectives: [energy_pj, latency_ns, area_mm2]
+search: {{method: exhaustive, seed: 7, generation: 65536}}
+solver: {{share: 0.1}}
+"""
+SHARED = 125_000  # machines of a cell
 PRODUCT = "gemm:m=64,n=96,k=128"
 ALONE = 200  # machines that are looked at one by one
 LEASE = 4096
@@ -122,17 +141,19 @@ def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
     print(f"{workload}: one by one {alone * 1e6:.0f} us, {alone / whole:.0f} times as long", flush=True)
 
 
-def memory_mb(root: int) -> float:
-    """Of a process and all below it: proportional shares."""
-    parents = {}
+def used(root: int, cpu: dict[int, float]) -> float:
+    """MB of a process and all below it, proportional shares; cpu: seconds of each, as last seen."""
+    parents, spent, ticks = {}, dict[int, float](), os.sysconf("SC_CLK_TCK")
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError, IndexError):
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)], spent[int(entry.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / ticks
     family, size = {root}, 0
     while len(family) > size:
         size = len(family)
         family |= {pid for pid, parent in parents.items() if parent in family}
+    cpu |= {pid: spent[pid] for pid in family & spent.keys()}
     total = 0
     for pid in family:
         with suppress(OSError, StopIteration):
@@ -140,15 +161,15 @@ def memory_mb(root: int) -> float:
     return total / 1024
 
 
-def watched(arguments: list[str]) -> tuple[float, list[float]]:
-    """Wall seconds of a command, and the memory of its processes twice a second."""
-    begun, samples = time.monotonic(), list[float]()
+def watched(arguments: list[str]) -> tuple[float, list[float], float]:
+    """Wall seconds of a command, the memory of its processes twice a second, and their CPU seconds."""
+    begun, samples, cpu = time.monotonic(), list[float](), dict[int, float]()
     process = subprocess.Popen([sys.executable, "-m", "dse", *arguments], stdout=subprocess.DEVNULL)
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.5):
-            samples.append(memory_mb(process.pid))
+            samples.append(used(process.pid, cpu))
 
     watch = threading.Thread(target=look)
     watch.start()
@@ -157,18 +178,18 @@ def watched(arguments: list[str]) -> tuple[float, list[float]]:
     watch.join()
     if code:
         sys.exit(f"dse {' '.join(arguments)} ended with {code}")
-    return time.monotonic() - begun, samples or [0.0]
+    return time.monotonic() - begun, samples or [0.0], sum(cpu.values())
 
 
 def million(folder: Path, machines: int, workers: int) -> None:
     study(folder, PRODUCT, machines)
     path, run = folder / f"gemm-{machines}.yaml", folder / "million"
-    wall, samples = watched(["run", str(path), "--out", str(run), "--workers", str(workers)])
+    wall, samples, _ = watched(["run", str(path), "--out", str(run), "--workers", str(workers)])
     half = max(samples[len(samples) // 4:len(samples) // 2] or samples)
     size = sum(entry.stat().st_size for entry in run.rglob("*") if entry.is_file())
     print(f"{machines} machines, {workers} workers: {wall:.0f} s; memory {max(samples):.0f} MB, {half:.0f} MB by the half; "
           f"{size / machines:.0f} bytes of disk each", flush=True)
-    wall, samples = watched(["resume", str(run), "--workers", "0"])
+    wall, samples, _ = watched(["resume", str(run), "--workers", "0"])
     print(f"resume with nothing to do: {wall:.1f} s, {max(samples):.0f} MB", flush=True)
 
 
@@ -236,28 +257,64 @@ def queries(folder: Path, workload: str, points: int, solved: int) -> None:
             print(f"{name}{again}: {db.query(con, query).num_rows} rows, {_took(begun, cpu)}", flush=True)
 
 
-def shared(machines: int, solved: int) -> None:
-    job = job_of(studies.load(ROOT / "studies/resnet50.yaml"))
+def sharing(folder: Path, workload: str, machines: int) -> Path:
+    """A study of about so many machines of two arrays, which share mappings; all that changes prices, rates and clock varies."""
+    path, clocks = folder / f"sharing-{workload}-{machines}.yaml", max(1, machines // 504)
+    path.write_text(SHARING.format(workload=workload, to=200 + 1000 * (clocks - 1) / clocks, step=1000 / clocks))
+    return path
+
+
+def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
+    """Of one array: the table; leases of random machines by step; beside machines solved exactly."""
+    job = job_of(studies.load(sharing(folder, workload, 2 * SHARED)))
     assert job.blocks
-    block = job.blocks.of(0)
-    assert block
     exact = job_of(replace(job.study, solver=replace(job.study.solver, share=0.0)))
     solve_lease(exact, Lease(0, (Ask(0, 0, "bench"),)))  # loads the kernels
-    cpu = time.process_time()
-    found = block.known
-    print(f"shared: a table of {len(block.machines)} machines in {time.process_time() - cpu:.1f} CPU s, "
-          f"{sum(len(own.mappings) for part in found if isinstance(part, tuple) for own in part)} mappings of {len(job.uniques[0])} einsums")
-    rng = np.random.default_rng(3)
-    asks = [Ask(int(number), 0, "bench") for number in rng.choice(block.machines, min(machines, len(block.machines)), replace=False)]
-    cpu = time.process_time()
-    for at in range(0, len(asks), LEASE):
-        solve_lease(job, Lease(0, tuple(asks[at:at + LEASE])))
-    each = (time.process_time() - cpu) / len(asks)
-    cpu = time.process_time()
+    seconds = Counter[str]()
+
+    def timed(step: str, call: Callable[..., Any], *given: Any) -> Any:
+        begun = time.process_time()
+        found = call(*given)
+        seconds[step] += time.process_time() - begun
+        return found
+
+    block, _ = timed("columns", lambda: next(job.blocks.of(np.array([0]))))
+    found = timed("table", block.known)
+    print(f"{workload}: a cell of {len(block.machines)} machines in {seconds['columns']:.1f} CPU s, its table in {seconds['table']:.1f}; "
+          f"{sum(len(own.mappings) for own in found if isinstance(own, Table))} mappings of {len(job.uniques[0])} einsums", flush=True)
+    numbers = np.random.default_rng(3).choice(block.machines, min(machines, len(block.machines)), replace=False)
+    asks = [Ask(int(number), 0, "bench") for number in numbers]
+    store, _ = stores.open_run(folder / f"sharing-{workload}")
+    leases = [tuple(asks[at:at + LEASE]) for at in range(0, len(asks), LEASE)]
+    solve_lease(job, Lease(0, leases[0]))  # what einsums need of bounds
+    seconds.clear()
+    summed = priced.summed_at
+    priced.summed_at = lambda *given: timed("price", summed, *given)
+    tables = [timed("lease", solve_lease, job, Lease(0, own)).tables for own in leases]
+    priced.summed_at = summed
+    timed("commit", stores.commit, store, tables)
+    stores.close(store)
+    begun = time.process_time()
     solve_lease(exact, Lease(0, tuple(asks[:solved])))
-    alone = (time.process_time() - cpu) / solved
-    print(f"shared: {1e6 * each:.0f} us a machine, {1 / each:.0f} machines and {len(job.uniques[0]) / each:.0f} prices per second and core; "
-          f"solved exactly, {solved} together: {1e3 * alone:.1f} ms a machine, {alone / each:.0f} times", flush=True)
+    alone, whole = (time.process_time() - begun) / solved, (seconds["lease"] + seconds["commit"]) / len(asks)
+    of_each = {"price": seconds["price"], "other columns and rows": seconds["lease"] - seconds["price"], "commit": seconds["commit"]}
+    shares = ", ".join(f"{step} {1e6 * value / len(asks):.1f}" for step, value in of_each.items())
+    print(f"{workload}: {1e6 * whole:.1f} us a machine ({shares}), {1 / whole:,.0f} machines and {len(job.uniques[0]) / whole:,.0f} prices a second and core; "
+          f"solved exactly, {solved} together: {1e3 * alone:.1f} ms a machine, {alone / whole:.0f} times", flush=True)
+
+
+def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
+    """A run of machines that share mappings, with an empty cache, and again with its tables kept."""
+    study_file, before = sharing(folder, workload, machines), os.environ.get("DSE_CACHE")
+    os.environ["DSE_CACHE"] = str(folder / f"cache-{machines}")
+    for name in ("empty cache", "tables kept"):
+        run = folder / f"whole-{machines}-{name.partition(' ')[0]}"
+        wall, samples, cpu = watched(["run", str(study_file), "--out", str(run), "--workers", str(workers)])
+        done = (folders.status(run) or {"done": 1})["done"]
+        size = sum(part.size_bytes for group in folders.read(run).groups for part in group.parts)
+        print(f"{workload}: {done} machines, {workers} workers, {name}: {wall:.0f} s, {cpu:.0f} CPU s of all processes, Ray's too: {done / cpu:,.0f} machines "
+              f"a second and core; memory {max(samples):.0f} MB; {size / done:.0f} bytes of disk each", flush=True)
+    os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)
 
 
 def _took(begun: float, cpu: float) -> str:
@@ -271,13 +328,16 @@ def main() -> None:
     given.add_argument("--million", type=int, default=1_000_000)
     given.add_argument("--workers", type=int, default=2)
     given.add_argument("--drawn", type=int, default=1_000_000)
-    given.add_argument("--shared", type=int, default=16_384)
+    given.add_argument("--shared", type=int, default=65_536)
+    given.add_argument("--whole", type=int, default=1_000_000)
     chosen = given.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for workload in ("light_resnet50", "squeezenet") if chosen.machines else ():
             ruled_out(Path(folder), workload, chosen.machines, chosen.solved)
-        if chosen.shared:
-            shared(chosen.shared, chosen.solved)
+        for workload in ("light_resnet50", "squeezenet") if chosen.shared else ():
+            shared(Path(folder), workload, chosen.shared, chosen.solved)
+        if chosen.whole:
+            whole(Path(folder), "light_resnet50", chosen.whole, chosen.workers)
         if chosen.million:
             million(Path(folder), chosen.million, chosen.workers)
         if chosen.drawn:

@@ -192,20 +192,23 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         if solved and time.monotonic() - began > PROBE_S:
             break
         solved.append(solve_lease(job, Lease(0, (ask,))))
-    tried = max(1, len(solved))
     points = study.stop.points
     machines = round(size * kept) if points is None else min(points, round(size * kept))
-    each_s = sum(done.seconds for done in solved) / tried
-    rows = sum(table.num_rows for done in solved for table in done.tables.values()) / tried
+    timed = [_many(job, asks[0].machine)] if job.blocks and tables else solved  # of machines that are priced as arrays one alone says little
+    probed = max(1, sum(len(done.lease.asks) for done in timed))
+    each_s = sum(done.seconds for done in timed) / probed
+    rows = sum(table.num_rows for done in timed for table in done.tables.values()) / probed
     feasible = sum(done.tables["machines"]["status"].to_pylist() == ["ok"] for done in solved)
     slots = workers or study.workers or os.cpu_count() or 1
+    times = 1 if job.blocks else slots  # of mappings each worker finds a part
     return {"machines_in_space": size, "machines_to_solve": machines, "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
             "probes": f"{len(chosen)}: {len(chosen) - len(may)} pruned, {feasible} solved, {len(solved) - feasible} infeasible or failed"
             + f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s" * (len(solved) < len(asks))
             + f", {len(may) - len(asks)} of other schedules left out" * (len(asks) < len(may)),
-            **({"shared": f"schedules of {size // tables} machines each, {tables} times in every worker", "shared_s": prepared} if tables else {}),
-            "machine_s": each_s, "core_s": prepared * slots + machines * each_s, "workers": slots,
-            "whole_s": START_S * (workers != 0) + prepared + machines * each_s / slots,
+            **({"shared": f"{'mappings' if job.blocks else 'schedules'} of {size // tables} machines each, {tables} times"
+                + (" in every worker" if not job.blocks else ""), "shared_s": prepared} if tables else {}),
+            "machine_s": each_s, "core_s": prepared * times + machines * each_s, "workers": slots,
+            "whole_s": START_S * (workers != 0) + prepared * times / slots + machines * each_s / slots,
             "disk_mb": _short(machines * rows * ROW_BYTES / 1e6), "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
 
 
@@ -222,6 +225,13 @@ def _prepared(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
         for known in job.families.values():
             return tuple(one for one in asks if one.machine in known), -(-job.study.space.size // len(known))
     return asks, 0
+
+
+def _many(job: Job, machine: int) -> Done:
+    """A lease of machines that share mappings with one."""
+    assert job.blocks
+    block, _ = next(job.blocks.of(np.array([machine])))
+    return solve_lease(job, Lease(0, tuple(Ask(one, 0, "probe") for one in block.machines[:MOST_PER_LEASE].tolist())))
 
 
 def _short(value: float) -> float:
