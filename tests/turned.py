@@ -37,14 +37,14 @@ SMALL = ("a2", "a2s", "a3", "a3nb", "edge_array", "eyeriss", "smv")  # machines 
 CONSTRAINTS = ["", '"latency_ns <= 60000"', '"energy_pj[two] <= 1e8", "latency_ns * clock_mhz >= 1e6"']
 
 
-def drawn(folder: Path, seed: int) -> Study:
+def drawn(folder: Path, seed: int, clocks: int = 128) -> Study:
     """A machine's fields of two values each, of those that shape mappings and others, and many clocks."""
     rng = Random(seed)
     (folder / "three.yaml").write_text(THREE)
     while True:
         name = rng.choice(SMALL)
         template = machine.load(name)
-        nodes, given = {node.name: node for node in template.nodes}, {"clock_mhz": str(sorted(rng.sample(range(50, 2000), 128)))}
+        nodes, given = {node.name: node for node in template.nodes}, {"clock_mhz": str(sorted(rng.sample(range(50, 2100), clocks)))}
         for key in rng.sample(sorted(keys(template)), min(rng.randint(3, 7), len(keys(template)))):
             owner, _, field = key.rpartition(".")
             known = KINDS[type(nodes[owner])] if field == "kind" else VALUES.get(field, [2, 4, 7] if isinstance(nodes.get(owner), Array) else [])

@@ -27,7 +27,7 @@ def main() -> int:
     wrong, status, searched, n = list[str](), Counter[str](), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(chosen.first, chosen.first + chosen.studies):
-            job = job_of(drawn(Path(folder), seed))
+            job = job_of(drawn(Path(folder), seed, 2000))
             asked = Random(seed).sample(range(job.study.space.size), min(chosen.machines, job.study.space.size))
             lines, found = unlike(job, asked)
             gaps, some = too_near(job, asked[:chosen.searched])
