@@ -34,6 +34,7 @@ FAN_IN = 64  # groups of one level that become one of the next; two merged level
 TOP_LEVEL = 2
 ROW_GROUP = 122_880
 FEW = 8192  # rows of mappings and counts in a row group: a reader takes those that may have its keys
+LONG = 16_384  # of chosen, whose lists may take 2 kB a row in memory
 Tables = Mapping[str, pa.Table]
 
 
@@ -304,7 +305,7 @@ def _write_rows(out: Any, table: str, tables: Iterable[pa.Table]) -> int:
         for gathered in _gathered(table, tables):
             if writer is None:
                 writer = _writer(out, gathered.schema)
-            writer.write_table(_sorted(table, _fit(gathered, writer.schema)), row_group_size=FEW if table in SHARED else ROW_GROUP)
+            writer.write_table(_sorted(table, _fit(gathered, writer.schema)), row_group_size=FEW if table in SHARED else _most(table))
             rows += gathered.num_rows
     finally:
         if writer is not None:
@@ -318,13 +319,18 @@ def _gathered(table: str, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     held: list[pa.Table] = []
     for source in tables:
         new = _unseen(source, SHARED[table], seen) if table in SHARED else source
-        if new.num_rows:
-            held.append(new)
-        if sum(part.num_rows for part in held) >= ROW_GROUP:
-            yield pa.concat_tables(held, promote_options="default")
-            held = []
+        for at in range(0, new.num_rows, _most(table)):
+            held.append(new.slice(at, _most(table)))
+            if sum(part.num_rows for part in held) >= _most(table):
+                yield pa.concat_tables(held, promote_options="default")
+                held = []
     if held:
         yield pa.concat_tables(held, promote_options="default")
+
+
+def _most(table: str) -> int:
+    """Rows that are held at a time."""
+    return LONG if table == "chosen" else ROW_GROUP
 
 
 def _sorted(table: str, rows: pa.Table) -> pa.Table:
@@ -440,7 +446,9 @@ def _rewrite(store: Store, old: Sequence[Group], level: int, drop: frozenset[int
 def _rows_of(store: Store, groups: Sequence[Group], table: str, drop: frozenset[int]) -> Iterator[pa.Table]:
     for group in groups:
         if any(part.table == table for part in group.parts):
-            rows = _read_part(store.path / part_path(table, group.name))
-            if drop and "machine" in rows.column_names:
-                rows = rows.filter(pc.invert(pc.is_in(rows["machine"], pa.array(sorted(drop), rows["machine"].type))))
-            yield rows
+            with pq.ParquetFile(store.path / part_path(table, group.name), page_checksum_verification=True) as part:
+                for number in range(part.num_row_groups):
+                    rows = part.read_row_group(number, use_threads=False)
+                    if drop and "machine" in rows.column_names:
+                        rows = rows.filter(pc.invert(pc.is_in(rows["machine"], pa.array(sorted(drop), rows["machine"].type))))
+                    yield rows
