@@ -49,7 +49,6 @@ class Mutant:
 
 
 KERNELS, SEARCH, LANES = (f"dse/dataflow/{name}.py" for name in ("search_kernels", "search", "lanes"))
-ALIKE = "tests/test_columns.py::test_columns_and_bounds_are_those_of_the_machines"
 NEAREST = "tests/test_turns.py::test_no_machine_is_further_above_its_optimum_than_it_says"
 BETWEEN = "tests/test_turns.py::test_what_one_machine_says_of_another_is_never_above_its_optimum"
 IN_TURN = "tests/test_cells.py::test_einsums_in_turn_on_many_machines"
@@ -483,8 +482,8 @@ MUTANTS = (
            "tests/test_turns.py::test_machines_of_one_cell_are_of_one_structure"),
     Mutant("share: kept choices are another cell's", "dse/reuse/turns.py", "for part in (self.leak_mw, self.clock_ghz, self.prices, self.priced.of,",
            "for part in (self.leak_mw, self.clock_ghz, self.priced.of,", "tests/test_turns.py::test_other_machines_have_other_tables"),
-    Mutant("columns: no memory depends on the silicon", "hw/columns.py", 'self.kind == "sram")', "False)", ALIKE),
-    Mutant("columns: a level's shape is its name", "hw/columns.py", "shape(unpriced(at))", "shape(at.name)", ALIKE),
+    Mutant("columns: no memory depends on the silicon", COLUMNS, 'self.kind == "sram")', "False)", ONE_BY_ONE),
+    Mutant("columns: a level's shape is its name", COLUMNS, "shape(unpriced(at))", "shape(at.name)", ONE_BY_ONE),
     Mutant("pipelines: one copy where runs follow back to back", "dse/sim/placed.py", "at_once = inf if often else granules(segment, g)",
            "at_once = granules(segment, g)", "tests/test_certificates.py::test_runs_back_to_back_hold_what_is_handed_on_twice"),
     Mutant("share: a bound takes more of a price than there is", "dse/reuse/family.py", "full = np.max(np.divide(used", "full = np.min(np.divide(used",
