@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN = .venv/bin
 export RAY_USAGE_STATS_ENABLED = 0
 PART ?= all
+# What kernels are compiled with, beside the installation of all else
+KERNELS = numba|llvmlite|numpy|scipy|pydantic|pydantic_core|annotated-types|typing_extensions|typing-inspection|PyYAML
 BENCH ?= driver evaluator samplers
 
 .PHONY: sweep test prove bench lint lock docs clean
@@ -36,9 +38,12 @@ lint: .venv/ready
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dse needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements.lock
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	$(BIN)/python -m dse.compile
+	grep -iE '^($(KERNELS))=' requirements.lock > .venv/kernels.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r .venv/kernels.txt
+	$(BIN)/python -m dse.compile & compiled=$$!; \
+	{ $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements.lock && \
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .; }; installed=$$?; \
+	wait $$compiled && exit $$installed
 	touch $@
 
 # Newest versions inside the ranges of pyproject.toml, frozen.

@@ -123,13 +123,13 @@ class Blocks:
         if name in self.made:
             self.made[name] = self.made.pop(name)
         else:
-            room = 0 if self._in_turn() else int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (os.cpu_count() or 1) / BYTES)
+            room = 0 if self._in_order() else int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (os.cpu_count() or 1) / BYTES)
             while self.made and sum(len(one.machines) for own in self.made.values() for one in own) > room:
                 del self.made[next(iter(self.made))]
             self.made[name] = self._blocks(name)
         return self.made[name]
 
-    def _in_turn(self) -> bool:
+    def _in_order(self) -> bool:
         """Whether cells are met one after the other, and none again."""
         several = [at for at, axis in enumerate(self.ruler.study.space.axes) if len(axis.values) > 1]
         outermost = [at for at in several if at in self.shaping]

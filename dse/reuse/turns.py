@@ -158,9 +158,8 @@ def steady_on(c: Cell, e: Einsum, found: EinsumCost) -> Floats:
 
 def least_on(c: Cell, e: Einsum) -> Cost:
     """What no mapping beats."""
-    still_ = replace(c.priced.columns, leak_mw=np.zeros(len(c.prices)))
-    cycles = bound_kernels.in_turn(((e, 1.0),), c.paced.columns)[1]
-    return Cost(bound_kernels.in_turn(((e, 1.0),), still_)[0], cycles)
+    unleaking, runs = replace(c.priced.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
+    return Cost(bound_kernels.in_turn(runs, unleaking)[0], bound_kernels.in_turn(runs, c.paced.columns)[1])
 
 
 def energy_of(c: Cell, one: Cost) -> Floats:
@@ -253,7 +252,10 @@ def _raise(bound: Floats, leak: Floats, priced: Kind, paced: Kind, a: Floats, b:
     for i in range(len(bound)):
         share, slower = a[priced[i]], b[paced[i]]
         c = leak[i] * slower / leak[k] if leak[k] > 0 else np.inf
-        more = c * least + (share - c) * unleaking if c <= share else share * least + max(leak[i] - share * leak[k] / slower, 0.0) * cycles[paced[i]]
+        if c <= share:
+            more = c * least + (share - c) * unleaking
+        else:
+            more = share * least + (max(leak[i] - share * leak[k] / slower, 0.0) if leak[k] > 0 else leak[i]) * cycles[paced[i]]
         bound[i] = max(bound[i], (more + rest[priced[i]]) * (1 - PRECISE))
 
 

@@ -171,7 +171,7 @@ MUTANTS = (
     Mutant("ruled: an einsum runs once", "cluster/ruled.py", "[group.count for group in groups]", "[1 for group in groups]",
            "tests/test_columns.py::test_rows_of_machines_that_are_ruled_out_are_those_of_each_alone"),
     Mutant("columns: a level in an array stands once", COLUMNS, "if at <= v]", "if at < v]", ONE_BY_ONE),
-    Mutant("columns: a node is the same at every clock", COLUMNS, "[*HEAD, *(key for key in keys", "[*(key for key in keys", ONE_BY_ONE),
+    Mutant("columns: a node is the same at every clock", COLUMNS, "[*HEAD, *own]", "own", ONE_BY_ONE),
     Mutant("columns: rows and banks may stand inside of arrays", COLUMNS, 'STRUCTURE = ("kind", "burst", "bank_map")', 'STRUCTURE = ("kind",)', ONE_BY_ONE),
     Mutant("columns: sums are shared as reads are", TWIN, "if m.shares[i, d, way]:", "if m.shares[i, d, 0]:", ONE_BY_ONE),
     Mutant("columns: all words are the machine's", TWIN, "= a.elems[e, x] * (a.bits[e, x] or m.word_bits[i])", "= a.elems[e, x] * m.word_bits[i]",
