@@ -132,8 +132,16 @@ def finish(path: Path, out: Path, made: Bed, child: subprocess.Popen[str]) -> No
 
 
 @pytest.fixture(scope="module")
-def ground() -> Iterator[Bed]:
-    made = bed()
+def struck(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("struck")
+
+
+@pytest.fixture(scope="module")
+def ground(struck: Path) -> Iterator[Bed]:
+    """Its raylets keep the $DSE_CACHE that they are started with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DSE_CACHE", str(struck))
+        made = bed()
     yield made
     close(made)
 
@@ -176,22 +184,21 @@ def kept(cache: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("victim", ["actor", "raylet"])
-def test_killed_while_shared_mappings_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
+def test_killed_while_shared_mappings_are_found(ground: Bed, struck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
     """The run goes on: rows and files of $DSE_CACHE are, to the byte, those of a run in process."""
     path, out = tmp_path / "sharing.yaml", tmp_path / "run"
     path.write_text(SHARING)
-    caches = [tmp_path / "undisturbed", tmp_path / "struck"]
-    monkeypatch.setenv("DSE_CACHE", str(caches[0]))
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "undisturbed"))
     driver.run(studies.load(path), tmp_path / "whole", workers=0)
-    monkeypatch.setenv("DSE_CACHE", str(caches[1]))
-    made = bed()
-    child = start(path, out, made.cluster.address)
+    monkeypatch.setenv("DSE_CACHE", str(struck))
+    for old in struck.iterdir():
+        old.unlink()
+    child = start(path, out, ground.cluster.address)
     try:
-        wait_for(lambda: next(caches[1].glob("*.claim"), None) is not None, 60)
-        strike(made, child, out, victim, random.Random(1))
-        finish(path, out, made, child)
+        wait_for(lambda: next(struck.glob("*.claim"), None) is not None, 60)
+        strike(ground, child, out, victim, random.Random(1))
+        finish(path, out, ground, child)
     finally:
         child.kill()
-        close(made)
     assert rows(out) == rows(tmp_path / "whole")
-    assert kept(caches[1]) == kept(caches[0]) and len(kept(caches[0])) == 8
+    assert kept(struck) == kept(tmp_path / "undisturbed") and len(kept(struck)) == 8
