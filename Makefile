@@ -4,7 +4,7 @@ BIN = .venv/bin
 export RAY_USAGE_STATS_ENABLED = 0
 PART ?= all
 # What kernels are compiled with, beside the installation of all else
-KERNELS = numba|llvmlite|numpy|scipy|pydantic|pydantic_core|annotated-types|typing_extensions|typing-inspection|PyYAML
+KERNELS = numba|llvmlite|numpy|scipy|onnx|ml_dtypes|protobuf|pydantic|pydantic_core|annotated-types|typing_extensions|typing-inspection|PyYAML
 BENCH ?= driver evaluator samplers
 
 .PHONY: sweep test prove bench lint lock docs clean
