@@ -94,6 +94,14 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
         assert best[0].energy_pj / (1 + best[0].gap_in_space) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("share", [1e-6, 3e-4, 0.01, 0.05, 0.1, 0.37, 2.0])
+def test_gaps_in_parts_are_no_smaller(share: float) -> None:
+    gaps = np.array([0.0, share / 3, share * (1 - 1e-9), share, share * 1.3, 1e3, np.inf])
+    said = turns.gap_of(turns.parts_of(gaps, share), share)
+    assert (said >= gaps * (1 - 1e-12)).all() and said[0] == 0 and (said[:4] <= share).all() and np.isinf(said[-1])
+    assert (said[:5] <= gaps[:5] + turns.part_of(share) * (1 + 1e-9)).all()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) -> None:
     """Prices, rates and leakage of each level by themselves, as no table has them: what none of the machines of a space tells apart."""

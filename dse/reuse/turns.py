@@ -209,14 +209,18 @@ def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Sha
             raised(c, bound, i, *known, units, least.cycles)
     gaps = _above(best, bound)
     gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
-    parts = np.minimum(np.ceil(gaps / part_of(share)), UNKNOWN).astype(np.uint16)
     used, of_used = np.unique(choice, return_inverse=True)
-    return Shared(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts)
+    return Shared(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts_of(gaps, share))
 
 
 def part_of(share: float) -> float:
     """In which gaps are said."""
     return share / min(STEPS, max(1, int(share * FINEST)))
+
+
+def parts_of(gaps: Floats, share: float) -> Parts:
+    """Gaps in parts, rounded up; those up to the share stay there."""
+    return np.minimum(np.ceil(gaps / part_of(share)), UNKNOWN).astype(np.uint16)
 
 
 def gap_of(parts: Parts, share: float) -> Floats:
