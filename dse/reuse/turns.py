@@ -42,7 +42,7 @@ ROUND = 16  # machines that are solved together
 STEPS = 128  # gaps are said in parts of the share, rounded up: few different numbers take little room
 FINEST = 1 << 13  # parts of a whole
 UNKNOWN = (1 << 16) - 1  # parts: nothing is known of a gap as large
-MANY = 4096  # kinds of machines that a mapping is priced on at a time: what that takes of memory
+MANY = 2048  # kinds of machines that a mapping is priced on at a time: what that takes of memory
 Parts = NDArray[np.uint16]
 Kind = NDArray[np.int32]
 
