@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -43,8 +44,10 @@ class Block:
     def known(self) -> list[Table | Infeasible]:
         """Found where it is not yet."""
         if not self.tables:
-            first = {group.key: group for groups in reversed(self.ruler.uniques) for group in reversed(groups)}
-            own, found = shared_on(self.cell, list(first.values())[::-1], self.ruler.study.solver), list[Table | Infeasible]()
+            first, found = dict[str, Unique](), list[Table | Infeasible]()
+            for group in chain.from_iterable(self.ruler.uniques):
+                first.setdefault(group.key, group)
+            own = shared_on(self.cell, list(first.values()), self.ruler.study.solver)
             for groups, least in zip(self.ruler.uniques, self.least, strict=True):
                 found.append(_table(self.cell, groups, least, own, self.ruler.study.solver.share))
                 if isinstance(found[-1], Infeasible):

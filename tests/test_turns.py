@@ -256,6 +256,18 @@ def test_equal_einsums_of_other_names(tmp_path: Path) -> None:
     assert len(whole) == 2 and len({row["energy_pj"] for row in whole.values()}) == 1
 
 
+def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before the one that does not fit is known, wherever else it stands."""
+    (tmp_path / "two.yaml").write_text('extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]", "D[m,k] += A[m,n] * E[n,k]"]\n')
+    (tmp_path / "study.yaml").write_text("name: s\nmachine: edge_array\nworkloads: [{file: two.yaml, name: two}, 'gemm:m=16,n=24,k=20']\n"
+                                         "objectives: [energy_pj]\nsolver: {share: 0.1}\nspace: {clock_mhz: [100, 200, 400]}\n")
+    job, kept = worker.job_of(studies.load(tmp_path / "study.yaml")), stack._kept_on
+    late = job.uniques[0][1].einsum.name
+    monkeypatch.setattr(stack, "_kept_on", lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given))
+    machines = tables(job, alone=False)["machines"]
+    assert len(machines) == 3 and all("'infeasible'" in row and f"'einsum': '{late}'" in row for row in machines)
+
+
 @pytest.mark.parametrize("key, value", [("array.hop_pj", "[0.0, 0.1]"), ("dram.burst", "[64 B]")])
 def test_machines_that_describe_more_are_refused_wherever_they_stand(tmp_path: Path, key: str, value: str) -> None:
     (tmp_path / "study.yaml").write_text(ODD + f"space: {{gbuf.capacity: [1 B, 64 KiB], {key}: {value}}}\n")
