@@ -7,7 +7,7 @@ PART ?= all
 KERNELS = numba|llvmlite|numpy|scipy|onnx|ml_dtypes|protobuf|pydantic|pydantic_core|annotated-types|typing_extensions|typing-inspection|PyYAML
 BENCH ?= driver evaluator samplers
 
-.PHONY: sweep test prove bench lint lock docs clean
+.PHONY: sweep test prove replay bench lint lock docs clean
 
 sweep: .venv/ready
 	$(BIN)/dse run studies/resnet50.yaml --workers 2
@@ -19,6 +19,10 @@ test: .venv/ready lint
 
 prove: .venv/ready $(if $(filter models,$(PART)),$(if $(DSE_MODELS_ENV),,build/models/ready))
 	$(BIN)/python -m tests.prove $(PART)
+
+# The same answers as another commit, to the last bit? For changes that are to change none
+replay: .venv/ready
+	$(BIN)/python -m tests.replay $(BASE)
 
 # The exporters that make prove PART=models reads files of; torch first, so that the others take it as it is
 build/models/ready:
