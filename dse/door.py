@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dse import asked, check, directives, explain, folder, record, screen, stack
+from dse import asked, check, directives, explain, folder, record, screen, stack, units
 from dse import schedule as schedules
 from dse.conversion import Conversion, converted
 from dse.nest import Infeasible
@@ -58,6 +58,10 @@ class Answer:
             return importlib.import_module("polars").from_arrow(self.table)
         return self.table
 
+    def measures(self) -> list[str]:
+        """For each column a name that says in which unit it is: of a statement's result the column of a view that it is, else none."""
+        return [(field.metadata or {}).get(units.COLUMN, field.name.encode()).decode() for field in self.table.schema]
+
     def rows(self) -> list[tuple[Any, ...]]:
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
@@ -72,11 +76,11 @@ class Answer:
         return iter(self.table.to_pylist())
 
     def __repr__(self) -> str:
-        return screen.table(self.table.column_names, self.rows())
+        return screen.table(self.table.column_names, self.rows(), measures=self.measures())
 
     def _repr_html_(self) -> str:
         rest = f"<p>{len(self) - SHOWN} more rows</p>" if len(self) > SHOWN else ""
-        return _html(self.table.column_names, self.rows()[:SHOWN]) + rest
+        return _html(self.table.column_names, self.rows()[:SHOWN], self.measures()) + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     found = frontier.front(Problem(arch, e, "energy"), picks.tiles, dataflow(picks.dataflow, e, arch))
     if isinstance(found, Infeasible):
         raise ValueError(f"{workload} on {arch.name}: {found}")
-    rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": -(-one.bits // 8),
+    rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": one.room_bytes,
              "nest": str(one.cost.mapping), "certificate": found.certificate} for one in found.members]
     return Answer(pa.Table.from_pylist(rows))
 
@@ -347,21 +351,32 @@ class Point:
 QUIET = ("key", "generation", "source", "model_version", "solver_version")  # of a machine's row: of use to who looks into the files
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """The folder of a run, also while the run goes on: each question sees what is there by then."""
+    """The folder of a run, also while the run goes on: each question sees what is there by then. con: another one after each statement that was stopped."""
 
     path: Path
     study: Study
     con: DuckDBPyConnection
     skip_damaged: bool = False
+    memory: str = "4GB"
     seconds: float = 60.0
 
     def sql(self, statement: str) -> Answer:
         """One read-only statement over the views: `FROM designs`, ... Raises ValueError in one line."""
         from analysis import db
 
-        return Answer(db.query(self.con, statement, self.seconds))
+        return self._answered(lambda con: db.query(con, statement, self.seconds))
+
+    def _answered(self, ask: Callable[[DuckDBPyConnection], pa.Table]) -> Answer:
+        """What the connection answers. Once a statement is stopped there is a fresh one: the old one may be busy for long."""
+        from analysis import db
+
+        try:
+            return Answer(ask(self.con))
+        except (db.Stopped, KeyboardInterrupt):
+            self.con = connection(self.path, self.study, skip_damaged=self.skip_damaged, memory=self.memory)
+            raise
 
     def status(self) -> dict[str, Any]:
         return check.status(self.path, self.skip_damaged)
@@ -377,7 +392,7 @@ class Run:
         """
         from analysis import db
 
-        return Answer(db.front(self.con, objectives or self.objectives(), where, by, distinct, self.seconds))
+        return self._answered(lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds))
 
     def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
         """A picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline (of `point`), sensitivity, progress."""
@@ -518,7 +533,7 @@ def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", s
     skip_damaged: parts that are not byte for byte what was committed are left out. memory, seconds: what DuckDB and a statement may take.
     """
     study = study_of(path)
-    return Run(Path(path), study, connection(path, study, skip_damaged=skip_damaged, memory=memory), skip_damaged, seconds)
+    return Run(Path(path), study, connection(path, study, skip_damaged=skip_damaged, memory=memory), skip_damaged, memory, seconds)
 
 
 def connection(path: str | Path, study: Study, *, skip_damaged: bool = False, memory: str = "4GB") -> DuckDBPyConnection:
@@ -548,9 +563,9 @@ def study_of(text: str | Path) -> Study:
     return study
 
 
-def _html(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table of cells that are text and nothing else."""
-    columns = [screen.cells(name, [row[i] for row in rows]) for i, name in enumerate(header)]
+def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], measures: Sequence[str] = ()) -> str:
+    """A table of cells that are text and nothing else. measures: as in `screen.table`."""
+    columns = [screen.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)]
     heads = "".join(f"<th>{html.escape(screen.safe(name))}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td><pre>{html.escape(cell)}</pre></td>" if "\n" in cell else f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
                    for line in zip(*columns, strict=True))
