@@ -31,20 +31,22 @@ def changed(source: str, definition: str, old: str, new: str, nth: int | None = 
     'def f(a):\\n    return a <= 1'
     """
     tree = ast.parse(source)
-    before, after = _fragments(old, new)
-    places = list(_places(_scope(tree, definition), before))
+    _replace(_place(tree, definition, old, new, nth), _fragments(old, new)[1])
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def check(tree: ast.AST, definition: str, old: str, new: str, nth: int | None = None) -> None:
+    """Raises ValueError where a parsed source has not the place that `changed` would change."""
+    _place(tree, definition, old, new, nth)
+
+
+def _place(tree: ast.AST, definition: str, old: str, new: str, nth: int | None) -> Place:
+    places = list(_places(_scope(tree, definition), _fragments(old, new)[0]))
     if nth is None and len(places) > 1:
         raise ValueError(f"{definition or 'the module'} has {len(places)} of: {old}; say which (nth)")
     if len(places) <= (nth or 0):
         raise ValueError(f"{definition or 'the module'} has {len(places)} of: {old}")
-    _replace(places[nth or 0], after)
-    return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def occurrences(source: str, definition: str, old: str, new: str) -> int:
-    """How many places of a definition are equal to `old`."""
-    before, _ = _fragments(old, new)
-    return len(list(_places(_scope(ast.parse(source), definition), before)))
+    return places[nth or 0]
 
 
 def _fragments(old: str, new: str) -> tuple[list[ast.AST], list[ast.AST]]:

@@ -12,6 +12,7 @@ wrong answer. --anchors: only whether each has its place and its test.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -134,10 +136,15 @@ def copied(folder: Path, mutant: Mutant | None) -> Path:
     return folder
 
 
+@cache
+def parsed(file: str) -> ast.AST:
+    return ast.parse((ROOT / file).read_text())
+
+
 def unanchored(mutant: Mutant) -> Iterator[str]:
     """What a mutant says that is there no more: its place in the sources, or its test."""
     try:
-        mutant.changed()
+        anchors.check(parsed(mutant.file), mutant.definition, mutant.old, mutant.new, mutant.nth)
     except (ValueError, SyntaxError, OSError) as fault:
         yield f"{mutant.rule}: {mutant.file}: {fault}"
     file, _, test = mutant.proof.partition("[")[0].partition("::")

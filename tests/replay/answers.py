@@ -30,9 +30,9 @@ from dse.schedule import Branch, Schedule
 from dse.sim.evaluate import EinsumCost, Solution
 from dse.stack import Picks, with_reuse
 from dse.study import study as studies
-from tests import cases, fusions, piped, test_catalog
+from tests import cases, fusions, piped
 from tests.prove.mappers import problem_of
-from workloads import catalog
+from tests.test_every_entry import SMALL
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 MACHINES = ("edge_array", "eyeriss", "tpu_edge", "a3nb")
@@ -134,7 +134,8 @@ def from_pipelines(many: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def from_catalog(_: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     for machine in MACHINES:
-        for source in test_catalog.small_sources():
+        for name, parameters in SMALL.items():
+            source = f"{name}:{parameters}" if parameters else name
             yield f"{source} on {machine}", lambda source=source, machine=machine: mapped(source, machine)  # type: ignore[misc]
 
 
