@@ -1,4 +1,5 @@
-"""All tests: no deadline of hypothesis (cores are shared), no socket beyond 127.0.0.1, and a $DSE_CACHE of their own."""
+"""All tests: the same examples in every default run, no deadline of hypothesis (cores are shared), no socket beyond 127.0.0.1, and a
+$DSE_CACHE of their own."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("shared", deadline=None)
-settings.load_profile("shared")
+from tests.amount import FULL, amount
+
+settings.register_profile("default", deadline=None, derandomize=not FULL, max_examples=amount(100))
+settings.load_profile("default")
 
 LOCAL = ("127.", "::1", "localhost", "::ffff:127.")
 

@@ -14,6 +14,7 @@ from dse.sim.evaluate import Solution
 from dse.sim.graph import evaluate
 from hw.arch import Arch, Compute, Level
 from tests.ahead import compared
+from tests.amount import amount
 from workloads.einsum import einsum
 from workloads.graph import Workload
 
@@ -39,7 +40,7 @@ def machine(words: int | None = None, leak_mw: float = 0.0) -> Arch:
     return Arch("one", levels, (), Compute(1.0, 1.0, 0.5), 1.0, 8)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=amount(40), deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_fills_ahead_are_never_faster_than_a_walk_of_all_einsums(seed: int) -> None:
     assert compared(seed).fault == ""

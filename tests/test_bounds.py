@@ -18,11 +18,12 @@ from dse.sim.cost import price
 from dse.sim.counts import count
 from dse.sim.evaluate import Problem, Violated
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.nests import random_arch, random_case, random_einsum, rich_case
 from workloads.einsum import Einsum, einsum
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=amount(500), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([random_case, rich_case]))
 def test_bound_is_not_above_the_cost_of_any_mapping(seed: int, case: Callable[[Random], tuple[Einsum, Arch, Mapping]]) -> None:
     e, arch, mapping = case(Random(seed))
@@ -72,7 +73,7 @@ def rare(rng: Random) -> tuple[Einsum, Arch]:
 def test_what_compute_asks_for_is_shared_by_no_more_lanes_than_there_are() -> None:
     """Against optima; all operands together ask for more than each by itself does."""
     more = 0
-    for seed in range(120):
+    for seed in range(amount(120)):
         e, arch = rare(Random(seed))
         try:
             found = optimal(Problem(arch, e, "energy"))

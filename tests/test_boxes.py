@@ -15,6 +15,7 @@ from dse.sim import box_hops, boxes
 from dse.sim.counts import count, each
 from dse.sim.counts import footprints as held_by_nest
 from hw import machine
+from tests.amount import amount
 from tests.boxed import Walked, random_directives
 from tests.test_directives import raised_case
 from workloads.einsum import einsum
@@ -54,13 +55,13 @@ def unlike(seed: int) -> tuple[bool, bool, str]:
 
 
 def test_counts_are_those_of_a_walk() -> None:
-    found = [unlike(seed) for seed in range(700)]
+    found = [unlike(seed) for seed in range(amount(700))]
     assert [wrong for _, _, wrong in found if wrong] == []
     assert sum(counted and overlapping for counted, overlapping, _ in found) > 200 and sum(not counted for counted, _, _ in found) > 50
 
 
 @given(SEEDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(200), deadline=None)
 def test_where_nothing_overlaps_and_all_divides_a_nest_counts_the_same(seed: int) -> None:
     rng = Random(seed)
     while True:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.amount import amount
 from tests.onnx_graphs import Build
 from workloads import catalog
 from workloads.einsum import WorkloadError, canonical_key, compulsory_elems, show
@@ -47,7 +48,7 @@ def test_conv_is_the_first_layer_of_resnet50() -> None:
     assert compulsory_elems(w.inputs[0], w.sizes()) == 3 * 223 * 223
 
 
-@settings(max_examples=100)
+@settings(max_examples=amount(100))
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(1, 2))
 def test_conv_counts(n: int, groups: int, k: int, p: int, r: int, stride: int, dilation: int, c: int) -> None:
     w = catalog.load(f"conv:k={k * groups},c={c * groups},p={p},q=2,r={r},s=1,stride={stride},dilation={dilation},groups={groups},n={n}")

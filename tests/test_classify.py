@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dse.reuse.classify import barrier, classified, dominance, edges, published
 from dse.reuse.operations import Graph, accumulated, graph
+from tests.amount import amount
 from workloads import catalog, gnn, hpc, transformer
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
@@ -131,7 +132,7 @@ def test_softmax_and_norms_bar_their_row_only() -> None:
     assert barrier(alone) == {"n"} and patterns(g)["Y", "Z"] == SEQ  # nothing is left to step through
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60))
 @given(st.integers(2, 9), st.data())
 def test_transitive_edges_are_those_that_a_reduction_drops(count: int, data: st.DataObject) -> None:
     """As networkx reduces the same graph."""

@@ -24,6 +24,7 @@ from dse.study.pareto import Cost, Objective, Trial
 from hw.arch import Arch, Compute, Level, fields_of
 from hw.columns import Table
 from hw.space import constraint, decode, static_names
+from tests.amount import amount
 from tests.nests import random_einsum
 from tests.pruned import THREE, space
 from workloads import catalog
@@ -40,7 +41,7 @@ def operations(rng: Random) -> list[tuple[Einsum, float]]:
     return [(e, rng.choice([1, 3])) for e in (first, *found[1:], more, *others)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 2**32))
 def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     rng = Random(seed)
@@ -68,7 +69,7 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == [bounds.in_turn(runs, arch) for arch in arches]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_constraints_of_many_are_those_of_each(seed: int) -> None:
     rng = Random(seed)

@@ -16,6 +16,7 @@ from dse.sim import cost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import Problem, lanes_overflow
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.enumeration import enumerated
 from tests.nests import KINDS, random_arch, random_einsum
 from tests.small import small_problem
@@ -42,7 +43,7 @@ def two_levels(capacity_bytes: int, double_buffer: bool = True, lanes: int = 1, 
     return Arch("small", (outer, inner), (Fanout("array", 1, (("X", lanes),), (True,), (True,), ""),), Compute(1.0, 0.5), 1.0, 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32))
 @example(37158)  # 3 bytes, twice each: the output stands still in its lane if the loops above it do not move it
 def test_infeasible_is_proven(seed: int) -> None:

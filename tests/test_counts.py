@@ -17,6 +17,7 @@ from dse.sim.cost import price
 from dse.sim.counts import Count, count, footprints
 from dse.sim.terms import Sums, Wiring
 from hw.arch import Arch
+from tests.amount import amount
 from tests.nests import KINDS, random_case, rich_case
 from tests.oracle import Tally, port_bits, walk
 from workloads.einsum import Einsum, einsum
@@ -69,13 +70,13 @@ def energy_pj(tally: Tally, e: Einsum, arch: Arch) -> float:
     return float(total)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=amount(500), deadline=None)
 @given(st.integers(0, 2**32))
 def test_closed_form_equals_oracle(seed: int) -> None:
     assert mismatch(seed) == ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(300), deadline=None)
 @given(st.integers(0, 2**32))
 def test_closed_form_equals_oracle_on_rich_nests(seed: int) -> None:
     assert unlike(f"seed {seed}", *rich_case(Random(seed))) == ""

@@ -25,6 +25,7 @@ from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from hw import machine
 from hw.arch import Arch
 from hw.space import override
+from tests.amount import amount
 from tests.nests import KINDS, random_arch, random_case, random_einsum
 from tests.oracle import walk
 from workloads.einsum import Einsum, einsum
@@ -232,7 +233,7 @@ def test_windows_of_nests_are_said_to_come_in_whole(tmp_path: Path, capsys: pyte
 
 
 @given(SEEDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(300), deadline=None)
 def test_directives_of_a_nest_come_back_as_that_nest(seed: int) -> None:
     e, arch, nest = raised_case(Random(seed))
     layer = written(nest, e)
@@ -241,7 +242,7 @@ def test_directives_of_a_nest_come_back_as_that_nest(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(200), deadline=None)
 def test_directives_are_those_of_their_nest(seed: int) -> None:
     e, _, nest = raised_case(Random(seed))
     given_layer = written(nest, e)
@@ -252,7 +253,7 @@ def test_directives_are_those_of_their_nest(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(300), deadline=None)
 def test_any_nest_comes_back_or_is_refused(seed: int) -> None:
     e, _, nest = random_case(Random(seed))
     try:
@@ -307,7 +308,7 @@ def _raised(ranks: frozenset[str], loops: list[Loop]) -> int:
 
 
 @given(SEEDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 def test_what_directives_say_of_accesses_is_what_the_oracle_walks(seed: int) -> None:
     """KAPLA's count of words that come to a level: the size of the tensor there, once per iteration of all updates but those inside of the innermost one that
     moves it, in each of the buffers; where all of it divides."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.amount import amount
 from tests.onnx_count import brute_hull
 from workloads.einsum import SCALAR, Dim, Einsum, Projection, WorkloadError, canonical_key, compulsory_elems, einsum, show, squeezed
 
@@ -48,7 +49,7 @@ def reparsed(text: str, e: Einsum) -> Einsum:
                   format={p.tensor: p.format for p in tensors})
 
 
-@settings(max_examples=400)
+@settings(max_examples=amount(400))
 @given(einsums())
 def test_parse_inverts_show(e: Einsum) -> None:
     assert reparsed(show(e), e) == e
@@ -59,7 +60,7 @@ def renamed(p: Projection, ranks: dict[str, str]) -> Projection:
     return replace(p, tensor=f"{p.tensor}_new", dims=tuple(replace(d, terms=tuple((ranks[r], c) for r, c in d.terms)) for d in p.dims))
 
 
-@settings(max_examples=200)
+@settings(max_examples=amount(200))
 @given(einsums(), st.permutations(RANKS))
 def test_key_forgets_names_only(e: Einsum, order: list[str]) -> None:
     ranks = dict(zip(RANKS, order, strict=True))
@@ -90,7 +91,7 @@ def changed(draw: st.DrawFn, e: Einsum) -> Einsum:
     return replace(e, output=replace(e.output, dims=(*e.output.dims[:at], d, *e.output.dims[at + 1:])))
 
 
-@settings(max_examples=300)
+@settings(max_examples=amount(300))
 @given(st.data())
 def test_key_tells_every_change_of_shape(data: st.DataObject) -> None:
     e = data.draw(einsums())
@@ -104,7 +105,7 @@ def test_key_tells_which_ranks_are_shared() -> None:
     assert len({canonical_key(einsum(t, extents)) for t in texts}) == 4
 
 
-@settings(max_examples=300)
+@settings(max_examples=amount(300))
 @given(einsums())
 def test_hull_equals_a_walk(e: Einsum) -> None:
     sizes = e.sizes()
@@ -113,7 +114,7 @@ def test_hull_equals_a_walk(e: Einsum) -> None:
         assert compulsory_elems(p, sizes) == walked <= p.stored_elems()
 
 
-@settings(max_examples=300)
+@settings(max_examples=amount(300))
 @given(einsums())
 def test_squeezed_counts_the_same(e: Einsum) -> None:
     slim = squeezed(e)

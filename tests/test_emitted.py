@@ -19,6 +19,7 @@ from dse.reuse.rooms import Life, Rooms
 from dse.sim.evaluate import Solution
 from dse.stack import Picks
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.test_schedule_walks import compared
 from workloads import hpc
 from workloads.einsum import einsum
@@ -75,7 +76,7 @@ def random_network(seed: int) -> Workload:
     return Workload("random", tuple(found), frozenset(weights))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=amount(40), deadline=None)
 @given(st.integers(0, 10**9), st.integers(12, 150), st.booleans())
 def test_networks_move_what_a_walk_of_their_schedules_moves(seed: int, words: int, sliced: bool) -> None:
     arch = SLICES if sliced else FLAT
@@ -125,7 +126,7 @@ def fits(rooms: Rooms, gaps: room.Gaps, tiles: bool = True) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_what_stays_is_the_best_of_all_ways(seed: int) -> None:
     """It kills: a spill that costs nothing, an heir that takes room of its own, a segment at either end that is left out, a tile given back for a part."""
@@ -142,7 +143,7 @@ def test_what_stays_is_the_best_of_all_ways(seed: int) -> None:
     assert room.moved(rooms, full) <= least + sum(one.words for one in rooms.lives)  # a part of a word may stay: rounded down
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_policies_fit_and_move_no_less_than_the_optimum(seed: int) -> None:
     rooms = random_rooms(Random(seed))

@@ -21,6 +21,7 @@ from dse.nest import Infeasible, Loop, Mapping, Store, faults
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.stack import DATAFLOW
 from hw.arch import Arch
+from tests.amount import amount
 from tests.nests import random_arch
 from tests.small import small_problem
 from workloads.einsum import Einsum, einsum
@@ -80,7 +81,7 @@ def value(problem: Problem, one: EinsumCost) -> float:
     return figure(problem.objective, one.energy_pj, one.latency_cycles)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=amount(12), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
 def test_equals_the_naive_enumeration(seed: int, objective: str) -> None:
     problem = tiny_problem(Random(seed), objective)
@@ -95,7 +96,7 @@ def test_equals_the_naive_enumeration(seed: int, objective: str) -> None:
         assert isclose(value(problem, found[0]), min(costs), rel_tol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=amount(30), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
 def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
     problem = small_problem(Random(seed), objective, 5_000)
@@ -110,7 +111,7 @@ def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
             assert ours <= least * (1 + 1e-9) if name == "optimal" else ours >= least * (1 - 1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=amount(15), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
 def test_more_tiles_cost_no_more(seed: int, objective: str) -> None:
     problem = small_problem(Random(seed), objective, 5_000, tiles="ragged")
@@ -137,7 +138,7 @@ def test_refuses_large_problems_in_one_line() -> None:
     assert "\n" not in str(fault.value) and f"{size(problem.einsum, problem.arch, 'ragged_lanes'):,} mappings" in str(fault.value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 2**32))
 def test_draws_are_well_formed_mappings_of_the_space(seed: int) -> None:
     rng = Random(seed)

@@ -21,6 +21,7 @@ from dse.study import study
 from hw import machine
 from hw.arch import Arch
 from hw.space import decode
+from tests.amount import amount
 from tests.fusions import random_case
 from workloads.graph import Workload
 
@@ -51,7 +52,7 @@ def shared(arches: list[Arch], workload: Workload, share: float) -> Family | Inf
                   lambda arch, objective: solved(arch, workload, objective, "none"), share)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(amount(12)))
 def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not above the optimum by more than the gap, and priced as the evaluator does; also where one machine's linear program bounds all."""
     rng = Random(seed)

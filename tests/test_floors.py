@@ -17,6 +17,7 @@ from dse.reuse.shares import ways
 from dse.reuse.stages import Around
 from dse.sim.evaluate import Problem
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.enumeration import enumerated
 from workloads.einsum import Einsum, einsum
 
@@ -43,7 +44,7 @@ def product_of(rng: Random) -> Einsum:
         lambda: einsum("O[g,p,q] += I[g,p+r,q+s] * W[g,r,s]", {"g": 2, "p": p, "q": c, "r": r, "s": rng.choice([1, 2])}, "e")])()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 10**9))
 @example(21)  # a mapping that passes registers by
 def test_no_mapping_costs_less(seed: int) -> None:
@@ -81,7 +82,7 @@ def near(seed: int) -> float:
     return 0.0 if isinstance(found, Infeasible) or not low < inf else float(low / min(one.energy_pj for one in found))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=amount(30), deadline=None)
 @given(st.integers(0, 10**9))
 @example(13)
 @example(9)

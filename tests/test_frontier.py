@@ -16,6 +16,7 @@ from dse.sim.cost import overflow, room_bits
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import PRECISE, Problem, lanes_overflow, priced
 from dse.sim.parts import bits_of
+from tests.amount import amount
 from tests.enumeration import mappings
 from tests.problems import GROUPS, random_problem
 from workloads.einsum import Einsum
@@ -45,7 +46,7 @@ def reaches(one: Figures, other: Figures) -> bool:
     return all(a <= b * (1 + PRECISE) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(amount(24)))
 def test_a_front_is_that_of_all_mappings(seed: int) -> None:
     rng = Random(seed)
     tiles = rng.choice(["perfect", "ragged_lanes"])

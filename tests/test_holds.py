@@ -20,6 +20,7 @@ from dse.sim.evaluate import Problem, einsum_cost, figure, lower_bound
 from dse.stack import DATAFLOW
 from hw import machine
 from hw.arch import ROLES, Arch
+from tests.amount import amount
 from tests.nests import random_arch, random_einsum
 from tests.small import small_problem
 from workloads import catalog
@@ -41,7 +42,7 @@ def well_placed(e: Einsum, arch: Arch, placement: exhaustive.Placement) -> bool:
     return not faults(Mapping((*stores, *(Loop(rank, 1) for rank, n in e.extents if n > 1))), e, arch)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(amount(60)))
 def test_placements_are_those_without_a_fault(seed: int) -> None:
     rng = Random(seed)
     e, arch = random_einsum(rng), random_arch(rng)
@@ -54,7 +55,7 @@ def test_placements_are_those_without_a_fault(seed: int) -> None:
     assert set(numbered) == wanted and len(numbered) == len(wanted)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(amount(40)))
 def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(seed: int) -> None:
     rng = Random(seed)
     e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
@@ -64,7 +65,7 @@ def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(
 
 
 @pytest.mark.parametrize("name", sorted(DATAFLOW))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=amount(30), deadline=None)
 @given(seed=st.integers(0, 2**32), objective=st.sampled_from(["energy", "latency", "edp"]))
 def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective: str) -> None:
     rng = Random(seed)
@@ -81,7 +82,7 @@ def test_every_mapper_keeps_to_what_levels_hold(name: str, seed: int, objective:
     assert name == "optimal" or (low <= high * (1 + 1e-9) and (name != "exhaustive" or low == high))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=amount(40), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_optimum_is_at_most_that_of_the_enumeration_in_order_of_levels(seed: int) -> None:
     rng = Random(seed)

@@ -16,6 +16,7 @@ import scipy.sparse.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.amount import amount
 from tests.numeric import run
 from workloads import catalog, hpc
 from workloads.einsum import WorkloadError, einsum, show
@@ -90,7 +91,7 @@ def test_powers_of_a_matrix() -> None:
     assert w.macs() == 4 * a.nnz * 3
 
 
-@settings(max_examples=40)
+@settings(max_examples=amount(40))
 @given(st.integers(2, 10**6), st.integers(1, 16), st.integers(1, 3), st.data())
 def test_multiplications(rows: int, n: int, steps: int, data: st.DataObject) -> None:
     nnz = data.draw(st.integers(1, min(rows * rows, 10**7)))
@@ -148,7 +149,7 @@ def written(path: Path, a: scipy.sparse.coo_array, **more: str) -> Path:
     return path
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=amount(30), deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.sampled_from(["real", "integer", "complex", "pattern"]), st.integers(0, 5))
 def test_files_of_scipy(tmp_path_factory: pytest.TempPathFactory, m: int, n: int, field: str, seed: int) -> None:
     a = scipy.sparse.random_array((m, n), density=0.5, rng=np.random.default_rng(seed)).tocoo()

@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.join import Room, Table, join, table
+from tests.amount import amount
 from tests.joins import KINDS, random_problem, wrong
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=amount(60), deadline=None, derandomize=True)
 @given(st.integers(0, 10**9))
 def test_the_engine_finds_what_an_enumeration_finds(seed: int) -> None:
     """Figures, fronts, peaks, the rows that are named. It kills: a room closed while others add to it, one that never is, dominance in one column only."""
     assert wrong(seed) == []
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=amount(60), deadline=None, derandomize=True)
 @given(st.integers(0, 10**9), st.sampled_from([2, 3, 5, 24]))
 def test_a_beams_floor_is_never_above_the_optimum(seed: int, most: int) -> None:
     assert wrong(seed, most) == []
@@ -29,7 +30,7 @@ def test_a_beams_floor_is_never_above_the_optimum(seed: int, most: int) -> None:
 def test_beams_let_rows_fall_and_say_so() -> None:
     """Else the test above would say nothing: a beam of two rows misses optima, and proves others none the less."""
     gaps = []
-    for seed in range(40):
+    for seed in range(amount(40)):
         tables, rooms = random_problem(Random(seed), KINDS[seed % len(KINDS)])
         found = join(tables, rooms, "edp", 2)
         gaps += [one.energy * one.latency > found.floor for one in found.choices]

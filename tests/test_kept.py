@@ -11,6 +11,7 @@ from dse.dataflow.search import search
 from dse.sim import counts
 from dse.sim.evaluate import Problem
 from hw.arch import Arch, Compute
+from tests.amount import amount
 from tests.nests import random_case, rich_case
 from tests.problems import GROUPS, random_problem
 
@@ -33,7 +34,7 @@ def others(arch: Arch, rng: Random) -> Iterator[Arch]:
 
 def test_counts_of_one_machine_are_not_those_of_another() -> None:
     differ = 0
-    for seed in range(60):
+    for seed in range(amount(60)):
         e, arch, mapping = (rich_case if seed % 2 else random_case)(Random(seed))
         for other in others(arch, Random(seed)):
             forget()

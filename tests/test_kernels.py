@@ -13,6 +13,7 @@ from dse.sim.cost import price
 from dse.sim.counts import count, footprints
 from dse.sim.kernels import cost_many, mapping_at, tables
 from dse.sim.parts import bits_of
+from tests.amount import amount
 from tests.nests import random_case
 
 
@@ -31,7 +32,7 @@ def random_options(rng: Random, e, nest) -> dict[str, list[list[int]]]:
     return options
 
 
-@settings(max_examples=150)
+@settings(max_examples=amount(150))
 @given(st.integers(0, 2**32))
 def test_twin_equals_scalar_path(seed: int) -> None:
     rng = Random(seed)

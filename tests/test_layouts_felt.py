@@ -24,6 +24,7 @@ from dse.sim.graph import evaluate
 from dse.sim.terms import links
 from hw import machine
 from hw.arch import Access, Arch
+from tests.amount import amount
 from tests.nests import rich_case
 from tests.streams import described, with_layouts
 from tests.test_transfer import DENSE
@@ -59,7 +60,7 @@ def cost(arch: Arch, *layouts: str):
     return found.einsums[0]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(amount(40)))
 def test_layouts_cost_nothing_where_nothing_is_described(seed: int) -> None:
     """Bit for bit, whatever the layouts; and never less than that where lines, rows or banks are described."""
     rng = Random(seed)

@@ -19,6 +19,7 @@ from dse.reuse.stages import Around, Nodes, Shape, Stage
 from dse.schedule import Branch, Segment
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from workloads.einsum import einsum
 from workloads.graph import Workload
 
@@ -154,7 +155,7 @@ def test_nodes_are_asked_anew_for_other_rooms_homes_and_figures(monkeypatch: pyt
 
 def test_published_schemes_that_are_skipped_read_no_less_than_a_solved_one(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped = 0
-    for seed in range(40):
+    for seed in range(amount(40)):
         rng = Random(seed)
         words = {t: tuple(float(rng.randrange(4)) for _ in range(3)) for t in range(1, 9)}
         fails = {t for t in words if rng.random() < 0.4}
@@ -180,7 +181,7 @@ def test_published_schemes_that_are_skipped_read_no_less_than_a_solved_one(monke
 
 def test_published_segments_are_those_of_the_cheapest_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges = [r for r in segments.ranges_of(found(), 5) if not r.tile]
-    for seed in range(40):
+    for seed in range(amount(40)):
         rng = Random(seed)
         alone = [rng.uniform(1, 9) for _ in range(5)]
         made = {r: rng.uniform(0.5, 1.2) * sum(alone[r.first:r.last + 1]) for r in ranges}

@@ -18,6 +18,7 @@ from dse.sim import cost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from dse.stack import DATAFLOW
+from tests.amount import amount
 from tests.nests import random_arch, random_einsum
 from tests.small import small_problem
 
@@ -33,7 +34,7 @@ SMALL = 20_000  # mappings that exhaustive takes here
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=amount(40), deadline=None)
 @given(seed=st.integers(0, 2**32), objective=st.sampled_from(["energy", "latency", "edp"]))
 def test_contract(name: str, seed: int, objective: str) -> None:
     rng = Random(seed)

@@ -22,6 +22,7 @@ from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.oracle import walk
 from tests.rings import WALKED, walked_chain, walked_tree
 from tests.schedules import random_schedule
@@ -33,13 +34,13 @@ from workloads.graph import Workload
 KAPLA = json.loads((Path(__file__).parent / "data" / "kapla_reference.json").read_text())["hardware"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(300), deadline=None)
 @given(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
 def test_a_tree_has_the_links_of_all_ways(source: tuple[int, int], rows: set[int], columns: set[int]) -> None:
     assert network.tree(source, sorted(rows), sorted(columns)) == walked_tree(source, {(y, x) for y in rows for x in columns})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(300), deadline=None)
 @given(st.tuples(st.integers(0, 12), st.integers(0, 12)), st.sets(st.integers(0, 12), min_size=1), st.sets(st.integers(0, 12), min_size=1))
 def test_a_chain_has_the_links_of_going_to_the_nearest_lane(source: tuple[int, int], rows: set[int], columns: set[int]) -> None:
     lanes = {(y, x) for y in rows for x in columns}
@@ -154,13 +155,13 @@ def uneven_unlike(seed: int, mesh: Callable[[Random, bool], tuple[Arch, Einsum, 
         return "" if all(abs(got[t] - want[t]) < 1e-6 for t in want) else f"seed {seed}: {got}, walked {want}\n{mapping}\n{arch.fanouts}"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(200), deadline=None)
 @given(st.integers(0, 10**9))
 def test_hops_of_unequal_lanes_are_those_of_all_their_words(seed: int) -> None:
     assert uneven_unlike(seed) == ""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 10**9))
 def test_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> None:
     arch, e, mapping = sparse_mesh(Random(seed), False)
@@ -168,13 +169,13 @@ def test_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> No
     assert got == pytest.approx({t: n for t, n in walked_hops(arch, e, mapping).items() if t in got}, abs=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 10**9))
 def test_unequal_lanes_at_different_nonzeros_fetch_on_ways_of_their_own(seed: int) -> None:
     assert uneven_unlike(seed, sparse_mesh) == ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(200), deadline=None)
 @given(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
 def test_links_to_any_lanes_are_those_of_all_ways(source: tuple[int, int], lanes: set[tuple[int, int]]) -> None:
     assert network.links("next_level", source, frozenset(lanes)) == walked_tree(source, lanes)
@@ -189,13 +190,13 @@ def unlike(seed: int) -> str:
     return "" if all(abs(got[t] - want[t]) < 1e-6 for t in want) else f"seed {seed}: {got}, walked {want}\n{mapping}\n{arch.fanouts}"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(200), deadline=None)
 @given(st.integers(0, 10**9))
 def test_hops_of_a_nest_are_those_of_all_its_words(seed: int) -> None:
     assert unlike(seed) == ""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:
     """Of inputs what is filled; of the output what is filled and drained, which is all but what each operation reads and writes."""
@@ -390,7 +391,7 @@ def test_hops_of_sums_that_lanes_share_are_those_to_the_first_of_them(seed: int)
     assert gathering_unlike(seed) == ""
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=amount(20), deadline=None)
 @given(st.integers(0, 10**9))
 def test_hops_between_stages_are_those_of_all_their_words(seed: int) -> None:
     assert handing_unlike(seed) == ""

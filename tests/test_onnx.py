@@ -15,6 +15,7 @@ from onnx import helper
 from onnx import numpy_helper as nph
 from onnx.backend.test.case.node import collect_testcases
 
+from tests.amount import amount
 from tests.onnx_count import Total, count
 from tests.onnx_graphs import FLOAT, Build
 from workloads import catalog
@@ -140,14 +141,14 @@ def add_layer(b: Build, layer: str, z: dict[str, int], x: str, shape: tuple[int,
     return simple[layer]() if layer in simple else None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=amount(120), deadline=None)
 @given(recipes(), st.integers(1, 3))
 def test_random_graph_equals_independent_count(recipe: list[tuple[str, dict[str, int]]], n: int) -> None:
     model = build(recipe, n)
     assert totals(load(model)) == count(model)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(recipes(), st.integers(1, 3), st.integers(1, 9))
 def test_rebinding_the_batch_equals_building_with_it(recipe: list[tuple[str, dict[str, int]]], n: int, batch: int) -> None:
     assert load(build(recipe, n), batch=batch) == load(build(recipe, batch))
@@ -194,7 +195,7 @@ def test_transformer_block(batch: int) -> None:
     assert sorted(m.split()[0] for m in w.moved) == ["Gather", "Transpose", "Transpose", "Transpose", "Transpose"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(*[st.integers(1, 3)] * 2, st.sampled_from(["full", "left", "right", "matrix", "vector"]), *[st.integers(1, 4)] * 3)
 def test_matmul_broadcasts(b0: int, b1: int, how: str, m: int, k: int, n: int) -> None:
     right = {"full": (b0, b1, k, n), "left": (b1, k, n), "right": (b0, 1, k, n), "matrix": (k, n), "vector": (k,)}[how]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, helper
 
+from tests.amount import amount
 from tests.onnx_graphs import FLOAT, Build
 from workloads import catalog
 from workloads.einsum import WorkloadError, compulsory_elems, show
@@ -26,7 +27,7 @@ def words(w: Workload) -> int:
     return sum(compulsory_elems(p, e.sizes()) for e in w.einsums for p in e.tensors())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(0, 4), st.integers(1, 4), st.integers(1, 4), st.booleans(),
        st.sampled_from(["none", "constant", "rows", "heads"]))
 def test_attention(b: int, kv: int, group: int, q: int, past: int, d: int, e: int, flat: bool, mask: str) -> None:

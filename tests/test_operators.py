@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
+from tests.amount import amount
 from workloads import catalog, cnn, hpc, training, transformer
 from workloads.cnn import Cascade
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems, einsum, show, squeezed
@@ -99,7 +100,7 @@ SHAPES = st.tuples(small, small, st.integers(1, 2), st.integers(1, 2), st.lists(
 CONVS = {1: cnn.conv1d, 2: cnn.conv, 3: cnn.conv3d}
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60))
 @given(SHAPES)
 def test_convolutions(shape: tuple) -> None:
     k, c, groups, n, spatial, stride, dilation, pad = shape
@@ -115,7 +116,7 @@ def test_convolutions(shape: tuple) -> None:
     assert np.array_equal(run(cascade, data)["O"], np.einsum(f"ngc{out}{kernel},gkc{kernel}->ngk{out}", cut, data["W"]))
 
 
-@settings(max_examples=20)
+@settings(max_examples=amount(20))
 @given(small, small, small, small, small, st.integers(1, 2))
 def test_depthwise(c: int, p: int, q: int, r: int, stride: int, dilation: int) -> None:
     cascade = cnn.depthwise(c=c, p=p, q=q, r=r, s=2, stride=stride, dilation=dilation)
@@ -125,7 +126,7 @@ def test_depthwise(c: int, p: int, q: int, r: int, stride: int, dilation: int) -
     assert np.array_equal(run(cascade, data)["O"][:, :, 0], np.einsum("ncpqrs,crs->ncpq", cut, data["W"][:, 0, 0]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60))
 @given(small, small, st.integers(1, 2), st.tuples(small, small), st.tuples(small, small), small, st.integers(1, 2), st.integers(0, 1), st.integers(0, 1))
 def test_transposed_convolution(k: int, c: int, groups: int, image: tuple, kernel: tuple, stride: int, dilation: int, pad: int, more: int) -> None:
     """Against its definition: a plain convolution of the input with zeros between its elements and the kernel turned round."""
@@ -145,7 +146,7 @@ def test_transposed_convolution(k: int, c: int, groups: int, image: tuple, kerne
     assert np.array_equal(run(cascade, data)["O"], expected)
 
 
-@settings(max_examples=40)
+@settings(max_examples=amount(40))
 @given(small, small, small, st.tuples(small, small), st.integers(1, 2), st.integers(0, 1), st.sampled_from(["max", "average"]))
 def test_pooling(c: int, p: int, q: int, kernel: tuple, stride: int, pad: int, kind: str) -> None:
     pad = pad if min((p - 1) * stride + kernel[0], (q - 1) * stride + kernel[1]) > 2 * pad and min(kernel) > pad else 0
@@ -157,7 +158,7 @@ def test_pooling(c: int, p: int, q: int, kernel: tuple, stride: int, pad: int, k
     assert np.allclose(got, expected) and cascade[0].macs() == 0 and cascade[0].points() == 2 * c * p * q * prod(kernel)
 
 
-@settings(max_examples=20)
+@settings(max_examples=amount(20))
 @given(small, small, small, small)
 def test_matrix_products(b: int, m: int, n: int, k: int) -> None:
     for cascade, macs in ((hpc.gemm(m=m, n=n, k=k), m * n * k), (hpc.bmm(b=b, m=m, n=n, k=k), b * m * n * k)):
@@ -185,7 +186,7 @@ def normalized(x: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
     return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + 1e-5)
 
 
-@settings(max_examples=15)
+@settings(max_examples=amount(15))
 @given(small, st.integers(1, 6))
 def test_row_wise_cascades(b: int, n: int) -> None:
     data = inputs(transformer.softmax(b=b, n=n), reals)
@@ -212,7 +213,7 @@ def test_batchnorm(c: int, p: int, q: int, n: int) -> None:
     assert np.allclose(run(cascade, data)["Y"], (data["X"] - data["M"][column]) * scale[column] + data["B"][column])
 
 
-@settings(max_examples=20)
+@settings(max_examples=amount(20))
 @given(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.integers(0, 3), st.integers(1, 3))
 def test_attention(b: int, kv: int, group: int, q: int, before: int, d: int) -> None:
     """Against head by head: query head j reads the keys and values of head j // group."""
@@ -239,7 +240,7 @@ def test_decode_of_llama_70b() -> None:
     assert catalog.load("attention:heads=12,q=64,context=64,d=64").macs() == 2 * 12 * 64 * 64 * 64
 
 
-@settings(max_examples=15)
+@settings(max_examples=amount(15))
 @given(small, st.integers(0, 3), small)
 def test_embedding(t: int, more: int, d: int) -> None:
     (e,) = transformer.embedding(t=t, v=t + more, d=d)
@@ -256,7 +257,7 @@ def csr(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return a[rows, columns], columns, np.cumsum(np.bincount(rows, minlength=len(a)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=amount(40))
 @given(st.integers(1, 5), st.integers(1, 5), small, st.data())
 def test_sparse_products(m: int, k: int, n: int, data: st.DataObject) -> None:
     nnz = data.draw(st.integers(1, m * k))
@@ -288,7 +289,7 @@ def test_sparse_counts_are_whole_and_exact(m: int, k: int, n: int, data: st.Data
     assert dense.macs() == m * k * n and canonical_key(dense) != canonical_key(einsum(show(e), e.sizes(), format={"A": "csr"}))
 
 
-@settings(max_examples=20)
+@settings(max_examples=amount(20))
 @given(small, st.integers(1, 4))
 def test_inverse(b: int, n: int) -> None:
     """Gauss-Jordan in place takes as many operations as the einsum has iterations."""

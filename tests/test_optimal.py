@@ -25,6 +25,7 @@ from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bou
 from dse.stack import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.enumeration import enumerated as enumerated_anew
 from tests.prove.mappers import answers, buffered_of, compared, confirmed, priced_all, told
 from tests.small import small_problem
@@ -58,13 +59,13 @@ def agree(problem: Problem, tiles: Tiles, constraints: Constraints = Constraints
     assert found[0].proven.factors in (FACTORS[tiles], "all") and found[0].gap_in_space == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES), st.sampled_from(["ragged_lanes", "perfect"]))
 def test_is_not_above_the_mapper_exhaustive(seed: int, objective: str, tiles: Tiles) -> None:
     agree(small_problem(Random(seed), objective, 4_000, tiles=tiles), tiles)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=amount(25), deadline=None)
 @given(st.integers(0, 2**32))
 @example(164340549)  # loops directly inside an idle array: no rank may have its lanes
 def test_keeps_constraints(seed: int) -> None:
@@ -79,7 +80,7 @@ def test_keeps_constraints(seed: int) -> None:
     agree(problem, "ragged_lanes", rules)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=amount(25), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([name for name in DATAFLOWS if name != "free"]))
 def test_dataflows(seed: int, name: Dataflow) -> None:
     """What stands still does, optimally, and costs no less than what is free."""
@@ -182,7 +183,7 @@ def test_bounds_of_room_and_lanes_leave_no_optimum_out(tiles: Tiles) -> None:
     assert one.energy_pj == enumerated_anew(problem, tiles).cost[0] == {"perfect": 58548.0, "ragged_lanes": 50788.0}[tiles]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(amount(24)))
 def test_equals_an_enumeration_that_shares_the_evaluator_only(seed: int) -> None:
     assert [line for row in told(seed, 6_000) for line in row.wrong] == []
 
@@ -249,7 +250,7 @@ def test_tiles_that_do_not_divide_a_prime(overlap: Any, registers: bool) -> None
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=15)
+@settings(max_examples=amount(15))
 def test_ragged_tiles_are_never_worse_than_ragged_lanes(seed: int) -> None:
     problem = buffered_of(seed)
     even, ragged = optimal(problem, "ragged_lanes"), optimal(problem, "ragged")

@@ -12,6 +12,7 @@ from dse.reuse.classify import classified
 from dse.reuse.operations import graph
 from dse.reuse.optimum import Room, optimum, steady
 from dse.reuse.residency import policy
+from tests.amount import amount
 from tests.residents import exhaustive, periods, small
 from workloads import catalog, hpc
 
@@ -76,7 +77,7 @@ def two_levels(listed: AccessList, levels: list[Room]) -> float:
     return least
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(amount(40)))
 def test_two_levels(seed: int) -> None:
     rng = Random(seed)
     listed = periods(rng, 2, 5, 2)(1)
@@ -88,7 +89,7 @@ def test_two_levels(seed: int) -> None:
     assert found.cost <= optimum(listed, levels[:1]).cost + CLOSE and len(found.saved) == 2
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(amount(60)))
 def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
     """And are proven without unrolling, all of these."""
     rng = Random(seed)

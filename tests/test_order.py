@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dse.reuse.classify import PIPELINED, Edge, barrier, classified
 from dse.reuse.operations import Graph, graph
 from dse.reuse.order import least, orders
+from tests.amount import amount
 from workloads import hpc, transformer
 from workloads.einsum import Einsum, Projection, einsum
 from workloads.graph import Workload
@@ -66,7 +67,7 @@ def plain(*texts: str, **extents: int) -> Graph:
     return Graph(tuple(named), frozenset({named[-1].output.tensor}))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=amount(25), deadline=None)
 @given(st.data())
 def test_all_assignments_of_small_chains(data: st.DataObject) -> None:
     """Three products in a row, each reading the one before as it is or transposed; ranks of 2 and 3, so that balanced is small, and small pipelines too."""

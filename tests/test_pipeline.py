@@ -23,6 +23,7 @@ from dse.sim.evaluate import EinsumCost, Solution, Violated, figure
 from dse.sim.placed import Placed
 from hw import machine
 from hw.arch import Arch
+from tests.amount import amount
 from tests.piped import cheaper, compared, random_case
 from tests.test_schedule_walks import compared as walked
 from workloads.einsum import einsum
@@ -209,7 +210,7 @@ def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: 
     assert 0.5 * found.energy < pipeline._floor(g, members, 1)[0] <= found.energy
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(amount(12)))
 def test_no_stage_costs_less_than_the_floor_of_its_part(seed: int) -> None:
     """Chains of two and einsums alone, in any parts, all at once or in granules, weights streamed or pinned."""
     rng, seen = Random(seed), 0
@@ -235,7 +236,7 @@ def test_no_stage_costs_less_than_the_floor_of_its_part(seed: int) -> None:
     assert seen
 
 
-@settings(max_examples=60, deadline=None, report_multiple_bugs=False)
+@settings(max_examples=amount(60), deadline=None, report_multiple_bugs=False)
 @given(st.integers(0, 10**9))
 def test_rectangles_do_all_the_parts(seed: int) -> None:
     """Every index of the result in exactly one lane, no lane outside of the rectangle, no part larger than said."""

@@ -32,6 +32,7 @@ from dse.installed import PACKAGES
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
 from dse.study.study import Study, WorkloadRef
+from tests.amount import amount
 from tests.test_driver import HEAVY, SIZE, _marked, events, rows, statuses, study
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +111,7 @@ class Box:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=amount(500), deadline=None)
 def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
     """Leases over actors, answered in any order; no answer that is on its way leaves an actor that dies.
 

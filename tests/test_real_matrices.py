@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from dse.nest import Loop, Mapping, Store
 from dse.sim.counts import count
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.nests import random_arch, random_mapping
 from workloads.einsum import Einsum, einsum
 
@@ -97,7 +98,7 @@ def unlike(mapping: Mapping, e: Einsum, arch: Arch, drawn: Matrix) -> str:
     return "" if want.keys() == got.keys() and all(isclose(n, want[key], rel_tol=1e-9) for key, n in got.items()) else f"{got}\nwalked {want}\n{e}\n{mapping}"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 2**32))
 def test_expected_counts_are_those_of_drawn_matrices(seed: int) -> None:
     rng = Random(seed)

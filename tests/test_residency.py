@@ -8,6 +8,7 @@ import pytest
 
 from dse.reuse.accesses import Access, AccessList
 from dse.reuse.residency import Traffic, policy
+from tests.amount import amount
 from tests.cases_gogeta import points
 from tests.residents import periods
 
@@ -72,7 +73,7 @@ def test_what_a_phase_holds_takes_room() -> None:
     assert policy(given, 4) == Traffic(read=4 + 1 + 2)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(amount(200)))
 def test_traffic_lies_between_what_must_and_what_can_be_moved(seed: int) -> None:
     rng = Random(seed)
     given = periods(rng, rng.randint(2, 5), rng.randint(3, 12), rng.randint(1, 20))(rng.randint(1, 4))

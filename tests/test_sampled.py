@@ -16,6 +16,7 @@ from dse.nest import Infeasible
 from dse.sim.evaluate import Problem, figure
 from dse.sim.transfer import dim_names
 from hw import machine
+from tests.amount import amount
 from workloads.einsum import einsum
 
 EDGE = machine.arch(machine.load("burst_edge"))
@@ -28,7 +29,7 @@ def test_factors_divide(size: int, share: float) -> None:
     assert size % factor(size, share) == 0 and factor(32, 0.5) == 16 and factor(size, 0.999) == size or size > 300
 
 
-@settings(max_examples=50)
+@settings(max_examples=amount(50))
 @given(st.lists(st.floats(0.001, 0.999), min_size=3, max_size=3))
 def test_the_template_is_a_layout_of_the_same_room(shares: list[float]) -> None:
     p = CONV.output

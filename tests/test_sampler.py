@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dse.study import sampler
 from dse.study.pareto import Objective, Trial, hypervolume, minimised
 from dse.study.sampler import Grid, Proposal, Search, coordinates, machine_at, permutation, propose, window
+from tests.amount import amount
 
 METHODS = ("exhaustive", "random", "qmc", "nsga2", "nsga3", "tpe")
 AIMS = ("min", "max")
@@ -81,7 +82,7 @@ def test_permutation_of_a_huge_space_is_quick_and_even(size: int) -> None:
     assert abs(float(np.corrcoef(found[:-1], found[1:])[0, 1])) < 0.05
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=amount(12), deadline=None)
 @given(st.sampled_from(METHODS), GRIDS, st.integers(0, 99))
 def test_every_machine_is_asked_once(method: str, grid: Grid, seed: int) -> None:
     """Exhaustive covers each index once in order; the others cover the space without repeats, and then say so."""

@@ -20,6 +20,7 @@ from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.graph import evaluate, on_chip
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.nests import random_arch, random_case, random_einsum, random_mapping
 from tests.schedules import random_schedule
 from workloads import catalog
@@ -87,7 +88,7 @@ def lines(text: str, arch: Arch = NODES, workload: Workload = FC) -> list[str]:
     return str(fault.value).splitlines()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_texts_are_read_as_they_are_printed(seed: int) -> None:
     _, _, schedule = random_schedule(Random(seed))
@@ -99,7 +100,7 @@ def test_indentation_and_spaces_are_free() -> None:
     assert parse_schedule(loose) == parse_schedule(PIPE) and str(parse_schedule(loose)) == PIPE
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(amount(60)))
 def test_a_single_einsum_costs_what_it_costs_alone(seed: int) -> None:
     e, arch, mapping = random_case(Random(seed))
     e = replace(e, name="one")
@@ -242,7 +243,7 @@ def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
     assert lines(both) == ["mapping of a: lanes share sums of T1, which leaves the chip too; split another rank"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(300), deadline=None)
 @given(st.integers(0, 10**9))
 def test_spoilt_schedules_are_refused_in_lines(seed: int) -> None:
     """A word, a number or a line of a good schedule changed: priced, infeasible, or ValueError with lines."""

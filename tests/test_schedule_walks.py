@@ -19,6 +19,7 @@ from dse.sim.evaluate import Problem, Solution
 from dse.sim.faults import faults
 from dse.sim.graph import evaluate, filled_cycles
 from hw.arch import Arch
+from tests.amount import amount
 from tests.fused_in_time import timed
 from tests.nests import random_case
 from tests.oracle import Tally, port_bits
@@ -56,7 +57,7 @@ def compared(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     return lines
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_schedules_move_and_hold_what_a_walk_of_all_elements_does(seed: int) -> None:
     assert differences(seed) == []
@@ -96,13 +97,13 @@ def _parted(rng: Random, branch: Branch, e: Einsum, dims: dict[str, int]) -> Bra
     return replace(branch, mapping=replace(branch.mapping, nodes=(Loop(rank, tile, dim), *nodes)))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=amount(20), deadline=None)
 @given(st.integers(0, 10**9))
 def test_sums_that_lanes_of_a_stage_share_are_added_up_once_in_the_first(seed: int) -> None:
     assert compared(*shared_sums(seed)) == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(300), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 12), st.data())
 def test_pipelines_take_what_a_walk_of_granules_takes(cycles: list[int], granules: int, data: st.DataObject) -> None:
     """A stage starts a granule when it is done with the one before, those it reads are made, and there is room: a tensor's home holds as many granules as there
@@ -136,7 +137,7 @@ def shared_trips(seed: int) -> tuple[Problem, Mapping, list[int], list[Einsum]]:
     return Problem(arch, e, "latency", around), nest, trips, [replace(e, extents=tuple((r, n if r == rank else had) for r, had in e.extents)) for n in trips]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_every_trip_of_shared_loops_starts_with_empty_levels(seed: int) -> None:
     """Trips cost what each costs alone where all are alike, and never more than these: the closed form adds up port times of all trips."""
@@ -154,7 +155,7 @@ def test_every_trip_of_shared_loops_starts_with_empty_levels(seed: int) -> None:
         assert isclose(found.latency_cycles, total)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=amount(60), deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_fused_schedules_take_what_a_walk_in_time_of_all_trips_takes(seed: int) -> None:
     """Never more, and as much where nothing contends and trips are alike. It kills: tiles that sink below the fork, trips that find levels full."""

@@ -16,6 +16,7 @@ from dse.nest import Infeasible
 from dse.sim.evaluate import Problem
 from dse.sim.terms import tile_sizes
 from hw import machine
+from tests.amount import amount
 from tests.nests import free_edge
 from workloads import catalog
 
@@ -50,7 +51,7 @@ def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
     assert any(border.cuts == ((0, 5), (0, 3)) for (border,) in own.borders)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(200), deadline=None)
 @given(st.lists(st.integers(1, 70), max_size=5), st.data())
 def test_what_is_left_of_an_array_is_told_apart_and_never_too_little(sizes: list[int], data: st.DataObject) -> None:
     """Of few cells each is what is left; of many one that is no less."""

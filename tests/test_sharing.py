@@ -19,6 +19,7 @@ from dse.sim.boundary import ALONE
 from dse.sim.evaluate import Solution
 from dse.sim.graph import evaluate
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.rings import Walk, links, random_ring, rounds
 from tests.test_schedule import FC, NODES, PIPE, lines
 from workloads.einsum import Einsum, einsum
@@ -53,13 +54,13 @@ def unlike(seed: int) -> str:
     return "\n".join([f"seed {seed}", *walked.wrong, *lines, str(nest), str(arch.fanouts)]) if lines or walked.wrong else ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(200), deadline=None)
 @given(st.integers(0, 10**9))
 def test_shared_tiles_move_and_hold_what_a_walk_of_all_words_does(seed: int) -> None:
     assert unlike(seed) == ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(200), deadline=None)
 @given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9), min_size=1))
 def test_a_ring_has_the_links_of_all_its_steps(rows: set[int], columns: set[int]) -> None:
     way = rounds([(y, x) for y in rows for x in columns])
@@ -123,7 +124,7 @@ def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes
     assert sharing.faults(one, e, arch) == ["mapping of e: share BUF B over Y: no loop below it passes through the tile part by part"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 10**9))
 def test_texts_and_data_of_shared_tiles_are_read_as_they_are_printed(seed: int) -> None:
     _, _, nest = drawn(seed)

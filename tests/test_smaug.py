@@ -16,6 +16,7 @@ from dse.tiling.factor import Unit, enumerate_tiles, smallest, strategy
 from dse.tiling.schedule import calls, traffic
 from dse.tiling.smaug import Operator, Tiling, same, tile
 from tests import operators
+from tests.amount import amount
 from tests.cases import run as run_cases
 from tests.tiled import broken, wrong
 
@@ -85,7 +86,7 @@ def test_enumeration_runs_over_channels_before_rows() -> None:
     assert found.tolist() == [[1, h, 4, c] for c in (8, 16) for h in (2, 3, 4)]
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(amount(300)))
 def test_random_operators_keep_the_invariants(seed: int) -> None:
     rng = random.Random(f"corrected {seed}")
     op, u = operators.operator(rng), operators.unit(rng)
@@ -97,7 +98,7 @@ def test_random_operators_keep_the_invariants(seed: int) -> None:
     assert not wrong(found, u.accelerators, seed)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(amount(60)))
 def test_faithful_mode_keeps_them_where_the_method_claims_to(seed: int) -> None:
     """One image, one accelerator, stride 1 or no padding; pooling: see the defects."""
     rng = random.Random(f"faithful {seed}")
@@ -174,7 +175,7 @@ def test_slack_is_kept_from_the_full_tensor_in_faithful_mode_only() -> None:
 
 
 @pytest.mark.parametrize("kind", ["depthwise", "attention"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(amount(25)))
 def test_own_operators_on_the_same_scaffold(kind: str, seed: int) -> None:
     rng = random.Random(f"{kind} {seed}")
     op, u = operators.operator(rng, kind), operators.unit(rng)

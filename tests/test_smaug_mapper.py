@@ -22,6 +22,7 @@ from dse.tiling.reading import read
 from dse.tiling.replay import replayed_counts
 from hw import machine
 from hw.arch import Arch, Fanout
+from tests.amount import amount
 from tests.layers import layer
 from workloads import catalog
 from workloads.einsum import Einsum, einsum
@@ -64,7 +65,7 @@ def same_actions(e: Einsum, where: Arch) -> bool | None:
     return faults(found.mapping, e, where) == [] and got == wanted
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(amount(80)))
 def test_replay_of_random_layers(seed: int) -> None:
     rng = random.Random(f"layers {seed}")
     assert same_actions(layer(rng), arch(spad=rng.choice((4096, 8192, 32768)), pes=rng.choice((2, 8, 16)))) is not False
@@ -127,7 +128,7 @@ def test_unit_of_machines() -> None:
     assert shared is not None and shared.names == ("GBUF",) * 3 and shared.tile_bytes == 131072 // 3 and (shared.pes, shared.macs) == (16, 16)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(amount(40)))
 def test_an_einsum_is_read_as_an_operator_of_its_size(seed: int) -> None:
     e = layer(random.Random(f"read {seed}"))
     found = read(e)
@@ -202,7 +203,7 @@ def test_what_the_text_of_a_schedule_says() -> None:
     assert "  for 3 tiles of kernels, 3 accelerators in turn" in str(mapper.smaug(Problem(turns, e, "energy"), random.Random(0))[0].mapping).splitlines()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(amount(40)))
 def test_equal_texts_are_equal_actions(seed: int) -> None:
     """The key of a mapping is its text: machines of a sweep that share it must share its counts."""
     e = layer(random.Random(f"texts {seed}"))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.sim.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, span_sum, tile_spans
+from tests.amount import amount
 
 PICKS = (ALL, ALL, ALL, FIRST, LAST, ONLY, LANES, LANES, LANE + 1, LANE + 2)
 INSIDE = (BELOW + FIRST, BELOW + LAST, BELOW + ONLY)  # of loops below the tile, which stand last
@@ -45,7 +46,7 @@ def rows(cuts: Cuts) -> np.ndarray:
 
 
 @given(st.integers(0, 10**9))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=amount(400), deadline=None)
 def test_spans_are_those_of_a_list(seed: int) -> None:
     extent, cuts = drawn(Random(seed))
     low, size = tile_spans(extent, rows(cuts))
@@ -53,7 +54,7 @@ def test_spans_are_those_of_a_list(seed: int) -> None:
 
 
 @given(st.integers(0, 10**9))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=amount(400), deadline=None)
 def test_sums_and_unions_are_those_of_every_element(seed: int) -> None:
     rng = Random(seed)
     ranks = [(rng.randint(1, 3), *drawn(rng)) for _ in range(rng.randint(1, 2))]

@@ -87,7 +87,7 @@ def test_damaged_part_takes_its_group_away_and_nothing_else(tmp_path: Path, harm
     assert reopened(store)[1] == []
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), which=st.integers(0, 8))
 def test_any_flipped_bit_of_any_part_is_found(tmp_path_factory: pytest.TempPathFactory, where: float, bit: int, which: int) -> None:
     store = committed(tmp_path_factory.mktemp("run"))
@@ -171,6 +171,7 @@ from pathlib import Path
 from cluster import store as s
 from dse import folder as folders
 from dse.folder import part_path
+from tests.amount import amount
 from tests.test_store import tables
 store, _ = s.open_run(Path(sys.argv[1]))
 store = s.commit(store, [tables(list(range(4)))])

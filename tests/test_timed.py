@@ -21,6 +21,7 @@ from dse.nest import Loop, Mapping, faults, parse
 from dse.sim.counts import count
 from dse.sim.latency import PortTimes, free, latency, paced_cycles
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.amount import amount
 from tests.nests import KINDS, random_einsum, random_mapping
 from tests.port_times import closed_form, first_lane, moves, port_times, rounds, trip_sizes
 from tests.timed import alike, walk
@@ -50,7 +51,7 @@ def random_nest(seed: int) -> tuple[Einsum, Arch, Mapping]:
             return e, arch, random_mapping(rng, e, arch)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 2**32))
 def test_first_fills_and_last_drains_are_products_over_ranks(seed: int) -> None:
     """Loops below the restarts of a level and above where its tile rests make their first or their last trip only; all others all."""
@@ -100,13 +101,13 @@ def compared(seed: int) -> Compared:
     return Compared(cycles, closed, contended, even, "\n".join(lines))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=amount(150), deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_closed_form_is_never_above_the_walk_and_equal_where_nothing_contends(seed: int) -> None:
     assert compared(seed).fault == ""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_walk_moves_what_the_counts_say(seed: int) -> None:
     e, arch, mapping = random_nest(seed)

@@ -23,6 +23,7 @@ from dse.sim.latency import PortTimes, latency
 from dse.sim.times import port_times
 from hw.arch import Arch
 from tests import port_times as unrolled
+from tests.amount import amount
 from tests.test_timed import random_nest
 from tests.unrolled import program
 from workloads.einsum import Einsum
@@ -50,13 +51,13 @@ def different(seed: int) -> str:
     return "\n".join([f"seed {seed}", *lines, str(e), str(arch), str(mapping)]) if lines else ""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 2**32))
 def test_port_times_are_those_of_the_unrolled_nest(seed: int) -> None:
     assert different(seed) == ""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_fork_is_timed_the_same_whoever_asked_before(seed: int) -> None:
     """Tiles sink less far below shared loops: what was summed up for the nest without a fork is none of its."""
@@ -69,7 +70,7 @@ def test_a_fork_is_timed_the_same_whoever_asked_before(seed: int) -> None:
         assert known == times_of(nest, e, arch)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_counts_are_the_same_whatever_was_asked_before_and_forgotten_since(seed: int) -> None:
     """What is summed up of a nest, and the formulas that name it by number, are kept apart and not equally long."""
@@ -89,7 +90,7 @@ def times_of(nest: Mapping, e: Einsum, arch: Arch) -> tuple[list[PortTimes], Any
     return port_times(reading(nest, e, arch), nest, e, arch)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overlap_is_free(seed: int) -> None:
     e, arch, mapping = random_nest(seed)
@@ -100,7 +101,7 @@ def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overla
         assert isclose(cycles, next(own.busy for own, level in zip(times, arch.levels, strict=True) if level.name == name), abs_tol=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=amount(100), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["buffered", "free"]))
 def test_latency_alone_is_that_of_the_whole_price(seed: int, overlap: Literal["buffered", "free"]) -> None:
     e, arch, mapping = random_nest(seed)

@@ -17,6 +17,7 @@ from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
 from hw import machine, space
 from hw.arch import COSTS, ROLES, Arch, Compute, Fanout, Level, slots
+from tests.amount import amount
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 from tests.prove import together
 from workloads.einsum import einsum
@@ -52,7 +53,7 @@ def machines(seed: int) -> tuple[list[Problem], Tiles, float]:
     return [replace(first, arch=priced_anew(kinds[i % 3 == 2], rng)) for i in range(rng.choice([2, 5, 11]))], tiles, rng.choice([0.0, 0.01])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(amount(60)))
 def test_each_machine_gets_the_answer_that_it_gets_alone(seed: int) -> None:
     problems, tiles, near = machines(seed)
     found = optimal_on(problems, tiles, near=near)
@@ -112,7 +113,7 @@ def twins(rng: Random) -> list[Problem]:
     return [Problem(rng.choice([alike, priced_anew(alike, rng), priced_anew(alike, rng)]), e, objective) for _ in range(12)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(amount(40)))
 def test_of_equals_the_first_is_the_answer_whatever_is_looked_at_first(seed: int) -> None:
     """Other machines lead to other lanes and levels first; a cost that is known before leaves fewer to be looked at."""
     problems = twins(Random(seed))

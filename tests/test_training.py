@@ -15,6 +15,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests.amount import amount
 from tests.numeric import given, run
 from workloads import catalog, cnn, gnn, text, training, transformer
 from workloads.einsum import Einsum, WorkloadError, einsum, show, squeezed
@@ -92,7 +93,7 @@ def test_gradients_equal_numerical_differentiation(name: str) -> None:
 small = st.integers(1, 3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=amount(25), deadline=None)
 @drawn(small, small, st.integers(1, 2), st.lists(st.tuples(small, small), min_size=1, max_size=2), small, st.integers(1, 2), st.integers(0, 1))
 def test_convolutions(k: int, c: int, groups: int, spatial: list, stride: int, dilation: int, pad: int) -> None:
     pad = pad if min((p - 1) * stride + (r - 1) * dilation for p, r in spatial) >= 2 * pad else 0
@@ -103,7 +104,7 @@ def test_convolutions(k: int, c: int, groups: int, spatial: list, stride: int, d
     check(tuple(squeezed(e) for e in cascade))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=amount(15), deadline=None)
 @drawn(small, small, st.integers(1, 2), small, small, small, st.integers(0, 1))
 def test_transposed_convolutions(k: int, c: int, p: int, r: int, q: int, stride: int, pad: int) -> None:
     pad = pad if min((p - 1) * stride + r, (q - 1) * stride + 2) > 2 * pad else 0

@@ -14,6 +14,7 @@ from dse.sim.counts import count
 from hw import machine
 from hw.arch import Access
 from tests import nests
+from tests.amount import amount
 from tests.nests import RICH, random_case, rich_case
 from tests.oracle import walk
 from tests.streams import described, streams, with_layouts
@@ -82,7 +83,7 @@ def test_rows_stay_open_from_box_to_box() -> None:
         assert walked == rows and transfer.transfers(mapping, e, arch)["DRAM", "A", "read"].activations == Span(rows, rows, rows)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(amount(60)))
 def test_counts_of_a_nest_are_those_of_its_streams(seed: int) -> None:
     for one in compared(seed):
         assert one.right, one
