@@ -6,7 +6,6 @@ Past 400 lines: each verb stands beside what it returns, and these are the docum
 from __future__ import annotations
 
 import html
-import importlib.util
 import json
 import logging
 import re
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
     from analysis.plots import Picture
 
-FRAMES = ("pandas", "polars")
 SHOWN = 1000  # rows of an answer that a notebook shows
 
 
@@ -51,12 +49,8 @@ class Answer:
     table: pa.Table
 
     def frame(self) -> Any:
-        """As a pandas or Polars frame, whichever is installed; else the Arrow table."""
-        if importlib.util.find_spec("pandas"):
-            return self.table.to_pandas()
-        if importlib.util.find_spec("polars"):
-            return importlib.import_module("polars").from_arrow(self.table)
-        return self.table
+        """As a pandas DataFrame; `.table` is the Arrow table, which Polars reads too."""
+        return self.table.to_pandas()
 
     def measures(self) -> list[str]:
         """For each column a name that says in which unit it is: of a statement's result the column of a view that it is, else none."""

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import product, takewhile
 from math import prod
 from pathlib import Path
@@ -115,6 +116,8 @@ def solver(raw: object, faults: Faults) -> Picks:
     picks = block(Picks, raw, "solver", faults)
     if picks.mapper not in DATAFLOW:
         faults.add(f"solver.mapper = {show(picks.mapper)} is no mapper; {near(picks.mapper, DATAFLOW)}")
+    if picks.mapper == "annealing" and not find_spec("sklearn"):
+        faults.add("solver.mapper = annealing needs scikit-learn; pip install 'dse[baselines]'")
     for key in ("tiles", "dataflow") if picks.mapper != "optimal" or picks.tiling != "mapper" else ():
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(picks, key):
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
