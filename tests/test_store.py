@@ -172,6 +172,7 @@ from cluster import store as s
 from dse import folder as folders
 from dse.folder import part_path
 from tests.amount import amount
+from tests.amount import amount
 from tests.test_store import tables
 store, _ = s.open_run(Path(sys.argv[1]))
 store = s.commit(store, [tables(list(range(4)))])
