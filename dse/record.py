@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 11
-SOLVER_VERSION = 20
+MODEL_VERSION = 12
+SOLVER_VERSION = 21
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
@@ -156,6 +156,7 @@ TABLES: dict[str, Columns] = {
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
         "steady_cycles": Column("float64", "cycles", "of one of many runs back to back; NULL: of einsums in turn"),
+        "energy_steady_pj": Column("float64", "pJ", "energy of one of many runs back to back, leakage over the steady cycles; NULL: of einsums in turn"),
         "slowest_stage": Column("string", "", "einsum that a granule takes longest in; NULL: in turn"),
         "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
         "held": Column("string", "", "most bytes that one instance of each level holds meanwhile; NULL: of einsums in turn"),

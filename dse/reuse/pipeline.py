@@ -2,7 +2,8 @@
 
 Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together need no more nodes than there are
 (`dse/join.py`), and rectangles must lie beside each other. The evaluator prices what is found. What the published solver finds is among it, and, of
-little work on few nodes, what the mapper finds for einsums in turn.
+little work on few nodes, what the mapper finds for einsums in turn. All workloads take this one search; small ones are held against an enumeration of the
+space (`tests/enumerated_pipelines.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ import numpy as np
 
 from dse.dataflow.optimal import optimal
 from dse.nest import Infeasible, Loop
-from dse.reuse import whole as wholly
 from dse.reuse.floors import least
 from dse.reuse.published import MOST, divisors, options
 from dse.reuse.segments import (
-    GRANULES,
+    GRANULES_SAID,
     MOST_STAGES,
     Found,
     Objective,
@@ -32,6 +32,7 @@ from dse.reuse.segments import (
     check,
     chosen,
     fits,
+    granule_counts,
     laid,
     likeness,
     members_of,
@@ -74,6 +75,7 @@ CLOSER = 6  # choices of stages that are priced per limit, of segments that are 
 LITTLE = 0.03  # of the energy of a part: where faster nests save no more they are not asked for
 FINAL = 2  # parts of an einsum that are searched for longer
 ALONE, LITTLE_WORK = 12_000, 2**16  # nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
+FEW_NODES = 16  # up to which einsums are asked for on fewer nodes than their share, and of the mapper without reuse
 FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
 ON_NODES = "a rectangle of nodes that share two ranks out at most, tiles that divide inside of them"
 
@@ -90,9 +92,6 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
     made = dict(theirs)
     plain = objective == "energy" and weights == "streamed" and steady == inf  # energy alone is asked for, and segments add up
-    if wholly.small(g):
-        ranges = [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else []
-        return _whole(g, ranges, first, theirs, space_of(spatial, temporal, "a rectangle of nodes", "one loop in time shared", wholly.INSIDE))
     floors, before = _floors(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
@@ -114,15 +113,17 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
                 made[r] = once(g, r, partial(_finished, g, r, one, alone[r.first:r.last + 1])) or one
         solution = chosen(g, alone, made)
     tried = f"{len(ranges) - g.undone} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
-    space = space_of(spatial, temporal, ON_NODES, "one loop in time shared, in 8 or 64 granules")
+    space = space_of(spatial, temporal)
     bounded = isinstance(solution, Solution) and _bounded(g, solution)
     return _told(g, solution, _others(g, alone, made, first, theirs), _least(g, floors), space, tried, bounded)
 
 
-def space_of(spatial: bool, temporal: bool, nodes: str, loop: str, rest: str = "") -> str:
+def space_of(spatial: bool, temporal: bool) -> str:
     """What is searched, in words: nodes of an einsum, the loop in time that a segment may share."""
-    several = f"segments of at most {MOST_STAGES} einsums in the order of the workload"
-    return f"{several if spatial else 'einsums in turn'}, each on {nodes}" + f", {loop if temporal else 'in one granule'}" * spatial + rest
+    if not spatial:
+        return f"einsums in turn, each on {ON_NODES}"
+    loop = f"one loop in time shared, {GRANULES_SAID}" if temporal else "in one granule"
+    return f"segments of at most {MOST_STAGES} einsums in the order of the workload, each on {ON_NODES}, {loop}"
 
 
 def _others(g: Found, alone: Sequence[Option | None], made: dict[Range, Option], first: Sequence[Option | None],
@@ -137,25 +138,12 @@ def _others(g: Found, alone: Sequence[Option | None], made: dict[Range, Option],
 
 def _mapped(g: Found, e: Einsum) -> Option | None:
     """An einsum of little work on few nodes as the mapper finds it on the whole machine, where hops cost nothing."""
-    few = g.arch.instances(1) <= wholly.NODES and e.points() <= LITTLE_WORK
+    few = g.arch.instances(1) <= FEW_NODES and e.points() <= LITTLE_WORK
     found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if few else None
     if not isinstance(found, list):
         return None
     nest = whole(found[0].mapping, pinned(g, e), g.arch.levels[0].name, [name for name, _ in g.arch.fanouts[0].dims])
     return price_of(g, (e,), Segment((Branch(e.name, nest),)))
-
-
-def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], theirs: dict[Range, Option], space: str) -> Solution | Infeasible:
-    """The best schedule of a small workload. first, theirs: einsums alone and segments of the published solver; space: what is searched."""
-    made = dict(theirs)
-    known, g.alone, g.solved = wholly.Known(g), {}, {}
-    alone = solved_alone(g, lambda _, e: wholly.alone(known, e))
-    for r in ranges:
-        if option := once(g, r, partial(wholly.segment, known, r, made.get(r))):
-            made[r] = option
-    found = chosen(g, alone, made)
-    floor = _cheapest_chain(g, alone, made) if g.objective != "edp" else _least(g, _floors(g, ranges))
-    return _told(g, found, _others(g, alone, made, first, theirs), floor, space, f"{len(ranges)} segments, {g.evaluated} priced")
 
 
 def _cheapest_chain(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) -> float:
@@ -273,7 +261,7 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
 def _on_fewer(g: Found, e: Einsum, around: Around, share: float, parts: int, limit: float) -> list[Stage]:
     """Ways to run an einsum on its share of the nodes, and, where there are few nodes, on fewer: what each of many reads for itself they may share."""
     most = g.arch.instances(1)
-    fewer = [n for n in (1, 2, 4, 8) if n < share * most / WIDE - 2] if most <= wholly.NODES and e.points() <= LITTLE_WORK else []
+    fewer = [n for n in (1, 2, 4, 8) if n < share * most / WIDE - 2] if most <= FEW_NODES and e.points() <= LITTLE_WORK else []
     return [stage for part in (share, *(n / most for n in fewer)) for stage in _stages(g, e, around, part, parts, limit)]
 
 
@@ -456,13 +444,14 @@ def _bounded(g: Found, solution: Solution) -> bool:
     nests = {b.einsum: b.mapping for b in branches} or {c.name: c.mapping for c in solution.einsums}
     dims, sizes = [name for name, _ in g.arch.fanouts[0].dims], {e.name: e.sizes() for e in g.workload.einsums}
     for segment in solution.schedule.segments if solution.schedule else ():
-        if any(isinstance(node, Loop) and sizes[segment.branches[0].einsum][node.rank] // node.tile not in GRANULES for node in segment.nodes):
+        shared = [(sizes[segment.branches[0].einsum][node.rank], node.tile) for node in segment.nodes if isinstance(node, Loop)]
+        if any(n // tile not in granule_counts(n) for n, tile in shared):
             return False
     for name, nest in nests.items():
-        left, shared = sizes[name], {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
+        left, cut = sizes[name], {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
         for node in nest.nodes:
             if isinstance(node, Loop):
-                if len(shared) > 2 or (node.over not in dims and left[node.rank] % node.tile):
+                if len(cut) > 2 or (node.over not in dims and left[node.rank] % node.tile):
                     return False
                 left[node.rank] = node.tile
     return True

@@ -33,6 +33,7 @@ from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
 GRANULES = (8, 64)  # numbers of granules
+GRANULES_SAID = "in 8 or 64 granules (any number that divides a loop of fewer than 8)"  # what `granule_counts` says, in words
 MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
 VISITED = 4000  # places that a layout looks at
 Objective = Literal["energy", "latency", "edp"]
@@ -98,11 +99,12 @@ def pinned(g: Found, e: Einsum) -> frozenset[str]:
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
-def eight_or_64(n: int) -> list[int]:
-    return [b for b in GRANULES if n % b == 0]
+def granule_counts(n: int) -> list[int]:
+    """Numbers of granules, beside one, that a shared loop of so many trips is cut into."""
+    return [b for b in (GRANULES if n >= min(GRANULES) else range(2, n + 1)) if n % b == 0]
 
 
-def ranges_of(g: Found, most: int = MOST_STAGES, finer: Callable[[int], Sequence[int]] = eight_or_64) -> list[Range]:
+def ranges_of(g: Found, most: int = MOST_STAGES, finer: Callable[[int], Sequence[int]] = granule_counts) -> list[Range]:
     """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}

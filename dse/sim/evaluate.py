@@ -64,7 +64,8 @@ class EinsumCost:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """Einsums that share loops or lanes. granules: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule.
+    """Einsums that share loops or lanes. granules: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule. energy_steady_pj:
+    of one of many runs back to back, as steady_cycles (`steady_pj`).
 
     on_chip: (tensor, level) of what it makes, reads and never lets out; peak_bits: (level, most that one instance holds meanwhile), all that is alive included.
     """
@@ -73,6 +74,7 @@ class SegmentCost:
     energy_pj: float
     latency_cycles: float
     steady_cycles: float
+    energy_steady_pj: float
     granules: int
     stage_cycles: tuple[float, ...]
     on_chip: tuple[tuple[str, str], ...]
@@ -115,6 +117,7 @@ class Solution:
     memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
     conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`).
 
+    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included; steady_cycles, energy_steady_pj: of one of many, back to back.
     Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
 
@@ -122,6 +125,7 @@ class Solution:
     energy_pj: float
     latency_cycles: float
     steady_cycles: float
+    energy_steady_pj: float
     gap_in_space: float
     gap_to_bound: float
     certificate: str
@@ -277,7 +281,16 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
     to_bound = above(value, floor)
     gap = min(above(value, _least_in(solved, problem.objective)), to_bound)
     in_space = gap if gap > PRECISE else 0.0
-    return Solution(tuple(solved), energy, cycles, steady, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
+    again = steady_pj(energy, cycles, steady, problem.arch)
+    return Solution(tuple(solved), energy, cycles, steady, again, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
+
+
+def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float:
+    """Energy of one of many runs back to back, in pJ. energy, latency: of a run by itself, in pJ and cycles; steady: cycles from one run to the next.
+
+    It moves and computes the same; what leaks does so for the steady cycles.
+    """
+    return energy - arch.leak_mw() * (latency - steady) / arch.clock_ghz
 
 
 def _least_in(solved: Sequence[EinsumCost], objective: str) -> float:
