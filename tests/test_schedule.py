@@ -205,6 +205,34 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
     assert found.energy_pj < 0.5 * 1.1016e9 and found.steady_cycles < 0.25 * 62_548  # tests/data/kapla_reference.json: weights streamed
 
 
+@pytest.mark.parametrize(("density", "near"), [(0.5, False), (0.5, True), (1.0, False)])
+def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, near: bool) -> None:
+    """Where compute reads X straight, zeros of W keep half of it from being read by the first einsum: it is read beside.
+    The second finds all of it."""
+    glb = Arch("glb", (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), Level("GLB", 8 * 64, 8, 1.0, 1.0)), (),
+               Compute(0.5, 0.5), 1.0, 8)
+    first = einsum("A[m] += X[m,k] * W[k]", {"m": 2, "k": 3}, "a", density={"W": density})
+    two = Workload("two", (first, einsum("B[p,q] = relu(X[p,q])", {"p": 2, "q": 3}, "b")), frozenset({"W"}))
+    text = f"""keep GLB X 1
+segment
+  einsum a
+    store DRAM X W A
+    {"store GLB X" if near else ""}
+    for m in tiles of 1
+      for k in tiles of 1
+        mac
+segment
+  einsum b
+    store DRAM X B
+    for p in tiles of 1
+      for q in tiles of 1
+        mac"""
+    found = evaluate(glb, two, parse_schedule(text))
+    assert isinstance(found, Solution)
+    moved = {(c.name, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"}
+    assert moved["a", "X", "read"] == 6 and ("b", "X", "read") not in moved
+
+
 @pytest.mark.parametrize(("old", "new", "said"), [
     ("Y[0:1] X[0:2]", "Y[0:1] X[0:5]", "segment 1: einsum a on X[0:5] lies outside of the grid; X has lanes 0 to 3"),
     ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share lanes of grid; give each its own"),
