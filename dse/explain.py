@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 from dse.conversion import Conversion
 from dse.directives import overlap, text, written
 from dse.nest import Loop, to_data
+from dse.reuse.trips import fuser
 from dse.schedule import Schedule, apart, in_turn
+from dse.searched import claim, space_words
 from dse.sim.bounds import needs
 from dse.sim.directed import said
-from dse.sim.evaluate import EinsumCost, Solution, percent
+from dse.sim.evaluate import GIVEN, EinsumCost, Solution, percent
 from dse.sim.graph import on_chip
 from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
-from workloads.graph import Workload
+from workloads.graph import Workload, counts, owner, unique
 
 if TYPE_CHECKING:  # it takes SciPy along
     from dse.reuse.traffic import Reuse
@@ -29,9 +31,8 @@ MOST = 0.8  # of the energy: the einsums that make it are shown
 FEW = 8  # einsums that are all shown
 STATIC = 0.5  # share of static energy that is worth a sentence
 ALIKE = 0.99  # of the busiest component's cycles: binds as well
-SPACE = "single einsums in sequence, weights streamed"
 WHOLE = ("all", "1")  # shares of a tensor
-MAIN = 0.5  # share of what main memory moves that is worth a sentence
+EXCHANGED = 0.1  # share of the energy of what einsums hand on through main memory that is worth a sentence
 FAR = 0.1  # gaps above say what may help
 
 
@@ -50,17 +51,8 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
     ns = solution.latency_cycles / arch.clock_ghz
     return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
             "energy_steady_pj": solution.energy_steady_pj, "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(),
-            "status": "ok", "gap_in_space": _known(solution.gap_in_space),
-            "gap_to_bound": _known(solution.gap_to_bound), "certificate": solution.certificate,
-            "space": _space(solution)}
-
-
-def _space(solution: Solution) -> str:
-    """What was chosen from, in all."""
-    if not solution.schedule:
-        return SPACE
-    given = "(given schedule)" in solution.certificate
-    return "the schedule as given" if given else f"schedules of the whole graph, weights {solution.schedule.weights}"
+            "status": "ok", "gap_in_space": _known(solution.gap_in_space), "gap_to_bound": _known(solution.gap_to_bound),
+            "certificate": claim(solution.certificate), "space": space_words(solution.certificate)}
 
 
 def _known(gap: float) -> float | None:
@@ -81,23 +73,40 @@ def lanes_used(c: EinsumCost, e: Einsum) -> int:
     return used
 
 
-def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
-    """What may bring an answer nearer to its bound, if it is more than a tenth above; and what may lower the bound itself: tensors that stay on chip."""
-    return "; ".join(filter(None, [_nearer(arch, workload, solution), _staying(arch, workload, solution)]))
+def exchanged(arch: Arch, workload: Workload, solution: Solution) -> float:
+    """Share of the energy that tensors which one einsum makes and another one reads take at the outermost level, layer by layer."""
+    made, times = {e.output.tensor for e in workload.einsums}, dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    between = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
+    einsums, equal = {e.name: e for e in workload.einsums}, {group.key: group.names for group in unique(workload)}
+    total = 0.0
+    for c in solution.einsums:
+        moved: dict[str, float] = {}
+        for part in c.price.parts:
+            if part.level == arch.levels[0].name and part.action != "leak":
+                moved[part.tensor] = moved.get(part.tensor, 0.0) + part.energy_pj
+        first, runs = einsums[c.name], sum(times[name] for name in equal[c.key])
+        for name in equal[c.key]:
+            own = {p.tensor: owner(q.tensor, made) for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)}
+            total += c.count * times[name] / runs * sum(moved.get(t, 0.0) for t, mine in own.items() if mine in between)
+    return total / (solution.energy_pj or 1)
 
 
-def _staying(arch: Arch, workload: Workload, solution: Solution) -> str:
-    """Of einsums in turn that mostly pay for main memory, where solver.reuse=tiles may be asked for: optimal nests, a memory outside of all lanes, no hops."""
-    moved, made = energy(arch, solution).rows[0][1] / (solution.energy_pj or 1), {e.output.tensor for e in workload.einsums}
-    handed = any(p.tensor in made for e in workload.einsums for p in e.inputs)
-    room = min((f.outside for f in arch.fanouts), default=len(arch.levels)) > 1 and not any(f.hop_pj or f.lane_pj for f in arch.fanouts)
-    searched = "(mapper optimal" in solution.certificate or any(c.space for c in solution.einsums)
-    if solution.schedule or moved <= MAIN or not (handed and room and searched):
+def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "dse map ...") -> str:
+    """Of an answer layer by layer of which more than a tenth of the energy is main memory's for tensors between einsums: that, and the command that fuses them;
+    else nothing. command: what the answer came from."""
+    fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
+    if solution.schedule or fusing or (share := exchanged(arch, workload, solution)) <= EXCHANGED:
         return ""
-    return f"{arch.levels[0].name} takes {100 * moved:.0f} % of the energy: --set solver.reuse=tiles keeps tensors on chip between einsums (docs/reuse.md)"
+    line = f"layer by layer: tensors between einsums take {100 * share:.0f} % of the energy in {arch.levels[0].name}"
+    if not (reuse := fuser(arch, workload)):
+        return f"{line}; no solver fuses them on {arch.name}"
+    known = solution.space or any(f"({by}" in solution.certificate for by in (GIVEN, "given schedule", "mapper optimal"))
+    other = "" if known else " --set solver.mapper=optimal --set solver.tiling=mapper"
+    return f"{line}; {command} --set solver.reuse={reuse}{other} fuses them where that costs less"
 
 
-def _nearer(arch: Arch, workload: Workload, solution: Solution) -> str:
+def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """What may bring an answer nearer to its bound, if it is more than a tenth above."""
     if solution.gap_to_bound <= FAR or solution.schedule:
         return ""
     if arch.described():
@@ -111,8 +120,9 @@ def _nearer(arch: Arch, workload: Workload, solution: Solution) -> str:
         exact = "--set solver.tiles=ragged_lanes --set solver.near=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
         return f"not all is proven: {exact}, smaller or rounder extents are proven sooner"
     idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
-    if idle and any(c.space.startswith("perfect") for c in solution.einsums):
-        return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=ragged_lanes takes ragged lanes too"
+    if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
+        more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+        return f"MAC units stand idle in {idle[0]}{more}: --set solver.tiles=ragged_lanes searches imperfect spatial factors too"
     far = f"at most {percent(solution.gap_in_space)} above the optimum of its space" if solution.gap_in_space else "proven in its space"
     return f"{far}: the bound counts what must move once, and knows no capacity"
 
@@ -121,7 +131,8 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     """What `dse map --format json` prints."""
     einsums: list[dict[str, Any]] = [
         {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
-         "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": c.certificate,
+         "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
+         "space": space_words(c.certificate),
          "lanes": lanes_used(c, e), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
         for c, e in listed(workload, solution)]
     for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
@@ -167,7 +178,7 @@ def directives(workload: Workload, solution: Solution) -> str:
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
-    found = totals(arch, solution)
+    found = {key: value for key, value in totals(arch, solution).items() if key != "space"}
     if found["energy_steady_pj"] == found["energy_pj"]:  # runs back to back gain nothing
         del found["energy_steady_pj"]
     if solution.memory:
@@ -183,6 +194,12 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     if workload.moved:
         found["counted as data movement"] = ", ".join(workload.moved)
     return found
+
+
+def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
+    """Sentences below the totals: what was searched and what not; what fusing may save."""
+    found = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in (space_words(solution.certificate) or {}).items() if words]
+    return [*found, *filter(None, [unfused(arch, workload, solution)])]
 
 
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
@@ -212,7 +229,7 @@ def segments(solution: Solution) -> Table:
     """What runs together: -> next in turn under shared loops, | side by side as stages of a pipeline."""
     rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
     kept = [f"{one.shares()} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
-    said = solution.certificate.split("; ")[:-2]
+    said = claim(solution.certificate).split("; ")[:-2]
     note = "|: stages of a pipeline, side by side; ->: in turn; held: most of one instance"
     return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
 

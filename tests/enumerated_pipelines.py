@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from dse.dataflow.exhaustive import chains, nests, pattern, placements, size, without_idle
 from dse.nest import Infeasible, Loop, Mapping, Store
-from dse.reuse.published import divisors
 from dse.reuse.segments import (
+    EVERY,
     Found,
     Objective,
     Option,
@@ -110,7 +110,7 @@ def enumerated(arch: Arch, workload: Workload, objective: Objective, weights: st
     g = Found(arch, workload, objective, weights, Nodes(arch))
     known = Known(g)
     each = solved_alone(g, lambda _, e: alone(known, e))
-    made = {r: one for r in ranges_of(g, finer=divisors) if fits(g, r) and (one := once(g, r, partial(segment, known, r, None)))}
+    made = {r: one for r in ranges_of(g, granules=EVERY) if fits(g, r) and (one := once(g, r, partial(segment, known, r, None)))}
     return chosen(g, each, made)
 
 

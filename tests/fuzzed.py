@@ -18,7 +18,7 @@ from typing import Any
 
 from dse.nest import Infeasible, Loop, Shared, Store
 from dse.schedule import Branch, Keep, Lanes, Schedule, Segment, in_turn, load
-from dse.searched import Space, covers, mappings_of
+from dse.searched import covers
 from dse.sim.evaluate import Solution, Violated, figure
 from dse.sim.graph import evaluate
 from dse.stack import Picks, solve
@@ -697,38 +697,9 @@ def priced(case: Case, s: Schedule) -> Solution | None:
     return found if isinstance(found, Solution) else None
 
 
-def by_hand(claim: Claim, case: Case) -> Space | None:
-    """What solvers search, until answers say it themselves."""
-    arch, made = case.arch, {e.output.tensor for e in case.workload.einsums}
-    mappings = mappings_of("ragged_lanes", arch)
-    if claim.solver == "none":
-        return None if arch.felt() else Space((mappings,))
-    if claim.solver == "tiles":
-        first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
-        levels = tuple(level.name for level in arch.levels[1:first])
-        return (
-            Space((mappings,), "given", fused=5, shared_loops=1, held=6, levels=levels, retained=tuple(made))
-            if levels
-            else Space((mappings,))
-        )
-    if claim.solver in ("pipelines", "kapla"):
-        return Space(
-            (mappings_of("perfect", arch),),
-            "given",
-            pipelined=6,
-            tiles=(8, 64),
-            node_ranks=2,
-            waste=1.25,
-            levels=(arch.levels[1].name,),
-            weights="pinned" if claim.weights == "pinned" else "loaded",
-            padded=True,
-        )
-    return None
-
-
 def stated(claim: Claim, s: Schedule, case: Case) -> str | None:
     """What leaves a schedule out of the space that an answer names; None: nothing does."""
-    space = by_hand(claim, case)
+    space = claim.found.space
     return covers(space, s, case.workload, case.arch) if space else "nothing is searched"
 
 

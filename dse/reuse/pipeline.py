@@ -20,10 +20,12 @@ import numpy as np
 from dse.dataflow.optimal import optimal
 from dse.nest import Infeasible, Loop
 from dse.reuse.floors import least
-from dse.reuse.published import MOST, divisors, options
+from dse.reuse.published import MOST, options
 from dse.reuse.segments import (
-    GRANULES_SAID,
+    EVERY,
+    GRANULES,
     MOST_STAGES,
+    ONE,
     Found,
     Objective,
     Option,
@@ -32,7 +34,6 @@ from dse.reuse.segments import (
     check,
     chosen,
     fits,
-    granule_counts,
     laid,
     likeness,
     members_of,
@@ -42,13 +43,16 @@ from dse.reuse.segments import (
     price_of,
     ranges_of,
     solved_alone,
+    space,
     value,
     written,
 )
 from dse.reuse.shares import Ways, by_nodes, time_of, together, ways
 from dse.reuse.stages import Around, Nodes, Stage, kept_bits, own_nest, whole
 from dse.schedule import Branch, Lanes, Segment
-from dse.sim.evaluate import PRECISE, Problem, Solution, Violated, above, certified, figure, percent
+from dse.searched import Space, mappings_of, tile_counts
+from dse.sim.evaluate import PRECISE, Problem, Solution, Violated, above, certified, figure, in_space
+from dse.sim.graph import any_schedule
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -77,7 +81,7 @@ FINAL = 2  # parts of an einsum that are searched for longer
 ALONE, LITTLE_WORK = 12_000, 2**16  # nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
 FEW_NODES = 16  # up to which einsums are asked for on fewer nodes than their share, and of the mapper without reuse
 FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
-ON_NODES = "a rectangle of nodes that share two ranks out at most, tiles that divide inside of them"
+BESIDE = "KAPLA's schedules", "unfused mappings of small einsums"  # `_others`
 
 
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
@@ -86,8 +90,10 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     ValueError where a machine has no nodes for stages."""
     check(arch, "pipelines")
     g = Found(arch, workload, objective, weights, Nodes(arch), steady)
-    ranges = [r for r in ranges_of(g) if (temporal or not r.tile) and fits(g, r)] if spatial else []
-    first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
+    most, theirs_most = (MOST_STAGES, MOST) if spatial else (1, 1)
+    granules = GRANULES if temporal else ONE
+    ranges = [r for r in ranges_of(g, most, granules) if fits(g, r)]
+    first, made, _ = options(g, ranges_of(g, theirs_most, EVERY if temporal else ONE))
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
     theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
     made = dict(theirs)
@@ -113,17 +119,9 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
                 made[r] = once(g, r, partial(_finished, g, r, one, alone[r.first:r.last + 1])) or one
         solution = chosen(g, alone, made)
     tried = f"{len(ranges) - g.undone} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
-    space = space_of(spatial, temporal)
+    searched = replace(space(g, most, granules, mappings_of("perfect", arch)), beside=BESIDE)
     bounded = isinstance(solution, Solution) and _bounded(g, solution)
-    return _told(g, solution, _others(g, alone, made, first, theirs), _least(g, floors), space, tried, bounded)
-
-
-def space_of(spatial: bool, temporal: bool) -> str:
-    """What is searched, in words: nodes of an einsum, the loop in time that a segment may share."""
-    if not spatial:
-        return f"einsums in turn, each on {ON_NODES}"
-    loop = f"one loop in time shared, {GRANULES_SAID}" if temporal else "in one granule"
-    return f"segments of at most {MOST_STAGES} einsums in the order of the workload, each on {ON_NODES}, {loop}"
+    return _told(g, solution, _others(g, alone, made, first, theirs), _least(g, floors), searched, tried, bounded)
 
 
 def _others(g: Found, alone: Sequence[Option | None], made: dict[Range, Option], first: Sequence[Option | None],
@@ -445,7 +443,7 @@ def _bounded(g: Found, solution: Solution) -> bool:
     dims, sizes = [name for name, _ in g.arch.fanouts[0].dims], {e.name: e.sizes() for e in g.workload.einsums}
     for segment in solution.schedule.segments if solution.schedule else ():
         shared = [(sizes[segment.branches[0].einsum][node.rank], node.tile) for node in segment.nodes if isinstance(node, Loop)]
-        if any(n // tile not in granule_counts(n) for n, tile in shared):
+        if any(n // tile not in tile_counts(n, GRANULES) for n, tile in shared):
             return False
     for name, nest in nests.items():
         left, cut = sizes[name], {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
@@ -457,7 +455,7 @@ def _bounded(g: Found, solution: Solution) -> bool:
     return True
 
 
-def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], least: float, space: str, tried: str,
+def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], least: float, searched: Space, tried: str,
           bounded: bool = True) -> Solution | Infeasible:
     """The best of what a search found and of others, and how far it may lie above what is best in the space. bounded: whether what was found is of it."""
     def cost(one: Solution) -> float:
@@ -472,7 +470,6 @@ def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], le
     gap = gap if gap > PRECISE else 0.0
     said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     inside = best is found and cost(best) >= least * (1 - PRECISE)  # else it may be of no space, below all that is in this one
-    none = f"optimal in {space}" if inside else f"nothing costs less in {space}"
-    where = f"at most {percent(gap)} above the optimum in {space}" if gap else none
-    text = f"{said}; " if said else ""
-    return replace(best, gap_in_space=gap, certificate=text + certified(f"{where} ({tried})", best.gap_to_bound))
+    where = in_space(gap) if gap or inside else "nothing in the searched space costs less"
+    text = certified(f"{where} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
+    return replace(best, gap_in_space=gap, certificate=f"{said}; {text}" if said else text, space=searched)

@@ -20,10 +20,11 @@ from dse.dataflow.cost_descending import least_held
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
 from dse.reuse.shares import Ways
-from dse.reuse.stages import Around, Nodes, Shape, Stage, beside_bits, kept_bits, may_share, own_nest, part_of, tiles
-from dse.reuse.trips import alike, runs, trips
+from dse.reuse.stages import NODE_RANKS, WASTE, Around, Nodes, Shape, Stage, beside_bits, kept_bits, may_share, own_nest, part_of, tiles
+from dse.reuse.trips import alike, has_nodes, runs, trips
 from dse.reuse.trips import segments as looped
 from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
+from dse.searched import Mappings, Space, tile_counts
 from dse.sim.evaluate import Solution, figure
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
@@ -32,8 +33,9 @@ from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
-GRANULES = (8, 64)  # numbers of granules
-GRANULES_SAID = "in 8 or 64 granules (any number that divides a loop of fewer than 8)"  # what `granule_counts` says, in words
+GRANULES = (8, 64)  # numbers of granules, but where all that divide are searched
+EVERY: tuple[int, ...] = ()  # all that divide
+ONE = (1,)  # no shared loop
 MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
 VISITED = 4000  # places that a layout looks at
 Objective = Literal["energy", "latency", "edp"]
@@ -88,7 +90,7 @@ class Found:
 
 def check(arch: Arch, pick: str) -> None:
     """Raises ValueError where a machine has no nodes for stages, or prices what they do not count."""
-    if not arch.fanouts or arch.fanouts[0].outside != 1 or len(arch.fanouts[0].dims) != 2:
+    if not has_nodes(arch):
         raise ValueError(f"{arch.name}: solver.reuse = {pick} needs nodes in rows and columns between main memory and a buffer in each; "
                          f"take kapla_multi, or solver.reuse=none")
     if arch.described():
@@ -99,13 +101,9 @@ def pinned(g: Found, e: Einsum) -> frozenset[str]:
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
-def granule_counts(n: int) -> list[int]:
-    """Numbers of granules, beside one, that a shared loop of so many trips is cut into."""
-    return [b for b in (GRANULES if n >= min(GRANULES) else range(2, n + 1)) if n % b == 0]
-
-
-def ranges_of(g: Found, most: int = MOST_STAGES, finer: Callable[[int], Sequence[int]] = granule_counts) -> list[Range]:
-    """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share."""
+def ranges_of(g: Found, most: int = MOST_STAGES, granules: Sequence[int] = GRANULES) -> list[Range]:
+    """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share, in
+    so many granules (EVERY, ONE, `searched.tile_counts`)."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
     loops = {(m.first, m.last): m for m in looped(w, padded=True)}
@@ -120,8 +118,17 @@ def ranges_of(g: Found, most: int = MOST_STAGES, finer: Callable[[int], Sequence
         if (first, last) in loops:
             for axis in loops[first, last].axes:
                 n = own[0].sizes()[axis[0]]
-                found += [Range(first, last, handed, leaving, axis, n // b) for b in finer(n)]
+                found += [Range(first, last, handed, leaving, axis, n // b) for b in tile_counts(n, granules)]
     return found
+
+
+def space(g: Found, most: int, granules: Sequence[int], mappings: Mappings) -> Space:
+    """What `ranges_of` is searched for: einsums of a segment, each in such mappings of a node."""
+    weights: Literal["loaded", "pinned"] = "pinned" if g.weights == "pinned" else "loaded"
+    found = Space((mappings,), "given", weights=weights, node_ranks=NODE_RANKS, waste=WASTE)
+    if most < 2:
+        return found
+    return replace(found, pipelined=most, padded=True, tiles=tuple(granules), levels=(g.arch.levels[1].name,))
 
 
 def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:
