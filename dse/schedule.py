@@ -143,8 +143,7 @@ def apart(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
 def renamed(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     """A nest of an einsum for an equal one of other names; for none, in names that all equal ones share."""
     def words(one: Einsum) -> tuple[list[str], list[str]]:
-        tensors = (one.output, *one.inputs)
-        return [p.tensor for p in tensors], list(dict.fromkeys(rank for p in tensors for d in p.dims for rank, _ in d.terms))
+        return [p.tensor for p in (one.output, *one.inputs)], list(one.ranks())
 
     if to is e:
         return mapping

@@ -45,7 +45,7 @@ def small_workload(rng: Random, many: int) -> Workload:
         rows, columns = shapes[a]
         m, n, k = (f"{rank}{i}" if rng.random() < 0.5 else rank for rank in "mnk")
         alike = [t for t in shapes if shapes[t] == (rows, columns) and t != a]
-        kind = rng.choice(["gemm", "gemm", "add", "map", "window", "left"])
+        kind = rng.choice(["gemm", "gemm", "add", "map", "window", "left", "slice", "square"])
         if kind == "add" and alike:
             found.append(einsum(f"T{i}[{m},{n}] = {a}[{m},{n}] + {rng.choice(alike)}[{m},{n}]", {m: rows, n: columns}, f"e{i}"))
             shapes[f"T{i}"] = (rows, columns)
@@ -56,6 +56,12 @@ def small_workload(rng: Random, many: int) -> Workload:
                                 sizes={a: (rows, columns)}))
             shapes[f"T{i}"] = (rows, wide)
             weights.add(f"W{i}")
+        elif kind == "slice":  # a constant index
+            found.append(einsum(f"T{i}[0,{n}] = relu({a}[{rng.randrange(rows)},{n}])", {n: columns}, f"e{i}", sizes={a: (rows, columns)}))
+            shapes[f"T{i}"] = (1, columns)
+        elif kind == "square":  # a tensor read twice
+            found.append(einsum(f"T{i}[{m},{n}] += {a}[{m},{k}] * {a}_again[{n},{k}]", {m: rows, n: rows, k: columns}, f"e{i}"))
+            shapes[f"T{i}"] = (rows, rows)
         elif kind == "left":
             wide = rng.choice([2, 3])
             found.append(einsum(f"T{i}[{n},{m}] += W{i}[{n},{k}] * {a}[{k},{m}]", {n: wide, m: columns, k: rows}, f"e{i}"))
@@ -92,7 +98,12 @@ def random_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arc
 
 
 def handed_on(own: tuple[Einsum, ...]) -> frozenset[str]:
-    return frozenset(e.output.tensor for e in own if any(e.output.tensor in {p.tensor for p in o.inputs} for o in own))
+    """Tensors that one einsum makes and another reads; T_again is a further access of T."""
+    return frozenset(e.output.tensor for e in own if any(e.output.tensor in {own_name(p.tensor) for p in o.inputs} for o in own))
+
+
+def own_name(tensor: str) -> str:
+    return tensor.removesuffix("_again")
 
 
 def _tensors(e: Einsum) -> list[str]:
@@ -111,8 +122,9 @@ class Everything:
     legal: dict[object, bool] = field(default_factory=dict)
 
     def best(self) -> float:
-        readers = {e.output.tensor: [o.name for o in self.workload.einsums if e.output.tensor in {p.tensor for p in o.inputs}] for e in self.workload.einsums}
-        return min((self.rest(0, frozenset(kept)) for kept in subsets([t for t in readers if readers[t]])), default=inf)
+        read = {own_name(p.tensor) for e in self.workload.einsums for p in e.inputs}
+        handed = [e.output.tensor for e in self.workload.einsums if e.output.tensor in read]
+        return min((self.rest(0, frozenset(kept)) for kept in subsets(handed)), default=inf)
 
     def rest(self, first: int, kept: frozenset[str]) -> float:
         if first == len(self.workload.einsums):
@@ -121,7 +133,7 @@ class Everything:
 
     def segment(self, first: int, last: int, kept: frozenset[str]) -> float:
         own = self.workload.einsums[first:last]
-        places = [(i, p.tensor) for i, e in enumerate(self.workload.einsums) for p in e.tensors()]
+        places = [(i, own_name(p.tensor)) for i, e in enumerate(self.workload.einsums) for p in e.tensors()]
         spans = {t: [i for i, tensor in places if tensor == t] for t in kept}
         elems = {e.output.tensor: e.output.stored_elems() for e in self.workload.einsums}
         room = self.arch.levels[1].capacity_bits - 8 * sum(elems[t] for t, at in spans.items() if at[0] < last and at[-1] >= first)
@@ -130,14 +142,16 @@ class Everything:
         if len(own) == 1:
             return self.branch(own, 0, None, (), kept, room)
         handed = handed_on(own)
-        if not handed or kept & handed:
+        twice = {p.tensor for e in own for p in e.inputs} - {own_name(p.tensor) for e in own for p in e.inputs}
+        if not handed or kept & handed or handed & set(map(own_name, twice)):  # no loop cuts both accesses alike
             return inf
         found = inf
         for ranks in product(*(sorted(e.output.full()) for e in own)):
             n = {e.sizes()[rank] for e, rank in zip(own, ranks, strict=True)}
             tensors = [p.tensor for e in own for p in e.tensors()]
+            stays = {t for t in tensors if own_name(t) in kept}
             free = sorted({p.tensor for e, rank in zip(own, ranks, strict=True) for p in e.tensors()
-                           if rank not in p.ranks() and tensors.count(p.tensor) == 1} - handed - kept)
+                           if rank not in p.ranks() and tensors.count(p.tensor) == 1} - handed - stays)
             for tile in (t for t in range(1, min(n)) if min(n) % t == 0) if len(n) == 1 else ():
                 for held in subsets(free):
                     key = (first, last, ranks, tile)
@@ -202,7 +216,7 @@ class Everything:
                room: int) -> float:
         e = own[j]
         mine = tuple(t for t in held if t in {p.tensor for p in e.tensors()})
-        stays = tuple(p.tensor for p in e.tensors() if p.tensor in kept)
+        stays = tuple(p.tensor for p in e.tensors() if own_name(p.tensor) in kept)
         key = (tuple(o.name for o in own) if loop else (), e.name, loop, mine, stays)
         if key not in self.nests:
             self.nests[key] = list(self.prices(own, j, loop, mine, stays))
@@ -240,11 +254,11 @@ class InLayouts(Everything):
 
     def best(self) -> float:
         made = {e.output.tensor for e in self.workload.einsums}
-        self.both = made & {p.tensor for e in self.workload.einsums for p in e.inputs}
-        users = [(p.tensor, e.name) for e in self.workload.einsums for p in e.tensors() if p.tensor in self.both and len(p.dims) == 2]
+        self.both = made & {own_name(p.tensor) for e in self.workload.einsums for p in e.inputs}
+        users = [(p.tensor, e.name) for e in self.workload.einsums for p in e.tensors() if own_name(p.tensor) in self.both and len(p.dims) == 2]
         found = inf
         for kept in subsets(sorted(self.both)):
-            for turned in subsets([one for one in users if one[0] not in kept]):  # type: ignore[arg-type]
+            for turned in subsets([one for one in users if own_name(one[0]) not in kept]):  # type: ignore[arg-type]
                 self.turned = frozenset(turned)  # type: ignore[arg-type]
                 found = min(found, self.rest(0, frozenset(kept)))
         return found
@@ -262,9 +276,9 @@ class InLayouts(Everything):
         if loop:
             return super().branch(own, j, loop, held, kept, room)
         e = own[j]
-        stays = tuple(p.tensor for p in e.tensors() if p.tensor in kept)
+        stays = tuple(p.tensor for p in e.tensors() if own_name(p.tensor) in kept)
         if (e.name, stays, mine) not in self.nests:
-            alone = [p.tensor for p in e.tensors() if p.tensor not in self.both and len(p.dims) == 2]
+            alone = [p.tensor for p in e.tensors() if own_name(p.tensor) not in self.both and len(p.dims) == 2]
             self.nests[e.name, stays, mine] = [row for free in subsets(alone) for row in self.laid(e, {t for t, _ in mine} | set(free), stays)]
         return min((cost for cost, bits in self.nests[e.name, stays, mine] if bits <= room), default=inf)
 

@@ -151,7 +151,7 @@ def random_einsum(
     """Its text, the shape of its result, its extents. a: what it reads."""
     (rows, columns), (m, n, k), out, wide = shapes[a], ranks, f"T{i}", rng.choice([1, 2, 3])
     alike = [t for t, shape in shapes.items() if shape == (rows, columns) and t != a]
-    kind = rng.choice(["gemm", "gemm", "gemm", "left", "crossed", "add", "map", "window", "scalar", "csr"])
+    kind = rng.choice(["gemm", "gemm", "gemm", "left", "crossed", "add", "map", "window", "constant", "scalar", "csr"])
     if kind == "add" and alike:
         return (
             f'"{out}[{m},{n}] = {a}[{m},{n}] + {rng.choice(alike)}[{m},{n}]"',

@@ -11,13 +11,52 @@ from dse.nest import Loop, Mapping, Store, role
 from dse.sim.terms import within
 from hw import machine
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
-from workloads.einsum import Einsum, Projection, einsum
+from workloads.einsum import Dim, Einsum, Projection, einsum
 
 KINDS = ("gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool", "add", "transposed", "copy")
 
 
 def random_einsum(rng: Random, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> Einsum:
-    """A small einsum of one of the kinds that networks have; windows with stride, dilation, padding."""
+    """A small einsum of one of the kinds that networks have; windows with stride, dilation, padding; degenerate at times."""
+    return degenerate(rng, _plain_einsum(rng, kinds))
+
+
+def degenerate(rng: Random, e: Einsum) -> Einsum:
+    """The einsum as drawn, or with ranks of extent 1, constant indices (of padding too), or a result that is a scalar; or an operation of scalars alone.
+
+    Of copies and functions of one input the output keeps its ranks, or nothing would say which element is written.
+    """
+    if rng.random() < 0.7:
+        return e
+    change = rng.choice(["extent", "constant", "constant", "inserted", "scalar", "scalars"])
+    if change == "extent":
+        short = rng.sample([rank for rank, _ in e.extents], rng.randint(1, len(e.extents)))
+        return replace(e, extents=tuple((rank, 1 if rank in short else n) for rank, n in e.extents))
+    if change == "scalars" or (change == "scalar" and e.kind in ("mac", "max", "add")):
+        whole = [e.output, *(e.inputs if change == "scalars" else ())]
+        return _of_ranks(replace(e, output=_bare(e.output), inputs=tuple(_bare(p) if p in whole else p for p in e.inputs)))
+    free = [p for p in e.tensors() if p.dims and (p is not e.output or e.kind in ("mac", "max", "add"))]
+    p = rng.choice(free)
+    at = rng.randrange(len(p.dims))
+    size = rng.randint(1, 4)
+    stored = p is e.output or p.format == "csr" or rng.random() < 0.9
+    index = rng.randrange(size) if stored else rng.choice([-1, size])
+    dims = (*p.dims[:at], Dim((), index, size), *p.dims[at + (change != "inserted"):])
+    changed = replace(p, dims=dims)
+    return _of_ranks(replace(e, output=changed if p is e.output else e.output, inputs=tuple(changed if q is p else q for q in e.inputs)))
+
+
+def _bare(p: Projection) -> Projection:
+    return replace(p, dims=(), format="dense")
+
+
+def _of_ranks(e: Einsum) -> Einsum:
+    """Without the ranks that no tensor has any more."""
+    used = {rank for p in e.tensors() for rank in p.ranks()}
+    return replace(e, extents=tuple((rank, n) for rank, n in e.extents if rank in used))
+
+
+def _plain_einsum(rng: Random, kinds: Sequence[str]) -> Einsum:
     n = lambda top: rng.randint(1, top)  # noqa: E731
     stride, dilation, pad = n(3), n(2), rng.randint(0, 2)
     kind = rng.choice(kinds)
@@ -163,7 +202,7 @@ def rich_einsum(rng: Random, kind: str) -> Einsum:
             p = replace(p, format="csr", density=rng.choice([0.1, 0.25, 1 / 3, 0.5, 1.0]))
         return p
 
-    return replace(e, output=changed(e.output), inputs=tuple(changed(p) for p in e.inputs))
+    return degenerate(rng, replace(e, output=changed(e.output), inputs=tuple(changed(p) for p in e.inputs)))
 
 
 def rich_arch(rng: Random) -> Arch:

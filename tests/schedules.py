@@ -31,7 +31,7 @@ def random_workload(rng: Random, count: int, pipelined: bool) -> Workload:
         rows, columns = shapes[a]
         alike = [t for t, shape in shapes.items() if shape == (rows, columns) and t != a]
         crossed = [t for t, shape in shapes.items() if shape[1] == columns and t != a]
-        kind = rng.choice(["gemm", "gemm", "gemm", "add", "window", "cross", "map"])
+        kind = rng.choice(["gemm", "gemm", "gemm", "add", "window", "cross", "map", "slice", "square", "total"])
         if kind == "add" and alike:
             b = rng.choice(alike)
             einsums.append(einsum(f"{out}[{m},{n}] = {a}[{m},{n}] + {b}[{m},{n}]", {m: rows, n: columns}, f"e{i}"))
@@ -49,6 +49,15 @@ def random_workload(rng: Random, count: int, pipelined: bool) -> Workload:
         elif kind == "map":
             einsums.append(einsum(f"{out}[{m},{n}] = relu({a}[{m},{n}])", {m: rows, n: columns}, f"e{i}"))
             shapes[out] = (rows, columns)
+        elif kind == "slice":  # one row, by a constant index
+            row = rng.randrange(rows)
+            einsums.append(einsum(f"{out}[0,{n}] = relu({a}[{row},{n}])", {n: columns}, f"e{i}", sizes={a: (rows, columns)}))
+            shapes[out] = (1, columns)
+        elif kind == "square":  # a tensor read twice
+            einsums.append(einsum(f"{out}[{m},{n}] += {a}[{m},{k}] * {a}_again[{n},{k}]", {m: rows, n: rows, k: columns}, f"e{i}"))
+            shapes[out] = (rows, rows)
+        elif kind == "total" and i == count - 1:  # a scalar, which no later einsum reads
+            einsums.append(einsum(f"{out}[] += {a}[{m},{n}] * {a}_again[{m},{n}]", {m: rows, n: columns}, f"e{i}"))
         else:
             wide = size(rng, pipelined)
             einsums.append(einsum(f"{out}[{m},{n}] += {a}[{m},{k}] * W{i}[{k},{n}]", {m: rows, n: wide, k: columns}, f"e{i}"))

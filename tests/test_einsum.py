@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.onnx_count import brute_hull
-from workloads.einsum import Dim, Einsum, Projection, WorkloadError, canonical_key, compulsory_elems, einsum, show, squeezed
+from workloads.einsum import SCALAR, Dim, Einsum, Projection, WorkloadError, canonical_key, compulsory_elems, einsum, show, squeezed
 
 RANKS = ["a", "b", "c", "d", "e"]
 
@@ -192,3 +192,14 @@ def test_faults_of_sizes_bits_and_density() -> None:
                           ({"format": {"C": "csr"}}, "tensor C cannot be csr; only an input with rows can")]:
         with pytest.raises(WorkloadError, match=fault):
             parse(**given_)
+
+
+def test_an_operation_of_scalars_has_one_iteration() -> None:
+    e = einsum("S[] = div(A[], B[])", {"k": 6}, "s")
+    assert e.points() == 1 and e.ranks() == (SCALAR,) and einsum(show(e), {}).extents == e.extents
+    assert squeezed(e) == e and canonical_key(e) == canonical_key(einsum("T[] = div(X[], Y[])", {}))
+
+
+def test_ranks_of_equal_einsums_match_by_place() -> None:
+    a, b = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 2, "k": 3, "n": 4}), einsum("Z[j,i] += X[j,l] * Y[l,i]", {"i": 4, "j": 2, "l": 3})
+    assert (a.ranks(), b.ranks()) == (("m", "n", "k"), ("j", "i", "l")) and canonical_key(a) == canonical_key(b)

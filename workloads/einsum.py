@@ -19,6 +19,7 @@ ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
 CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
 FORMATS = ("dense", "csr")
+SCALAR = "one"  # the rank of an operation of scalars
 TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
 
 
@@ -73,7 +74,11 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Einsum:
-    """One tensor operation. kind: mac, max, add, mul, copy (data movement) or the name of a function of its inputs."""
+    """One tensor operation. kind: mac, max, add, mul, copy (data movement) or the name of a function of its inputs.
+
+    extents: size of every rank. An operation of scalars has one iteration, so one rank of extent 1 that no tensor has:
+    no reader of ranks meets an einsum without any.
+    """
 
     name: str
     kind: str
@@ -81,12 +86,21 @@ class Einsum:
     inputs: tuple[Projection, ...]
     extents: tuple[tuple[str, int], ...]
 
+    def __post_init__(self) -> None:
+        if not self.extents:
+            object.__setattr__(self, "extents", ((SCALAR, 1),))
+
     def sizes(self) -> dict[str, int]:
         return dict(self.extents)
 
     def tensors(self) -> tuple[Projection, ...]:
         """Inputs in the order of the text, then the output."""
         return (*self.inputs, self.output)
+
+    def ranks(self) -> tuple[str, ...]:
+        """Ranks by first appearance in the output, then in the inputs; last those that no tensor has. Equal einsums match rank by rank."""
+        found = dict.fromkeys(rank for p in (self.output, *self.inputs) for d in p.dims for rank in d.ranks())
+        return tuple(found | dict.fromkeys(self.sizes()))
 
     def points(self) -> int:
         """Iterations of the whole loop nest: operations of the kind, padded positions included."""

@@ -96,9 +96,8 @@ class Nests:
     def _key(self, e: Einsum, place: Place) -> Key:
         if (e, place) not in self.keys:
             order = [p.tensor for p in (e.output, *e.inputs)]
-            ranks = list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank, _ in d.terms))
             names = [tuple(order.index(t) for t in order if t in own) for own in (place.handed, place.held, place.kept, place.leaving)]
-            self.keys[e, place] = (canonical_key(e), place.level, ranks.index(place.rank) if place.rank else -1, place.tile, *names)
+            self.keys[e, place] = (canonical_key(e), place.level, e.ranks().index(place.rank) if place.rank else -1, place.tile, *names)
         return self.keys[e, place]
 
     def best(self, e: Einsum, place: Place, room: float) -> Nest:

@@ -268,8 +268,7 @@ def likeness(g: Found, r: Range) -> tuple[object, ...]:
     own = g.workload.einsums[r.first:r.last + 1]
     names = list(dict.fromkeys(p.tensor for e in own for p in e.tensors()))
     members = tuple((canonical_key(e), tuple(names.index(p.tensor) for p in e.tensors()), tuple(p.tensor in pinned(g, e) for p in e.inputs)) for e in own)
-    axis = tuple(list(dict.fromkeys(rank for p in (e.output, *e.inputs) for d in p.dims for rank in d.ranks())).index(rank)
-                 for e, rank in zip(own, r.ranks, strict=False))
+    axis = tuple(e.ranks().index(rank) for e, rank in zip(own, r.ranks, strict=False))
     return members, tuple((e.output.tensor in r.handed, e.output.tensor in r.leaving) for e in own), axis, r.tile, len(own) == len(g.workload.einsums)
 
 

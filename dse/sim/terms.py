@@ -455,7 +455,12 @@ def tile_count(extent: int, cuts: Cuts) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
-    """Sum over all tiles of one dimension's hull length, clipped to what is stored; distinct: length of their union."""
+    """Sum over all tiles of one dimension's hull length, clipped to what is stored; distinct: length of their union.
+
+    A constant index has no ranks, so one tile: its one element, none if that is padding.
+    """
+    if not dim.terms:
+        return int(not clip or within(dim, ()))
     if whole(dim, {dim.terms[0][0]: ranks[0][0]}):
         return sum(size * n for size, n in tile_sizes(*ranks[0]))
     if distinct or (clip and not within(dim, [extent for extent, _ in ranks])):
@@ -467,7 +472,7 @@ def dim_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct:
 
 
 def whole(dim: Dim, sizes: dict[str, int]) -> bool:
-    """Whether a dimension is one rank, all of which is stored."""
+    """Whether a dimension is one rank, all of which is stored; a constant index is none."""
     return len(dim.terms) == 1 and dim.terms[0][1] == 1 and dim.offset == 0 and dim.size >= sizes[dim.terms[0][0]]
 
 
