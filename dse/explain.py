@@ -50,8 +50,9 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
     """The metrics of a solved workload by name, units at the end of the names."""
     ns = solution.latency_cycles / arch.clock_ghz
     return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
-            "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(), "status": "ok", "gap_in_space": _known(solution.gap_in_space),
-            "gap_to_bound": _known(solution.gap_to_bound), "certificate": claim(solution.certificate), "space": space_words(solution.certificate)}
+            "energy_steady_pj": solution.energy_steady_pj, "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(),
+            "status": "ok", "gap_in_space": _known(solution.gap_in_space), "gap_to_bound": _known(solution.gap_to_bound),
+            "certificate": claim(solution.certificate), "space": space_words(solution.certificate)}
 
 
 def _known(gap: float) -> float | None:
@@ -178,6 +179,8 @@ def directives(workload: Workload, solution: Solution) -> str:
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
     found = {key: value for key, value in totals(arch, solution).items() if key != "space"}
+    if found["energy_steady_pj"] == found["energy_pj"]:  # runs back to back gain nothing
+        del found["energy_steady_pj"]
     if solution.memory:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):
@@ -243,6 +246,7 @@ def segment_rows(solution: Solution) -> list[dict[str, Any]]:
     """Rows of the table segments, of a schedule that is more than einsums in turn. A share of a kept tensor is no segment's: the schedule's."""
     return [{"segment": i, "einsums": (" | " if row.granules else " -> ").join(row.einsums), "count": 1,
              "granules": row.granules or None, "energy_pj": row.energy_pj, "latency_cycles": row.latency_cycles, "steady_cycles": row.steady_cycles,
+             "energy_steady_pj": row.energy_steady_pj,
              "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))] if row.granules else None, "on_chip": _places(row.on_chip),
              "held": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None} for i, row in enumerate(solution.segments, 1)]
 
@@ -276,8 +280,7 @@ def energy(arch: Arch, solution: Solution) -> Table:
         for part in cost.price.parts:
             if part.level in moved:
                 moved[part.level] += cost.count * part.energy_pj
-    streams = len(solution.segments) == 1 and solution.segments[0].granules > 0
-    ns = (solution.steady_cycles if streams else solution.latency_cycles) / arch.clock_ghz  # what leakage is billed over
+    ns = solution.latency_cycles / arch.clock_ghz  # what leakage is billed over
     lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
     powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
     rows = [(name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1)) for name, mw in zip(names, powers, strict=True)]

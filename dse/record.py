@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hw.arch import Access, Compute, Fanout, Level
 
-MODEL_VERSION = 11
+MODEL_VERSION = 12
 SOLVER_VERSION = 21
 
 STATUS = ("ok", "infeasible", "pruned", "error")
@@ -164,6 +164,7 @@ TABLES: dict[str, Columns] = {
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
         "steady_cycles": Column("float64", "cycles", "of one of many runs back to back; NULL: of einsums in turn"),
+        "energy_steady_pj": Column("float64", "pJ", "energy of one of many runs back to back, leakage over the steady cycles; NULL: of einsums in turn"),
         "slowest_stage": Column("string", "", "einsum that a granule takes longest in; NULL: in turn"),
         "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
         "held": Column("string", "", "most bytes that one instance of each level holds meanwhile; NULL: of einsums in turn"),

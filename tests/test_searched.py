@@ -16,7 +16,7 @@ from dse.dataflow.optimal import optimal
 from dse.dataflow.ragged import solved
 from dse.dataflow.space import FREE
 from dse.nest import Infeasible, parse
-from dse.reuse import fused, published, segments, whole
+from dse.reuse import fused, published, segments
 from dse.reuse.nests import Nests
 from dse.reuse.stages import Nodes
 from dse.schedule import Schedule, parse_schedule
@@ -205,8 +205,8 @@ def test_each_solver_of_schedules_says_what_it_searched(tmp_path: Path, monkeypa
         where = (net, nodes) if name in ("kapla", "pipelines") else (two(), ARRAY)
         assert name in ("kapla", "pipelines", "optimal", "gogeta", "gogeta-published") or covers(one.space, in_text(one, where[0]), *where) is None
     g = segments.Found(nodes, net, "energy", "pinned", Nodes(nodes))
-    assert segments.space(g, 6, (), whole.INSIDE) == replace(PIPES, mappings=(Mappings("perfect", node_order="levels"),), tiles=(), weights="pinned", beside=())
-    assert segments.space(g, 1, (1,), whole.INSIDE).pipelined == 1 and whole.NODE_LOOPS == 2
+    assert segments.space(g, 6, (), Mappings("perfect")) == replace(PIPES, mappings=(Mappings("perfect"),), tiles=(), weights="pinned", beside=())
+    assert segments.space(g, 1, (1,), Mappings("perfect")).pipelined == 1
 
 
 UNHELD = re.sub(r"hold .*\n", "", (REPORTED / "chain3_held.sch").read_text())

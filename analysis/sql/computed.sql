@@ -39,7 +39,7 @@ SELECT machine, schedule, workload, place AS segment, einsum AS einsums, count, 
 FROM (SELECT machine, schedule, workload, unnest(einsums_of(machine, workload, keys, space, places, gaps, spaces), recursive := true) FROM internal.packed);
 
 -- Actions and energy per point, einsum, level, tensor and action, of all runs of the einsum. Leakage of a level (action leak) is billed over the cycles of the
--- einsum; of stages of a pipeline over those of their segment, which stands for the einsum, and back to back where the segment is the whole schedule.
+-- einsum; of stages of a pipeline over those of their segment, which stands for the einsum.
 CREATE OR REPLACE VIEW internal.priced AS
 SELECT machine, schedule, workload, einsum, kind, count, mapping_key, unnest(levels) AS p
 FROM (SELECT machine, schedule, workload, unnest([places]) AS place, unnest(keys) AS mapping_key, levels
@@ -64,8 +64,7 @@ SELECT machine, schedule, workload, einsum, cycles, levels_of(machine) AS levels
     WHERE NOT EXISTS (FROM internal.stored_segments s WHERE granules IS NOT NULL AND (s.machine, s.schedule, s.workload) = (e.machine, e.schedule, e.workload)
                       AND list_contains(string_split(s.einsums, ' | '), e.einsum))
     UNION ALL
-    SELECT s.machine, s.schedule, s.workload, s.einsums, CASE w.segments WHEN 1 THEN s.steady_cycles ELSE s.latency_cycles END
-    FROM internal.stored_segments s JOIN internal.stored_schedules w USING (machine, schedule, workload) WHERE granules IS NOT NULL);
+    SELECT machine, schedule, workload, einsums, latency_cycles FROM internal.stored_segments WHERE granules IS NOT NULL);
 
 CREATE OR REPLACE VIEW traffic AS
 SELECT

@@ -302,8 +302,9 @@ def priced_on(f: Family, machine: int) -> Solution:
     names = [*(level.name for level in arch.levels), "MAC"]
     einsums = tuple(_einsum(c, one, arch, _energy(f, machine, own, n), n, names[by]) for c, one, own, n, by in zip(
         known.solution.einsums, known.einsums, known.actions, known.cycles[:, machine].tolist(), known.bound_by[:, machine], strict=True))
-    segments = tuple(replace(row, energy_pj=sum(n * einsums[i].energy_pj for i, n in own), latency_cycles=cycles, steady_cycles=cycles)
+    segments = tuple(replace(row, energy_pj=pj, energy_steady_pj=pj, latency_cycles=cycles, steady_cycles=cycles)
                      for row, own in zip(known.solution.segments, known.members, strict=False)
+                     for pj in [sum(n * einsums[i].energy_pj for i, n in own)]
                      for cycles in [sum(n * einsums[i].latency_cycles for i, n in own)])
     total, latency = (sum(pairs) for pairs in ([row.energy_pj for row in segments], [row.latency_cycles for row in segments])) if segments else (
         sum(pairs) for pairs in ([c.count * c.energy_pj for c in einsums], [c.count * c.latency_cycles for c in einsums]))
@@ -311,8 +312,8 @@ def priced_on(f: Family, machine: int) -> Solution:
     if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
         raise Violated(f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost {total, latency} of\n{known.schedule}")
     turns = float(f.turns[:, machine].sum())
-    found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
-                    gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns if turns else 0.0)
+    found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, energy_steady_pj=total,
+                    segments=segments, gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns if turns else 0.0)
     gap = above(total, float(f.floors[machine]))
     return told(found, gap if gap > 2 * PRECISE else 0.0, f.where, f.workload)  # bounds are rounded down by PRECISE
 

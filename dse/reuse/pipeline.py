@@ -2,7 +2,8 @@
 
 Limits on the cycles of a stage are tried, tightest first: each stage is to cost least within the limit, all together need no more nodes than there are
 (`dse/join.py`), and rectangles must lie beside each other. The evaluator prices what is found. What the published solver finds is among it, and, of
-little work on few nodes, what the mapper finds for einsums in turn.
+little work on few nodes, what the mapper finds for einsums in turn. All workloads take this one search; small ones are held against an enumeration of the
+space (`tests/enumerated_pipelines.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 
 from dse.dataflow.optimal import optimal
 from dse.nest import Infeasible, Loop
-from dse.reuse import whole as wholly
 from dse.reuse.floors import least
 from dse.reuse.published import MOST, options
 from dse.reuse.segments import (
@@ -50,7 +50,7 @@ from dse.reuse.segments import (
 from dse.reuse.shares import Ways, by_nodes, time_of, together, ways
 from dse.reuse.stages import Around, Nodes, Stage, kept_bits, own_nest, whole
 from dse.schedule import Branch, Lanes, Segment
-from dse.searched import Space, mappings_of
+from dse.searched import Space, mappings_of, tile_counts
 from dse.sim.evaluate import PRECISE, Problem, Solution, Violated, above, certified, figure, in_space
 from dse.sim.graph import any_schedule
 from hw.arch import Arch
@@ -79,6 +79,7 @@ CLOSER = 6  # choices of stages that are priced per limit, of segments that are 
 LITTLE = 0.03  # of the energy of a part: where faster nests save no more they are not asked for
 FINAL = 2  # parts of an einsum that are searched for longer
 ALONE, LITTLE_WORK = 12_000, 2**16  # nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
+FEW_NODES = 16  # up to which einsums are asked for on fewer nodes than their share, and of the mapper without reuse
 FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
 BESIDE = "KAPLA's schedules", "unfused mappings of small einsums"  # `_others`
 
@@ -90,15 +91,13 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     check(arch, "pipelines")
     g = Found(arch, workload, objective, weights, Nodes(arch), steady)
     most, theirs_most = (MOST_STAGES, MOST) if spatial else (1, 1)
-    granules = ONE if not temporal else EVERY if wholly.small(g) else GRANULES
+    granules = GRANULES if temporal else ONE
     ranges = [r for r in ranges_of(g, most, granules) if fits(g, r)]
     first, made, _ = options(g, ranges_of(g, theirs_most, EVERY if temporal else ONE))
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
     theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
     made = dict(theirs)
     plain = objective == "energy" and weights == "streamed" and steady == inf  # energy alone is asked for, and segments add up
-    if wholly.small(g):
-        return _whole(g, ranges, first, theirs, replace(space(g, most, granules, wholly.INSIDE), node_loops=wholly.NODE_LOOPS, waste=0.0, beside=BESIDE))
     floors, before = _floors(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
@@ -137,25 +136,12 @@ def _others(g: Found, alone: Sequence[Option | None], made: dict[Range, Option],
 
 def _mapped(g: Found, e: Einsum) -> Option | None:
     """An einsum of little work on few nodes as the mapper finds it on the whole machine, where hops cost nothing."""
-    few = g.arch.instances(1) <= wholly.NODES and e.points() <= LITTLE_WORK
+    few = g.arch.instances(1) <= FEW_NODES and e.points() <= LITTLE_WORK
     found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=ALONE) if few else None
     if not isinstance(found, list):
         return None
     nest = whole(found[0].mapping, pinned(g, e), g.arch.levels[0].name, [name for name, _ in g.arch.fanouts[0].dims])
     return price_of(g, (e,), Segment((Branch(e.name, nest),)))
-
-
-def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], theirs: dict[Range, Option], searched: Space) -> Solution | Infeasible:
-    """The best schedule of a small workload. first, theirs: einsums alone and segments of the published solver."""
-    made = dict(theirs)
-    known, g.alone, g.solved = wholly.Known(g), {}, {}
-    alone = solved_alone(g, lambda _, e: wholly.alone(known, e))
-    for r in ranges:
-        if option := once(g, r, partial(wholly.segment, known, r, made.get(r))):
-            made[r] = option
-    found = chosen(g, alone, made)
-    floor = _cheapest_chain(g, alone, made) if g.objective != "edp" else _least(g, _floors(g, ranges))
-    return _told(g, found, _others(g, alone, made, first, theirs), floor, searched, f"{len(ranges)} segments, {g.evaluated} priced")
 
 
 def _cheapest_chain(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) -> float:
@@ -273,7 +259,7 @@ def _stages(g: Found, e: Einsum, around: Around, share: float, parts: int = PART
 def _on_fewer(g: Found, e: Einsum, around: Around, share: float, parts: int, limit: float) -> list[Stage]:
     """Ways to run an einsum on its share of the nodes, and, where there are few nodes, on fewer: what each of many reads for itself they may share."""
     most = g.arch.instances(1)
-    fewer = [n for n in (1, 2, 4, 8) if n < share * most / WIDE - 2] if most <= wholly.NODES and e.points() <= LITTLE_WORK else []
+    fewer = [n for n in (1, 2, 4, 8) if n < share * most / WIDE - 2] if most <= FEW_NODES and e.points() <= LITTLE_WORK else []
     return [stage for part in (share, *(n / most for n in fewer)) for stage in _stages(g, e, around, part, parts, limit)]
 
 
@@ -456,13 +442,14 @@ def _bounded(g: Found, solution: Solution) -> bool:
     nests = {b.einsum: b.mapping for b in branches} or {c.name: c.mapping for c in solution.einsums}
     dims, sizes = [name for name, _ in g.arch.fanouts[0].dims], {e.name: e.sizes() for e in g.workload.einsums}
     for segment in solution.schedule.segments if solution.schedule else ():
-        if any(isinstance(node, Loop) and sizes[segment.branches[0].einsum][node.rank] // node.tile not in GRANULES for node in segment.nodes):
+        shared = [(sizes[segment.branches[0].einsum][node.rank], node.tile) for node in segment.nodes if isinstance(node, Loop)]
+        if any(n // tile not in tile_counts(n, GRANULES) for n, tile in shared):
             return False
     for name, nest in nests.items():
-        left, shared = sizes[name], {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
+        left, cut = sizes[name], {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
         for node in nest.nodes:
             if isinstance(node, Loop):
-                if len(shared) > 2 or (node.over not in dims and left[node.rank] % node.tile):
+                if len(cut) > 2 or (node.over not in dims and left[node.rank] % node.tile):
                     return False
                 left[node.rank] = node.tile
     return True

@@ -24,7 +24,7 @@ from dse.reuse.stages import NODE_RANKS, WASTE, Around, Nodes, Shape, Stage, bes
 from dse.reuse.trips import alike, has_nodes, runs, trips
 from dse.reuse.trips import segments as looped
 from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
-from dse.searched import Mappings, Space
+from dse.searched import Mappings, Space, tile_counts
 from dse.sim.evaluate import Solution, figure
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
@@ -103,7 +103,7 @@ def pinned(g: Found, e: Einsum) -> frozenset[str]:
 
 def ranges_of(g: Found, most: int = MOST_STAGES, granules: Sequence[int] = GRANULES) -> list[Range]:
     """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share, in
-    so many granules (EVERY, ONE)."""
+    so many granules (EVERY, ONE, `searched.tile_counts`)."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
     loops = {(m.first, m.last): m for m in looped(w, padded=True)}
@@ -118,7 +118,7 @@ def ranges_of(g: Found, most: int = MOST_STAGES, granules: Sequence[int] = GRANU
         if (first, last) in loops:
             for axis in loops[first, last].axes:
                 n = own[0].sizes()[axis[0]]
-                found += [Range(first, last, handed, leaving, axis, n // b) for b in granules or range(2, n + 1) if b > 1 and n % b == 0]
+                found += [Range(first, last, handed, leaving, axis, n // b) for b in tile_counts(n, granules)]
     return found
 
 

@@ -70,7 +70,8 @@ class EinsumCost:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """Einsums that share loops or lanes. granules: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule.
+    """Einsums that share loops or lanes. granules: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule. energy_steady_pj:
+    of one of many runs back to back, as steady_cycles (`steady_pj`).
 
     on_chip: (tensor, level) of what it makes, reads and never lets out; peak_bits: (level, most that one instance holds meanwhile), all that is alive included.
     """
@@ -79,6 +80,7 @@ class SegmentCost:
     energy_pj: float
     latency_cycles: float
     steady_cycles: float
+    energy_steady_pj: float
     granules: int
     stage_cycles: tuple[float, ...]
     on_chip: tuple[tuple[str, str], ...]
@@ -122,6 +124,7 @@ class Solution:
     conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`). space: schedules that gap_in_space is of; None:
     nothing was searched, or nothing but the bound is known.
 
+    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included; steady_cycles, energy_steady_pj: of one of many, back to back.
     Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
 
@@ -129,6 +132,7 @@ class Solution:
     energy_pj: float
     latency_cycles: float
     steady_cycles: float
+    energy_steady_pj: float
     gap_in_space: float
     gap_to_bound: float
     certificate: str
@@ -279,7 +283,16 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
     gap, alone = gap if gap > PRECISE else 0.0, sum(c.count for c in solved) == 1
     space = unfused([c.space for c in solved], alone)
     certificate = certified(_proven(solved, gap, by), to_bound, ANY_MAPPING if alone else UNFUSED, space)
-    return Solution(tuple(solved), energy, cycles, steady, gap, to_bound, certificate, space=space)
+    again = steady_pj(energy, cycles, steady, problem.arch)
+    return Solution(tuple(solved), energy, cycles, steady, again, gap, to_bound, certificate, space=space)
+
+
+def steady_pj(energy: float, latency: float, steady: float, arch: Arch) -> float:
+    """Energy of one of many runs back to back, in pJ. energy, latency: of a run by itself, in pJ and cycles; steady: cycles from one run to the next.
+
+    It moves and computes the same; what leaks does so for the steady cycles.
+    """
+    return energy - arch.leak_mw() * (latency - steady) / arch.clock_ghz
 
 
 def unfused(spaces: Sequence[Mappings | None], alone: bool) -> Space | None:

@@ -5,7 +5,8 @@ Energies add up; segments, and branches of one, run in turn. A pipeline of B gra
     latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share: DRAM, levels outside of their lanes, the vector unit)
     steady  = max(B * largest g_s, the same)                                          batches back to back
 
-Leakage is billed over the latency; where the whole schedule is one pipeline, batches can follow back to back, and it is billed over the steady cycles.
+Leakage is billed over the latency, whatever the schedule. Where the whole of it is one pipeline, batches can follow back to back: what one takes then is a
+figure beside it (`Solution.steady_cycles`, `Solution.energy_steady_pj`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,21 @@ from dse.schedule import Schedule, Segment, renamed
 from dse.sim import ahead, boundary, bounds, cost, placed
 from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
-from dse.sim.evaluate import GIVEN, GIVEN_SCHEDULE, EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
+from dse.sim.evaluate import (
+    GIVEN,
+    GIVEN_SCHEDULE,
+    EinsumCost,
+    Problem,
+    SegmentCost,
+    Solution,
+    Violated,
+    above,
+    certified,
+    einsum_cost,
+    figure,
+    in_turn,
+    steady_pj,
+)
 from dse.sim.faults import faults
 from dse.sim.latency import Number, largest
 from dse.sim.parts import bits_of, op_pj
@@ -82,7 +97,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
         if segment.pipelined:
             mine = [_without_leakage(one) for one in mine]
             einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
-        rows.append(_segment(segment, own, mine, arch, g, streams, times, peak))
+        rows.append(_segment(segment, own, mine, arch, g, times, peak))
     energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
     value, floor = figure(objective, energy, latency), least(arch, workload, schedule.weights == "pinned")
     if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
@@ -92,9 +107,9 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     if arch.overlap == "buffered" and any(not one.boundary.timed(one.arch) for own in segments for one in own):
         said += f"{UNTIMED}; "
     said += f"first fills ahead: {sum(early.values()):.4g} cycles of them while the einsum before runs; " if early else ""
-    said += "leakage over steady cycles: batches back to back; " if streams else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
-    return Solution(tuple(distinct.values()), energy, latency, sum(row.steady_cycles for row in rows) if streams else latency, to_bound, to_bound,
+    steady, again = (rows[0].steady_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
+    return Solution(tuple(distinct.values()), energy, latency, steady, again, to_bound, to_bound,
                     said + certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")), tuple(rows), schedule)
 
 
@@ -112,8 +127,7 @@ def _without_leakage(one: EinsumCost) -> EinsumCost:
     return replace(one, energy_pj=energy, price=replace(one.price, energy_pj=energy, parts=parts))
 
 
-def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost], arch: Arch, g: Graph, streams: bool, times: dict[str, int],
-             peak: Bits) -> SegmentCost:
+def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost], arch: Arch, g: Graph, times: dict[str, int], peak: Bits) -> SegmentCost:
     names = tuple(one.einsum.name for one in own)
     chip = tuple((t, node.level) for t, node in placed.homes(segment).items() if g.made.get(t) in names and node.level != arch.levels[0].name
                  and not any(isinstance(n, Store) and n.tensor == t and n.level == arch.levels[0].name for n in segment.nodes))
@@ -121,13 +135,13 @@ def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost
     if not segment.pipelined:
         energy, cycles = (sum(times[name] * value for name, value in zip(names, values, strict=True))
                           for values in ([c.energy_pj for c in costs], [c.latency_cycles for c in costs]))
-        return SegmentCost(names, energy, cycles, cycles, 0, (), chip, held)
+        return SegmentCost(names, energy, cycles, cycles, energy, 0, (), chip, held)
     b = placed.granules(segment, g)
     stages = [cycles / b for cycles in stage_cycles(own, costs, segment, arch)]
     shared = shared_cycles(own, costs, segment, arch)
     steady, latency = max(b * max(stages), shared), max(filled_cycles(stages, b), shared)
-    leak = arch.leak_mw() * (steady if streams else latency) / arch.clock_ghz
-    return SegmentCost(names, sum(c.energy_pj for c in costs) + leak, latency, steady, b, tuple(stages), chip, held)
+    energy = sum(c.energy_pj for c in costs) + arch.leak_mw() * latency / arch.clock_ghz
+    return SegmentCost(names, energy, latency, steady, steady_pj(energy, latency, steady, arch), b, tuple(stages), chip, held)
 
 
 def filled_cycles(stages: Sequence[float], granules: int) -> float:

@@ -1,4 +1,4 @@
-"""Segments of small workloads, searched wholly: every part, place and nest of a node, cut by bound (docs/reuse.md, Pipelines).
+"""The best pipelines of a small workload, of all: every part, place and nest of a node, cut by bound; what `dse/reuse/pipeline.py` is held against.
 
     for stages, one after the other
       for loops over nodes, and places that overlap none before      at most two loops, all tiles; every corner of the grid
@@ -6,13 +6,15 @@
           (cut: what is placed, and the least of what is not, cost no less than the best known)
 
 A stage's energy depends on its own nest and lanes, and on the lanes that hold what it reads: so it is asked for once for all that differ elsewhere. What is
-left at the end the evaluator prices. Workloads are small where einsums have few nests on few nodes (`small`).
+left at the end the evaluator prices. Workloads are small where einsums have few nests on few nodes (`small`). The space is wider than that of the search:
+tiles need not be the smallest of as many lanes, and every number of granules that divides a loop is tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import inf, nan
 
@@ -20,13 +22,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow.exhaustive import chains, nests, pattern, placements, size, without_idle
-from dse.nest import Loop, Mapping, Store
-from dse.reuse.segments import Found, Option, Range, by_itself, members_of, pinned, price_of, value, written
-from dse.reuse.stages import Around, Shape, Stage, may_share, own_nest, part_of, split_ranks, whole
+from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.reuse.segments import (
+    EVERY,
+    Found,
+    Objective,
+    Option,
+    Range,
+    by_itself,
+    chosen,
+    fits,
+    members_of,
+    once,
+    pinned,
+    price_of,
+    ranges_of,
+    solved_alone,
+    value,
+    written,
+)
+from dse.reuse.stages import Around, Nodes, Shape, Stage, may_share, own_nest, part_of, split_ranks, whole
 from dse.schedule import Branch, Schedule, Segment
-from dse.searched import Mappings
 from dse.sim import boundary, placed
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.faults import nest_faults
 from dse.sim.graph import filled_cycles
 from dse.sim.kernels import mapping_at
@@ -42,8 +60,6 @@ WAYS = 2000  # nests of all parts
 NODES = 16
 POINTS = 4096  # operations of an einsum
 SAME = 1e-12
-NODE_LOOPS = 2  # of a part over nodes, at most (`cuts`)
-INSIDE = Mappings("perfect", node_order="levels")  # nests of a node, as `exhaustive` lists them
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +105,21 @@ class Listed:
         return [one for one in self.priced if one.energy < limit]
 
 
-def small(g: Found) -> bool:
-    """Whether every einsum has few nests, and there are few nodes."""
+def enumerated(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed") -> Solution | Infeasible:
+    """The best of all schedules whose segments run side by side or alone; of energy or cycles, which add up."""
+    g = Found(arch, workload, objective, weights, Nodes(arch))
+    known = Known(g)
+    each = solved_alone(g, lambda _, e: alone(known, e))
+    made = {r: one for r in ranges_of(g, granules=EVERY) if fits(g, r) and (one := once(g, r, partial(segment, known, r, None)))}
+    return chosen(g, each, made)
+
+
+def small(g: Found, ways: int = WAYS) -> bool:
+    """Whether every einsum has few nests, in all parts no more than so many, and there are few nodes."""
     node = replace(g.arch, fanouts=g.arch.fanouts[1:])
     if g.arch.instances(1) > NODES or any(e.points() > POINTS or size(e, node, "perfect") > NESTS for e in g.workload.einsums):
         return False
-    return all(len(cuts(e, g.arch, Around())) * size(e, node, "perfect") <= WAYS for e in g.workload.einsums)
+    return all(len(cuts(e, g.arch, Around())) * size(e, node, "perfect") <= ways for e in g.workload.einsums)
 
 
 def cuts(e: Einsum, arch: Arch, around: Around) -> list[Cut]:
@@ -296,10 +321,8 @@ class _Search:
                         self.go_on(there, [*nests, own], ways, rest)
 
     def cycles(self, nests: Sequence[Priced]) -> float:
-        """That stages take, and leak for, at least: back to back where they are all that runs; else, and where cycles are asked for, from empty to empty."""
+        """That stages take, and leak for, at least: from empty to empty."""
         own, shared = [one.cycles for one in nests] or [0.0], sum(one.shared for one in nests)
-        if self.known.g.objective != "latency" and len(self.members) == len(self.known.g.workload.einsums):
-            return max(*own, shared)
         whole, (part, _) = self.known.g.workload.einsums[self.r.first], self.members[0]
         granules = whole.points() // part.points()
         return max(filled_cycles([one / granules for one in own], granules), shared)

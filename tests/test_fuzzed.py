@@ -1,0 +1,92 @@
+"""No schedule of the notation costs less than a solver claims, of a few hundred; and a claim that is too wide is
+seen (`make prove PART=claims`: 20,000 schedules)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dse.schedule import Schedule, parse_schedule
+from dse.searched import excluded
+from tests.fuzzed import Case, Claim, Covers, Tally, case_of, claims, fuzz, held, priced, random_case, reported, stated
+
+
+@pytest.mark.parametrize(("seed", "objective"), [(0, "energy"), (1, "energy"), (4, "latency"), (5, "edp")])
+def test_no_schedule_costs_less_than_a_claim_allows(seed: int, objective: str, tmp_path: Path) -> None:
+    tallies: dict[str, Tally] = {}
+    assert fuzz(random_case(seed, tmp_path), seed, 50, objective, stated, tallies) == 50
+    assert not [line for own in tallies.values() for line in own.failures]
+    assert sum(own.covered for own in tallies.values()) > 20
+
+
+def wider(*features: str) -> Covers:
+    """Claims that say nothing of some features, though nothing of these was searched."""
+
+    def leaves_out(claim: Claim, s: Schedule, case: Case) -> str | None:
+        assert claim.found.space
+        found = excluded(claim.found.space, s, case.workload, case.arch)
+        return next((what for what in found if what not in features), None)
+
+    return leaves_out
+
+
+def failures(claim: Claim, s: Schedule, case: Case, leaves_out: Covers) -> list[str]:
+    cost, tally = priced(case, s), Tally()
+    assert cost
+    held(claim, s, cost, case, tally, leaves_out)
+    return tally.failures
+
+
+def test_a_claim_that_knows_no_held_weights_is_seen(tmp_path: Path) -> None:
+    """As it was said once: all pipelines, those whose weights are loaded once among them."""
+    case, schedule, solvers = reported("tiny_held", tmp_path)
+    (claim,) = claims(case, "energy", solvers)
+    assert not failures(claim, schedule, case, stated) and stated(claim, schedule, case) == "hold of weights"
+    (line,) = failures(claim, schedule, case, wider("hold of weights"))
+    assert line.startswith("pipelines, energy: 1") and case.graph in line and case.machine in line and str(schedule) in line
+
+
+SUMS = """name: sums
+weights: [W, V]
+extents: {m: 8, n: 4, k: 2, j: 2}
+einsums:
+- "T[m,n] += X[m,k] * W[k,n]"
+- "Y[j] += T[m,n] * V[m,j]"
+"""
+BUFFER = """clock_mhz: 1000
+word_bits: 8
+overlap: free
+nodes:
+- {memory: l0, kind: custom, width_bits: 8, read_pj: 100, write_pj: 100, actions_per_cycle: 1, leak_mw: 0, area_mm2: 0}
+- {memory: l1, kind: custom, capacity: 16 B, width_bits: 8, read_pj: 3, write_pj: 3, actions_per_cycle: inf, leak_mw: 0, area_mm2: 0}
+- {compute: mac, kind: custom, mac_pj: 1, alu_pj: 1, merge_pj: 0, leak_mw: 0, area_mm2: 0}
+"""
+SHARED = """segment
+  store L0 X W V Y
+  store L1 Y W
+  for m in tiles of 1
+    store L1 T
+    einsum T
+      store L1 X
+      for n in tiles of 1
+        for k in tiles of 1
+          mac
+    einsum Y
+      store L1 V
+      for n in tiles of 1
+        for j in tiles of 1
+          mac
+"""
+
+
+def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -> None:
+    """T fits nowhere whole; row by row it is made and summed up, for half of the price of all that is searched."""
+    case, schedule = case_of(SUMS, BUFFER, tmp_path), parse_schedule(SHARED)
+    (claim,) = claims(case, "energy", [{"reuse": "tiles"}])
+    assert not failures(claim, schedule, case, stated)
+    assert list(excluded(claim.found.space, schedule, case.workload, case.arch)) == ["shared loops over summed ranks"]  # type: ignore[arg-type]
+    assert failures(claim, schedule, case, wider("shared loops over summed ranks"))
+    tallies: dict[str, Tally] = {}
+    fuzz(case, 0, 40, "energy", wider("shared loops over summed ranks"), tallies, [schedule], [{"reuse": "tiles"}])
+    assert len(tallies["tiles"].failures) > 5  # and what lies near to it
