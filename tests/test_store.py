@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from cluster import store as s
 from dse import folder as folders
 from dse.folder import part_path
+from tests.amount import amount
 
 
 def read(store: s.Store, table: str, columns: list[str] | None = None) -> pa.Table | None:
