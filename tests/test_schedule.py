@@ -206,28 +206,21 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
     assert found.energy_pj < 0.5 * 1.1016e9 and found.steady_cycles < 0.25 * 62_548  # tests/data/kapla_reference.json: weights streamed
 
 
-@pytest.mark.parametrize(("density", "near"), [(0.5, False), (0.5, True), (1.0, False)])
-def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, near: bool) -> None:
-    """Where compute reads X straight, zeros of W keep half of it from being read by the first einsum: it is read beside.
-    The second finds all of it."""
+@pytest.mark.parametrize(("density", "near", "read", "fault"), [
+    (0.5, False, "X[m,k]", True), (0.5, True, "X[m,k]", False), (1.0, False, "X[m,k]", False), (1.0, True, "X[m,0]", True)])
+def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, near: bool, read: str, fault: bool) -> None:
+    """Where compute reads X straight, zeros of W keep half of it from being read; X[m,0] is a column. A later einsum would find what nobody brought in."""
     glb = Arch("glb", (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), Level("GLB", 8 * 64, 8, 1.0, 1.0)), (),
                Compute(0.5, 0.5), 1.0, 8)
-    first = einsum("A[m] += X[m,k] * W[k]", {"m": 2, "k": 3}, "a", density={"W": density})
+    first = einsum(f"A[m] += {read} * W[k]", {"m": 2, "k": 3}, "a", density={"W": density}, sizes={"X": (2, 3)})
     two = Workload("two", (first, einsum("B[p,q] = relu(X[p,q])", {"p": 2, "q": 3}, "b")), frozenset({"W"}))
-    text = f"""keep GLB X 1
-segment
-  einsum a
-    store DRAM X W A
-    {"store GLB X" if near else ""}
-    for m in tiles of 1
-      for k in tiles of 1
-        mac
-segment
-  einsum b
-    store DRAM X B
-    for p in tiles of 1
-      for q in tiles of 1
-        mac"""
+    loops = "for m in tiles of 1\nfor k in tiles of 1\nmac"
+    text = f"keep GLB X 1\nsegment\neinsum a\nstore DRAM X W A\n{'store GLB X' * near}\n{loops}\n"
+    text += "segment\neinsum b\nstore DRAM X B\nfor p in tiles of 1\nfor q in tiles of 1\nmac"
+    if fault:
+        with pytest.raises(ValueError, match="keep GLB X: a brings it in, but does not read all that later einsums do"):
+            evaluate(glb, two, parse_schedule(text))
+        return
     found = evaluate(glb, two, parse_schedule(text))
     assert isinstance(found, Solution)
     moved = {(c.name, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"}

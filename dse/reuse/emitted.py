@@ -256,7 +256,9 @@ def rooms(arch: Arch, workload: Workload, schedule: Schedule, far: Moved) -> Roo
     own_words: dict[tuple[str, str], float] = defaultdict(float)
     for (name, tensor), n in far.items():
         own_words[name, owner(tensor, g.made)] += n
-    lives = sorted(_lives(arch, g, own_words, once), key=lambda one: one.tensor)
+    short = {t for segment in schedule.segments for b in segment.branches for t in g.readers
+             if b.einsum in g.readers[t] and placed.passes_by(t, b, segment, g, arch.levels[0].name)}
+    lives = sorted((one for one in _lives(arch, g, own_words, once) if one.tensor not in short), key=lambda one: one.tensor)
     heirs: list[tuple[int, str, str]] = []
     for at, segment in enumerate(schedule.segments):
         dying = [one.tensor for one in lives if one.stops[-1] == at]

@@ -14,7 +14,7 @@ from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.sim import sharing, transfer
 from dse.sim.boundary import ALONE, joined, sliced, ways
-from dse.sim.placed import Graph, Placed, graph, homes, named, placed, share_at, shared_loops, stage_array
+from dse.sim.placed import Graph, Placed, graph, homes, named, passes_by, placed, share_after, share_at, shared_loops, stage_array
 from hw.arch import Arch
 from workloads.einsum import Projection, canonical_key
 from workloads.graph import Workload, counts, owner
@@ -150,6 +150,11 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
             yield f"{line}: {one.then[0][0]} brings it in, and {one.share} is what stays then; leave one of both out"
         elif early := _found_too_soon(one, g):
             yield f"{line}: {early} reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after {early}"
+        elif part := next((b.einsum for at, segment in enumerate(schedule.segments) for j, b in enumerate(segment.branches)
+                           if b.einsum in g.readers[one.tensor] and share_after(one, (at, j), g) > share_at(one, (at, j), g)
+                           and passes_by(one.tensor, b, segment, g, outer)), ""):
+            yield (f"{line}: {part} brings it in, but does not read all that later einsums do; store a tile of it on the chip there, where zeros keep parts "
+                   f"from being read, or let it stay after another einsum")
         elif sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.lane_pj for f in arch.fanouts)):
             yield f"{line}: {one.level} stands in lanes: what lies spread over them is not kept beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, prod
@@ -236,8 +236,7 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
     mine = [one for one in schedule.keeps if one.tensor in named_by[j]]
     kept = [(p.tensor, one.level, share) for one in mine for p in e.tensors() if p is e.output or owner(p.tensor, g.made) not in handed
             if owner(p.tensor, g.made) == one.tensor and (share := share_at(one, g.at[e.name], g))]
-    nodes = [node for node in (*segment.nodes, *branch.mapping.nodes) if isinstance(node, Store) and order.get(node.level, 0)]
-    beside = [row for one in mine for row in _moved_beside(one, e, g, arch, {node.tensor for node in nodes})]
+    beside = [row for one in mine for row in _moved_beside(one, e, g, arch)]
     first = {node.tensor: node.level for node in reversed([*segment.nodes, *branch.mapping.nodes]) if isinstance(node, Store)}
     pinned = {p.tensor for p in e.inputs if p.tensor in workload.weights and schedule.weights == "pinned" and order.get(first.get(p.tensor, ""), 0)}
     found = Boundary(tuple(outer), tuple(name for name, _ in f.dims) if f else (), tuple(own), tuple(remote), branch.held, tuple(copies), tuple(kept),
@@ -248,32 +247,29 @@ def _place(j: int, segment: Segment, schedule: Schedule, workload: Workload, g: 
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
 
 
-def _moved_beside(one: Keep, e: Einsum, g: Graph, arch: Arch, on_chip: Collection[str]) -> list[tuple[str, str, str, Fraction]]:
+def _moved_beside(one: Keep, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str, str, str, Fraction]]:
     """(level, tensor, action, share of it) that keeping moves and no nest says: what is made and later not found is written out too, what stays from now on
-    is written where it stays, and read where the einsum that brings it in does without a part of it. on_chip: names of tensors with nodes there."""
+    is written where it stays."""
     if one.tensor == e.output.tensor and one.share > always(one, g):
         spilled = one.share - always(one, g)
         return [(one.level, one.tensor, "read", spilled), (arch.levels[0].name, one.tensor, "write", spilled)]
     at, mine = g.at[e.name], [p.tensor for p in e.inputs if owner(p.tensor, g.made) == one.tensor]
     if mine and at != max(g.at[name] for name in g.readers[one.tensor]) and (more := share_after(one, at, g) - share_at(one, at, g)) > 0:
-        short = more * _left_out(one.tensor, e, g, on_chip)
-        return [(one.level, mine[0], "write", more), *([(arch.levels[0].name, mine[0], "read", short)] if short else [])]
+        return [(one.level, mine[0], "write", more)]
     return []
 
 
-def _left_out(tensor: str, e: Einsum, g: Graph, on_chip: Collection[str]) -> Fraction:
-    """Share of a tensor that later einsums read and this one does not bring in: elements that its indices do not touch, and, where compute reads it straight
-    from the outermost level, those that meet zeros alone."""
-    def touched(p: Projection, by: Einsum) -> Fraction:
-        return Fraction(bounds.touched_elems(p, by.extents), max(p.stored_elems(), 1))
-
+def passes_by(tensor: str, branch: Branch, segment: Segment, g: Graph, outer: str) -> bool:
+    """Whether an einsum that reads a tensor from the outermost level brings in less of it than a later one reads: its indices touch fewer
+    elements, or compute reads it straight from there, and skips what meets zeros of another input alone."""
+    e = g.einsums[branch.einsum]
     own = [p for p in e.inputs if owner(p.tensor, g.made) == tensor]
-    later = [(p, g.einsums[name]) for name in g.readers[tensor] if g.at[name] > g.at[e.name] for p in g.einsums[name].inputs
+    nodes = {n.tensor for n in (*segment.nodes, *branch.mapping.nodes) if isinstance(n, Store) and n.level != outer}
+    straight = any(p.format == "dense" and not nodes & {p.tensor, tensor} for p in own)
+    later = [(p, by) for name in g.readers[tensor] if g.at[name] > g.at[e.name] for by in [g.einsums[name]] for p in by.inputs
              if owner(p.tensor, g.made) == tensor]
-    if any(p.format != "dense" for p in own):
-        return Fraction(0)
-    brought = max(touched(p, e) * (1 if p.tensor in on_chip else Fraction(nonzero(e))) for p in own)
-    return max([Fraction(0), *(touched(p, by) - brought for p, by in later)])
+    most = max((bounds.touched_elems(p, by.extents) for p, by in later), default=0)
+    return most > max(bounds.touched_elems(p, e.extents) for p in own) or (bool(later) and straight and nonzero(e) < 1)
 
 
 def lead(branch: Branch, f: Fanout) -> list[Loop]:
