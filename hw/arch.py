@@ -352,7 +352,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A machine. levels[0] is outermost; word_bits is the size of a tensor element that names none of its own.
+    """A machine. levels[0] is outermost and holds tensors whole; word_bits is the size of a tensor element that names none of its own.
 
     overlap free: every fill overlaps the work inside; buffered: those into levels that double-buffer.
     """
@@ -379,6 +379,11 @@ class Arch:
         """The machine without a word on capacities and sizes of arrays."""
         levels = tuple(replace(level, capacity_bits=None) for level in self.levels)
         return replace(self, levels=levels, fanouts=tuple(replace(f, dims=tuple((name, 1) for name, _ in f.dims)) for f in self.fanouts))
+
+    def unbounded(self) -> Arch:
+        """The machine with all the room that tensors take at the outermost level: how much that is depends on no mapping (dse/sim/outermost.py)."""
+        outer = self.levels[0]
+        return self if outer.capacity_bits is None else replace(self, levels=(replace(outer, capacity_bits=None), *self.levels[1:]))
 
     def felt(self) -> bool:
         """Whether anything costs that mappers do not see: layouts, or networks."""

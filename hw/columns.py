@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ SILICON = ("node_nm", "cell")  # fields of machines that of all memories only an
 class Columns:
     """Of n machines with V levels and D dimensions of arrays; outside: [D] levels outside of each. NaN: alu_per_cycle of lanes that do it themselves.
 
-    read_pj, write_pj, bandwidth, width_bits, separate: [n, V]. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it,
+    read_pj, write_pj, bandwidth, width_bits, separate: [n, V]. outer_bits [n]: capacity of the outermost level, inf where there is no limit.
+    sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it,
     writes reduced. leak_mw, area_mm2: of all instances. shape: [n, nodes + 1] a number per node and for the machine, equal where they differ at most in prices,
     rates and clock. Others [n], as in `Compute` and `Arch`.
     """
@@ -36,6 +37,7 @@ class Columns:
     bandwidth: Floats
     width_bits: Ints
     separate: NDArray[np.bool_]
+    outer_bits: Floats
     sizes: Ints
     shares: NDArray[np.bool_]
     mac_pj: Floats
@@ -162,7 +164,7 @@ class Table:
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
         outside = [sum(isinstance(one, Memory) for one in template[:i]) for i, node in enumerate(template) if isinstance(node, Array) for _ in node.dims]
         sizes, multicast, reduce = (np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3))
-        read_pj, write_pj, bandwidth, width_bits, separate, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
+        read_pj, write_pj, bandwidth, width_bits, separate, capacity, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
         mac_pj, alu_pj, merge_pj, ops, alu, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][:-1]
         copies = [np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1) for v in range(len(levels) + 1)]
 
@@ -173,7 +175,7 @@ class Table:
                 found = found + of_levels[:, v] * copies[v]
             return np.asarray(found + of_lane * copies[-1] + of_vector)
 
-        return built, Columns(np.array(outside, np.int64), read_pj, write_pj, bandwidth, width_bits.astype(np.int64), separate.astype(bool),
+        return built, Columns(np.array(outside, np.int64), read_pj, write_pj, bandwidth, width_bits.astype(np.int64), separate.astype(bool), capacity[:, 0],
                               sizes.astype(np.int64), np.stack([multicast, reduce], axis=2).astype(bool), mac_pj, alu_pj, merge_pj, ops,
                               np.where(alu == 0, nan, alu), clock, word.astype(np.int64), total(leak, lane_leak, vector_leak),
                               total(area, lane_area, vector_area), np.stack([head, *(own[-1] for own in nodes)], axis=1).astype(np.int64))
@@ -190,7 +192,7 @@ def _nested(spec: Machine) -> Row:
 def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callable[[Mapping[str, Value]], Row], int]:
     """What makes the numbers of node i from the values that it depends on, and how many there are. The last one is of its shape, as far as they are known."""
     node = template.nodes[i]
-    width = 8 if isinstance(node, Memory) else 3 * len(node.dims) + 1 if isinstance(node, Array) else 11
+    width = 9 if isinstance(node, Memory) else 3 * len(node.dims) + 1 if isinstance(node, Array) else 11
 
     def shape(of: object) -> int:
         return shapes.setdefault(of, len(shapes))
@@ -213,7 +215,8 @@ def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callab
     def numbers(spec: Machine, own: Node) -> Row:
         if isinstance(own, Memory):
             at = level_of(spec, own, i == 0)
-            return at.read_pj, at.write_pj, at.bandwidth, at.width_bits, at.ports == "separate", at.leak_mw, at.area_mm2, shape(unpriced(at))
+            capacity = inf if at.capacity_bits is None else float(at.capacity_bits)
+            return at.read_pj, at.write_pj, at.bandwidth, at.width_bits, at.ports == "separate", capacity, at.leak_mw, at.area_mm2, shape(unpriced(at))
         if isinstance(own, Array):
             over = fanout_of(own, 0)
             sizes = [float(x) for (_, size), *flags in zip(over.dims, over.multicast, over.reduce, strict=True) for x in (size, *flags)]

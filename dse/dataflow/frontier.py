@@ -14,6 +14,7 @@ from dse.dataflow.optimal import none_fits
 from dse.dataflow.search import BUDGET, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, named
 from dse.nest import Infeasible, Mapping
+from dse.sim import outermost
 from dse.sim.cost import held_bits
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
@@ -41,6 +42,7 @@ class Front:
     certificate: str
 
 
+@outermost.mapper
 def front(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE) -> Front | Infeasible:
     """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the einsum or the machine."""
     e, arch = problem.einsum, problem.arch
@@ -74,7 +76,7 @@ def _smaller(arch: Arch, level: Level, bits: float) -> Arch:
 
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
     e = problem.einsum
-    return Member(priced_alone(problem, mapping), held_bits(footprints(mapping, e), level, bits_of(e, problem.arch)))
+    return Member(priced_alone(problem, mapping), held_bits(footprints(mapping, e, problem.arch), level, bits_of(e, problem.arch)))
 
 
 def _undominated(members: Sequence[Member]) -> list[Member]:

@@ -11,6 +11,7 @@ from itertools import combinations, permutations, product
 from typing import Literal, get_args
 
 from dse.nest import Loop, Mapping, Store, holdable
+from dse.sim.terms import stationary
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
@@ -87,8 +88,8 @@ def systolic(e: Einsum, f: Fanout) -> Constraints:
     """
     ranks = gemm_ranks(e)
     rows, columns, time = ROLES[f.ramp]
-    still = {"os": e.output, "ws": e.inputs[-1], "is": e.inputs[0]}[f.ramp]
-    return Constraints(((f.dims[0][0], ranks[rows]), (f.dims[1][0], ranks[columns])), ranks[time], still.tensor)
+    still = stationary(e, f.ramp).tensor
+    return Constraints(((f.dims[0][0], ranks[rows]), (f.dims[1][0], ranks[columns])), ranks[time], still)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,26 +219,25 @@ def named(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> str:
     """A searched space in words.
 
     Even lanes: n elements over f lanes leave tiles of n / f, rounded up, and no larger ones. Levels of a tensor stand in order, of different tensors in any
-    order; around an array also where it stands idle, unless the level outside is the first and unbounded, whose nodes may as well stand above all loops.
+    order; around an array also where it stands idle, unless the level outside is the first, whose nodes may as well stand above all loops.
     Loops have two trips or more: one of one trip would keep the node above from sinking, which may pay where a window that slides is held twice.
     """
-    bounded = [v for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
-    parted = any(v < f.outside <= inner for f in arch.fanouts for v in bounded for inner in bounded)
+    inside = range(1, len(arch.levels))
+    parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
     words = {"perfect": "perfect tiles", "ragged_lanes": "ragged lanes, even ones", "ragged": "ragged tiles, even lanes"}[tiles]
     ruled = "" if c == FREE else f", {c.name}" if c.name in get_args(Dataflow) else f", under {c.name}"
     return f"{words}{', levels in order around idle arrays' if parted else ''}{ruled}"
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
-    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order suffices at an unbounded outermost level."""
+    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order suffices at the outermost level."""
     names = [p.tensor for p in e.tensors()]
     choices: list[list[tuple[int, ...]]] = []
     for v, level in enumerate(arch.levels):
         may = [names.index(tensor) for tensor in holdable(e, level)]
         forced = {names.index(tensor) for name, tensor in c.kept if name == level.name} | (set() if level.bypass else set(may))
         sets = [own for n in range(len(may) + 1) for own in combinations(may, n) if forced <= set(own)]
-        ordered = v > 0 or level.capacity_bits is not None
-        choices.append([order for own in sets for order in (permutations(own) if ordered else [own])])
+        choices.append([order for own in sets for order in (permutations(own) if v else [own])])
     return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names))))
 
 
