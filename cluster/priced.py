@@ -16,6 +16,7 @@ from cluster.ruled import Ruler
 from dse.nest import Infeasible
 from dse.reuse.turns import Cell, Least, Shared, Sums, Table, cell, gap_of, least_of, summed_at, table
 from dse.searched import Mappings, encoded
+from dse.sim import outermost
 from dse.sim.evaluate import ANY_MAPPING, UNFUSED, EinsumCost, Problem, Solution, certified, einsum_cost, in_space, unfused
 from dse.stack import called, shared_on, space_of_turns, summed
 from dse.study import pareto
@@ -46,13 +47,17 @@ class Block:
         """Found where it is not yet."""
         if not self.tables:
             first, found = dict[str, Unique](), list[Table | Infeasible]()
-            for group in chain.from_iterable(self.ruler.uniques):
+            each = (outermost.in_turn(self.cell.first, workload) for workload in self.ruler.study.loaded)
+            place, short = next(((i, one) for i, one in enumerate(each) if one), (len(self.ruler.uniques), None))
+            for group in chain.from_iterable(self.ruler.uniques[:place]):
                 first.setdefault(group.key, group)
             own = shared_on(self.cell, list(first.values()), self.ruler.study.solver)
-            for groups, least in zip(self.ruler.uniques, self.least, strict=True):
+            for groups, least in zip(self.ruler.uniques[:place], self.least, strict=False):
                 found.append(_table(self.cell, groups, least, own, self.ruler.study.solver.share))
                 if isinstance(found[-1], Infeasible):
                     break
+            else:
+                found += [short] if short else []
             self.tables = found
         return self.tables
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dse.sim import bound_kernels, bounds, graph
+from dse.sim import bound_kernels, bounds, graph, outermost
 from dse.sim.evaluate import EinsumCost
 from dse.stack import PIPED
 from dse.study import pareto, prune
@@ -52,11 +52,28 @@ class Ruler:
         """Whether bounds are those of einsums in turn."""
         return self.study.search.prune and self.study.solver.reuse == "none"
 
+    def too_small(self, arch: Arch) -> bool:
+        """Whether the outermost level does not hold a workload: such a machine is infeasible, whatever its bounds."""
+        picks = self.study.solver
+        if picks.reuse == "none":
+            return any(outermost.in_turn(arch, workload) for workload in self.study.loaded)
+        return any(outermost.least(arch, workload, picks.reuse in PIPED and picks.weights == "pinned") for workload in self.study.loaded)
+
+    def too_small_of_many(self, columns: Columns) -> NDArray[np.bool_]:
+        """`too_small` of n machines that run einsums in turn."""
+        found = np.zeros(len(columns.outer_bits), np.bool_)
+        for word in np.unique(columns.word_bits).tolist():
+            need = max(outermost.most(outermost.standing(one, word), len(one.einsums))[1] for one in self.study.loaded)
+            found |= (columns.word_bits == word) & (columns.outer_bits < need)
+        return found
+
     def rows(self, machines: Ints, front: Sequence[Trial]) -> tuple[NDArray[np.bool_], dict[str, pa.Array]]:
         """Which machines are ruled out by the front, and their columns of `machines`, but for generation and source."""
         built, columns = self.table.columns(machines)
         floors = self.floors(columns)
         first = prune.first_dominating(front, prune.least_of_many(self.study.objectives, floors, self.study.weights(), columns.area_mm2))
+        if np.isfinite(columns.outer_bits).any():
+            first = np.where(self.too_small_of_many(columns), -1, first)
         out = np.zeros(len(machines), np.bool_)
         out[built] = first >= 0
         return out, self.columns_of(machines[built], columns, floors, front, first)

@@ -233,7 +233,7 @@ def _solved_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, R
     found: dict[int, Ready] = {machine: [] for machine in arches}
     try:
         hopes = {ask.machine: Hope(job.ruler, arches[ask.machine], front) for ask in asks
-                 if ask.machine in arches and (front := lease.fronts.get(ask.generation))}
+                 if ask.machine in arches and (front := lease.fronts.get(ask.generation)) and not job.ruler.too_small(arches[ask.machine])}
         for machine, hope in hopes.items():
             _hears(found[machine], partial(hope.dashed, BEATEN))
         for place, workload in enumerate(job.workloads):
@@ -402,10 +402,12 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Sol
     whole = pareto.total(list(floors.values()), [ref.weight for ref in study.workloads])
     head |= {"area_mm2": arch.area_mm2(), "clock_ghz": arch.clock_ghz, "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
     fronts: list[list[Solution]] = []
+    beatable = bool(front) and not job.ruler.too_small(arch)
     try:
-        hope.dashed(BEATEN)
+        if beatable:
+            hope.dashed(BEATEN)
         for place, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
-            told = partial(hope.heard, place) if front and hope.einsums else None
+            told = partial(hope.heard, place) if beatable and hope.einsums else None
             found = (ready[place] if ready else _shared(job, ask.machine, arch, workload) if study.solver.share else
                      solve(arch, workload, study.solver, told))
             if isinstance(found, Beaten):

@@ -22,6 +22,7 @@ from dse.conversion import Conversion, converted
 from dse.nest import Infeasible
 from dse.reuse.classify import CLASSIFIERS
 from dse.reuse.traffic import Reuse, reuse
+from dse.sim import outermost
 from dse.sim.evaluate import Problem, Solution, Tell, silent
 from dse.sim.graph import evaluate
 from dse.stack import Picks
@@ -288,6 +289,8 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
         raise ValueError(f"method = {method} must be {' or '.join(CLASSIFIERS)}")
     if len(arch.levels) < 2 or not (bits := arch.levels[1].capacity_bits):
         raise ValueError(f"{machine}: needs a bounded memory below main memory; give its second memory a capacity")
+    if short := outermost.least(arch, loaded):
+        raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
     found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
     return Stays(arch, loaded, replace(found, scheduled=_scheduled(arch, loaded, picks)) if found.crowded else found)
 

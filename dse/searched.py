@@ -60,10 +60,10 @@ def mappings_of(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> Mappings:
     """What the optimal mapper searches (`dataflow/search.py`).
 
     Levels of a tensor stand in order, of different tensors in any order; around an array also where no loop
-    uses it, unless the level outside is the first and unbounded, whose nodes may as well stand above all loops.
+    uses it, unless the level outside is the first, whose nodes may as well stand above all loops.
     """
-    bounded = [v for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
-    parted = any(v < f.outside <= inner for f in arch.fanouts for v in bounded for inner in bounded)
+    inside = range(1, len(arch.levels))
+    parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
     return Mappings(FACTORS[tiles], "free" if c == FREE else c.name, "arrays" if parted else "all",
                     layouts="row_major" if arch.described() else "alike")
 

@@ -39,9 +39,9 @@ from dse.reuse.published import SAID, published
 from dse.reuse.turns import Cell, Shared
 from dse.reuse.turns import shared as turns
 from dse.searched import Mappings, Space, claim, decoded, encoded, mappings_in, mappings_of, said
-from dse.sim import bounds, transfer
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, einsum_cost, figure, in_turn, silent
-from dse.sim.graph import UNTIMED, evaluate
+from dse.sim import bounds, outermost, transfer
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, certified, einsum_cost, figure, in_turn, silent
+from dse.sim.graph import UNTIMED, among_schedules, any_schedule, evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
 from workloads.einsum import Einsum, WorkloadError, canonical_key
@@ -128,6 +128,35 @@ def solve(arch: Arch, workload: Workload, picks: Picks, heard: Heard | None = No
 
 
 def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
+    """As `_reused`, searched without a limit of the outermost level. A schedule that needs more there is none: of configurations of reuse; else einsums in turn
+    are the answer, if they fit, with their gap to what was found."""
+    if short := outermost.least(arch, workload, picks.reuse in PIPED and picks.weights == "pinned"):
+        return short
+    found = _reused(arch.unbounded(), workload, picks, tell)
+    if isinstance(found, Infeasible) or (short := _outgrown(arch, workload, found[0])) is None:
+        return found
+    if picks.reuse in CONFIGURATIONS:
+        return short
+    turns = scheduled(arch, workload, replace(picks, reuse="none"), tell)
+    if isinstance(turns, Infeasible):
+        return min(short, turns, key=lambda one: one.need_bytes)
+    best = among_schedules(turns[0], arch, workload, picks.objective)
+    value, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
+    if where := found[0].space:
+        return [told(best, above(value, other / (1 + found[0].gap_in_space)), where, workload)]
+    what = f"not proven optimal (unfused: what {picks.reuse} found needs {short.need_bytes} bytes of {short.level})"
+    return [replace(best, certificate=certified(what, best.gap_to_bound, any_schedule(workload)))]
+
+
+def _outgrown(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
+    """What a solution needs of the outermost level, where that has less."""
+    if arch.levels[0].capacity_bits is None:
+        return None
+    given = found.schedule or schedule.in_turn(workload, {c.name: c.mapping for c in found.einsums})
+    return outermost.scheduled(arch, converted(workload, found.conversions), given)
+
+
+def _reused(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> list[Solution] | Infeasible:
     """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine, equal ones once; or the best one with tensors kept
     whole and tiles handed on, where layouts are felt in the best ones (`picks.layout` alt) or row-major. Raises ValueError on a machine that prices hops."""
     if picks.reuse == "tiles" and any(f.hop_pj or f.lane_pj for f in arch.fanouts):
@@ -267,6 +296,9 @@ def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent,
 
     heard: told place and cost of every einsum as it is solved, those that say most of the whole for their effort first; it may raise.
     """
+    if short := outermost.in_turn(arch, workload):
+        return short
+    limits, arch = arch, arch.unbounded()
     groups, mapper, apart = unique(workload), _mapper(picks), shared(workload) if arch.described() else {}
     costs: dict[int, EinsumCost | Infeasible] = {}
 
@@ -284,7 +316,8 @@ def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent,
     for place, _ in enumerate(_begun(groups, tell)):
         if isinstance(one := found(place), Infeasible):
             return one
-    return summed(arch, groups, picks, [costs[place] for place in range(len(groups))])
+    whole = summed(arch, groups, picks, [costs[place] for place in range(len(groups))])
+    return whole if isinstance(whole, Infeasible) or not arch.described() else _outgrown(limits, workload, whole[0]) or whole
 
 
 def solved_together(picks: Picks) -> bool:
@@ -298,9 +331,10 @@ def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks, heard
 
     heard: told machine, place and cost of every einsum as it is solved, in each machine's order of `scheduled`; False gives the machine up.
     """
-    groups = unique(workload)
+    groups, short = unique(workload), [outermost.in_turn(arch, workload) for arch in arches]
+    arches = [arch.unbounded() for arch in arches]
     costs: list[dict[int, EinsumCost | Infeasible]] = [{} for _ in arches]
-    todo = [[] if arch.felt() else _telling(groups, arch) if heard else list(range(len(groups))) for arch in arches]
+    todo = [[] if arch.felt() or full else _telling(groups, arch) if heard else list(range(len(groups))) for arch, full in zip(arches, short, strict=True)]
     while any(todo):
         asked: dict[tuple[int, Constraints], list[int]] = {}
         for j, places in enumerate(todo):
@@ -316,8 +350,8 @@ def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks, heard
                     todo[j] = sorted(other for other in todo[j] if other < place)
                 elif heard and not before and not heard(j, place, one):
                     todo[j], costs[j] = [], {}
-    return [_infeasible(own) or (summed(arch, groups, picks, [own[place] for place in range(len(groups))]) if own else None)
-            for arch, own in zip(arches, costs, strict=True)]
+    return [full or _infeasible(own) or (summed(arch, groups, picks, [own[place] for place in range(len(groups))]) if own else None)
+            for arch, own, full in zip(arches, costs, short, strict=True)]
 
 
 def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
@@ -360,8 +394,11 @@ def in_best_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = s
         none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
         why = "needs the mapper optimal, without solver.reuse" if arch.described() else none
         raise ValueError(f"solver.layout = {picks.layout}: {why}; leave it out")
-    found = _pairs(arch, workload, picks, tell)
-    return found if isinstance(found, Infeasible) else assigned(arch, workload, picks.objective, picks.layout, found)
+    if short := outermost.in_turn(arch, workload):
+        return short
+    found = _pairs(arch.unbounded(), workload, picks, tell)
+    chosen = found if isinstance(found, Infeasible) else assigned(arch.unbounded(), workload, picks.objective, picks.layout, found)
+    return chosen if isinstance(chosen, Infeasible) else outermost.scheduled(arch, chosen.workload, chosen.schedule) or chosen
 
 
 def _pairs(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> dict[str, Pairs] | Infeasible:
@@ -480,6 +517,8 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
     if picks.reuse != "none":
         return _kept_schedule(arch, workload, picks, tell) if picks.reuse in ("tiles", *PIPED) else with_reuse(arch, workload, picks)
+    if short := outermost.in_turn(arch, workload):
+        return short
     if TILING[picks.tiling]:
         return scheduled(arch, workload, picks, tell)
     if arch.felt() and not arch.described():
@@ -535,7 +574,7 @@ def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedul
     if left := schedule.missing(workload, given):
         short = [(e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in left]
         rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
-        found = kept(arch, rest, replace(picks, reuse="none"), tell)
+        found = kept(arch.unbounded(), rest, replace(picks, reuse="none"), tell)
         if isinstance(found, Infeasible):
             return found, given
         nests = {c.name: c.mapping for c in found[0].einsums}

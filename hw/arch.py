@@ -373,7 +373,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A machine. levels[0] is outermost; word_bits is the size of a tensor element that names none of its own.
+    """A machine. levels[0] is outermost and holds tensors whole; word_bits is the size of a tensor element that names none of its own.
 
     overlap free: every fill overlaps the work inside; buffered: those into levels that double-buffer.
     """
@@ -403,6 +403,11 @@ class Arch:
     def structure(self) -> Arch:
         """The machine without prices, rates and clock: what it shares with those that the same mappings fit."""
         return self.without(*COSTS, "area", "label")
+
+    def unbounded(self) -> Arch:
+        """The machine with all the room that tensors take at the outermost level: how much that is depends on no mapping (dse/sim/outermost.py)."""
+        outer = self.levels[0]
+        return self if outer.capacity_bits is None else replace(self, levels=(replace(outer, capacity_bits=None), *self.levels[1:]))
 
     def felt(self) -> bool:
         """Whether anything costs that mappers do not see: layouts, or networks."""

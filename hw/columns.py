@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,10 @@ SILICON = ("node_nm", "cell")  # fields of machines that of all memories only an
 class Columns:
     """Of n machines with V levels and D dimensions of arrays; outside: [D] levels outside of each.
 
-    levels [n, V], compute [n]: prices and rates by the names of their fields; NaN: a rate of None. width_bits, separate:
-    [n, V]. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it, writes
-    reduced. leak_mw, area_mm2: of all instances. shape: [n, nodes + 1] a number per node and for the machine, equal
-    where they differ at most in prices, rates and clock. Others [n], as in `Arch`.
+    levels [n, V], compute [n]: prices and rates by the names of their fields; NaN: a rate of None. width_bits, separate: [n, V].
+    outer_bits [n]: capacity of the outermost level, inf where there is no limit. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether
+    reads are multicast along it, writes reduced. leak_mw, area_mm2: of all instances. shape: [n, nodes + 1] a number per node and for the machine,
+    equal where they differ at most in prices, rates and clock. Others [n], as in `Arch`.
     """
 
     outside: Ints
@@ -38,6 +38,7 @@ class Columns:
     compute: Mapping[str, Floats]
     width_bits: Ints
     separate: NDArray[np.bool_]
+    outer_bits: Floats
     sizes: Ints
     shares: NDArray[np.bool_]
     clock_ghz: Floats
@@ -179,7 +180,7 @@ class Table:
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
         outside = [sum(isinstance(one, Memory) for one in template[:i]) for i, node in enumerate(template) if isinstance(node, Array) for _ in node.dims]
         sizes, multicast, reduce = (np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3))
-        *of_levels, width_bits, separate, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
+        *of_levels, width_bits, separate, capacity, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
         *of_lanes, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][:-1]
         copies = [np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1) for v in range(len(levels) + 1)]
 
@@ -191,7 +192,7 @@ class Table:
             return np.asarray(found + of_lane * copies[-1] + of_vector)
 
         priced, paced = (dict(zip(fields_of(kind, *COUNTED), own, strict=True)) for kind, own in ((Level, of_levels), (Compute, of_lanes)))
-        return built, Columns(np.array(outside, np.int64), priced, paced, width_bits.astype(np.int64), separate.astype(bool),
+        return built, Columns(np.array(outside, np.int64), priced, paced, width_bits.astype(np.int64), separate.astype(bool), capacity[:, 0],
                               sizes.astype(np.int64), np.stack([multicast, reduce], axis=2).astype(bool), clock,
                               word.astype(np.int64), total(leak, lane_leak, vector_leak), total(area, lane_area, vector_area),
                               np.stack([head, *(own[-1] for own in nodes)], axis=1).astype(np.int64))
@@ -209,7 +210,7 @@ def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callab
     """What makes the numbers of node i from the values that it depends on, and how many there are. The last one is of its shape, as far as they are known."""
     node = template.nodes[i]
     of_level, of_lane = (fields_of(kind, *COUNTED) for kind in (Level, Compute))
-    width = len(of_level) + 5 if isinstance(node, Memory) else 3 * len(node.dims) + 1 if isinstance(node, Array) else len(of_lane) + 6
+    width = len(of_level) + 6 if isinstance(node, Memory) else 3 * len(node.dims) + 1 if isinstance(node, Array) else len(of_lane) + 6
 
     def shape(of: object) -> int:
         return shapes.setdefault(of, len(shapes))
@@ -232,7 +233,8 @@ def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callab
     def numbers(spec: Machine, own: Node) -> Row:
         if isinstance(own, Memory):
             at = level_of(spec, own, i == 0)
-            return *counted(at, of_level), at.width_bits, at.ports == "separate", at.leak_mw, at.area_mm2, shape(structure_of(at))
+            capacity = inf if at.capacity_bits is None else float(at.capacity_bits)
+            return *counted(at, of_level), at.width_bits, at.ports == "separate", capacity, at.leak_mw, at.area_mm2, shape(structure_of(at))
         if isinstance(own, Array):
             over = fanout_of(own, 0)
             sizes = [float(x) for (_, size), *flags in zip(over.dims, over.multicast, over.reduce, strict=True) for x in (size, *flags)]

@@ -137,7 +137,7 @@ def _flat_costs(p: Price, arch: Arch) -> dict[str, float]:
 
 
 def _flat_footprints(mapping: Mapping, e: Einsum, arch: Arch, case: dict[str, Any]) -> dict[str, float]:
-    held = footprints(mapping, e)
+    held = footprints(mapping, e, arch)
     found = {f"held/{f.level}/{f.tensor}": float(f.elems) for f in held}
     for level in arch.levels:
         if level.capacity_bits:

@@ -2,7 +2,7 @@
 
 A mapping is a skeleton (storage nodes and borders of fan-outs, outermost first) with, below each of them, one loop in time per rank, and at a border one
 loop in space per rank and fan-out dimension; loops of one trip are none. Two things are left out, for they change no count and hold no more words: where
-the outermost nodes of an unbounded first level stand (they are filled by nothing, and hold what they like), and the order of the loops of a gap, but for
+the nodes of the outermost level stand (they are filled by nothing, and hold all of their tensors), and the order of the loops of a gap, but for
 which window the node above enters (counts know the tiles at nodes only, and a node sinks furthest through its own ranks first, then into one window).
 
 Counts are those of docs/model.md, as tables over the chains of tiles of a rank (or of two that share a dimension), multiplied in a compiled loop.
@@ -23,7 +23,8 @@ from numba import njit
 from dse.nest import Loop, Mapping, Store, holdable
 from dse.sim.evaluate import Problem
 from dse.sim.parts import bits_of, fill_cycles, op_cycles, op_pj
-from hw.arch import Arch
+from hw.arch import Arch, Fanout
+from tests.nests import stored_bits
 from workloads.einsum import Dim, Einsum, Projection
 
 Order = Literal["levels", "tensors"]  # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
@@ -51,10 +52,9 @@ def skeletons(e: Einsum, arch: Arch, order: Order) -> Iterator[Skeleton]:
         may = [v for v, level in enumerate(arch.levels) if p.tensor in holdable(e, level)]
         must = {v for v in may if not arch.levels[v].bypass}
         holders.append([own for n in range(1, len(may) + 1) for own in combinations(may, n) if must <= set(own)])
-    free = arch.levels[0].capacity_bits is None
     for choice in product(*holders):
         nodes = [(v, x) for x, own in enumerate(choice) for v in own]
-        top = [node for node in nodes if node[0] == 0 and free]
+        top = [node for node in nodes if node[0] == 0]
         spans = [(low, high) for low, high in zip([0, *borders], [*borders, depth], strict=True)]
         parts = [list(_interleaved([node for node in nodes if low <= node[0] < high and node not in top], order)) for low, high in spans]
         for found in product(*parts):
@@ -104,9 +104,8 @@ class Shape:
 
 
 def shape(skeleton: Skeleton, arch: Arch) -> Shape:
-    """No loops between the outermost nodes of an unbounded first level, one gap below every other item."""
+    """No loops between the nodes of the outermost level, one gap below every other item."""
     dims = [(f.outside, size) for f in arch.fanouts for _, size in f.dims]
-    free = arch.levels[0].capacity_bits is None
     kinds: list[int] = []
     at = []
     for i, (v, number) in enumerate(skeleton):
@@ -114,7 +113,7 @@ def shape(skeleton: Skeleton, arch: Arch) -> Shape:
         if v < 0:
             kinds += [1 + d for d, (outside, size) in enumerate(dims) if outside == number and size > 1]
         following = skeleton[i + 1] if i + 1 < len(skeleton) else (-1, -1)
-        if not (free and v == 0 and following[0] == 0):
+        if not (v == 0 and following[0] == 0):
             kinds.append(0)
     return Shape(tuple(kinds), (*at, len(kinds)))
 
@@ -253,12 +252,13 @@ def enumerated(problem: Problem, tiles: str, order: Order = "levels") -> Best:
     """The optimum by looking at every mapping; its cost is inf if none fits."""
     e, arch = problem.einsum, problem.arch
     space, best, found, total = Space(problem, tiles), np.full(3, inf), None, 0
+    there = arch.levels[0].capacity_bits is None or stored_bits(e, arch.word_bits) <= arch.levels[0].capacity_bits
     for skeleton in skeletons(e, arch, order):
         s = shape(skeleton, arch)
         own = [space.chains(rank, s.kinds) for rank in _long(e)]
         total += prod(map(len, own))
         chosen = np.zeros(len(own), np.int64)
-        if _searched(*_arrays(space, skeleton, s), best, chosen):
+        if there and _searched(*_arrays(space, skeleton, s), best, chosen):
             found = skeleton, s, [tuple(own[r][c].tolist()) for r, c in enumerate(chosen)]
     return Best((float(best[0]), float(best[1]), float(best[2])), found and nest(e, arch, *found), total)
 
@@ -401,6 +401,26 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
     return draft
 
 
+def _folds(space: Space, draft: Draft, skeleton: Skeleton, s: Shape, f: Fanout) -> list[int]:
+    """Factors of how many elements of the tensor that stays still in a systolic array its first PE gets, padding counted; none where there is one fold: nothing
+    enters the array, or it has two registers in turn."""
+    e, arch, ranks = space.problem.einsum, space.problem.arch, _long(space.problem.einsum)
+    p = {"ws": e.inputs[-1], "is": e.inputs[0], "os": e.output}[f.ramp]
+    nodes = [(v, s.at[i]) for i, (v, x) in enumerate(skeleton) if v >= 0 and e.tensors()[x] is p]
+    v, above = next(((v, at) for v, at in nodes if v >= f.outside), (len(arch.levels), len(s.kinds)))
+    if nodes[0][0] >= f.outside or (v < len(arch.levels) and arch.levels[v].double_buffer):
+        return []
+    first = tuple(0 if kind else EVERY for kind in s.kinds[:above])
+    alone = ranks if v == len(arch.levels) else [rank for rank in ranks if rank not in p.ranks()]
+    found = [draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (ranks.index(rank),)) for rank in alone]
+    for dim in p.dims if v < len(arch.levels) else ():
+        own = [rank for rank in ranks if rank in dim.ranks()]
+        if own:
+            table = space.table(dim, own, s.kinds, (first,) * len(own), False, False)
+            found.append(draft.factor(table, tuple(ranks.index(rank) for rank in own)))
+    return found
+
+
 def _fixed(dim: Dim, clip: bool) -> int:
     """Hull of a dimension whose ranks have one value each: its one element, 0 if it is padding."""
     return int(not clip or 0 <= dim.offset < dim.size)
@@ -415,34 +435,21 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
     tile = np.ones((len(ranks), longest, 1 + len(s.kinds)), np.int64)
     for r, (rank, found) in enumerate(zip(ranks, own, strict=True)):
         tile[r, :, 0], tile[r, : len(found), 1:] = e.sizes()[rank], found
+    fold = [(cycles, _folds(space, draft, skeleton, s, f)) for f in arch.fanouts if f.ramp and (cycles := fill_cycles(f, e, arch))]
     start = np.cumsum([0, *(table.size for table, _ in draft.factors)])
     stride = np.zeros((len(draft.factors), len(ranks)), np.int64)
     for f, (table, of) in enumerate(draft.factors):
         for axis, r in enumerate(of):
             stride[f, r] = prod(table.shape[axis + 1:])
     spans = np.cumsum([0, *map(len, draft.products)])
-    fold, ops = [], e.points() * nonzero(e)
-    dims = [(f, name) for f in arch.fanouts for name, _ in f.dims]
-    for f in arch.fanouts:
-        if f.ramp and (cycles := fill_cycles(f, e, arch)):
-            after = max((j + 1 for j, kind in enumerate(s.kinds) if kind and dims[kind - 1][0] is f), default=0)
-            first = tuple(0 if kind else EVERY for kind in s.kinds[:after])
-            counts = [space.table(None, (rank,), s.kinds, (first,), False, False) if after else np.ones(len(found))
-                      for rank, found in zip(ranks, own, strict=True)]
-            fold.append((cycles, [d for d, (g, _) in enumerate(dims) if g is f], counts))
-    folds = np.zeros((len(fold), len(ranks), longest))
-    fold_dims = np.zeros((len(fold), len(dims) + 1), np.bool_)
-    for i, (_, of, counts) in enumerate(fold):
-        fold_dims[i, of] = True
-        for r, n in enumerate(counts):
-            folds[i, r, : len(n)] = n
+    ops = e.points() * nonzero(e)
     nodes, hulls, words = [], [], []
     tensors, seen = e.tensors(), set()
     for i, (v, x) in enumerate(skeleton):
         if v >= 0:
             p, after = tensors[x], s.at[i] + 1 if x in seen else s.at[i]
             seen.add(x)
-            if arch.levels[v].capacity_bits is not None:
+            if v and arch.levels[v].capacity_bits is not None:
                 first = len(hulls)
                 hulls += [[next((c for rank, c in dim.terms if rank == own_rank), 0) for own_rank in ranks] for dim in p.dims]
                 nodes.append((v, s.at[i], after, first, len(hulls), int(arch.levels[v].double_buffer), x))
@@ -455,7 +462,8 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
     return (np.array([len(found) for found in own]), tile, np.array(s.kinds, np.int64), np.array([n for f in arch.fanouts for _, n in f.dims] or [1], np.int64),
             np.concatenate([table.ravel() for table, _ in draft.factors]), start[:-1], stride, spans,
             np.array([f for product_of in draft.products for f in product_of], np.int64), np.stack(list(draft.products.values())), begin,
-            np.array([cycles for cycles, _, _ in fold], np.float64), fold_dims, folds,
+            np.array([cycles for cycles, _ in fold], np.float64), np.cumsum([0, *(len(own) for _, own in fold)]),
+            np.array([f for _, own in fold for f in own], np.int64),
             np.array(nodes, np.int64).reshape(-1, 7), np.array(words).reshape(-1, 2), np.array(hulls, np.int64).reshape(-1, len(ranks)), full, part,
             np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]),
             np.array([own for ports in every for own in ports], np.int64), arch.leak_mw() / arch.clock_ghz,
@@ -477,8 +485,8 @@ def _words(hulls, csr, full, part, window, tile, choice, at, after):  # type: ig
 
 
 @njit(cache=True, nogil=True)
-def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors, columns, begin, fills, fold_dims, folds, nodes, words, hulls, full, part,  # type: ignore[no-untyped-def]
-              rooms, ports, leak, objective, best, chosen):
+def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors, columns, begin, fills, fold_spans, fold_factors, nodes, words, hulls,  # type: ignore[no-untyped-def]
+              full, part, rooms, ports, leak, objective, best, chosen):
     """Whether any choice of chains is below best [3], which it lowers; chosen [R]."""
     ranks, better = options.shape[0], False
     choice, values, parts = np.zeros(ranks, np.int64), np.zeros(start.shape[0]), np.zeros(begin.shape[0])
@@ -522,11 +530,9 @@ def _searched(options, tile, kinds, lanes, table, start, stride, spans, factors,
                 for c in range(parts.shape[0]):
                     parts[c] += columns[p, c] * value
             for i in range(fills.shape[0]):
-                entered, works = 1.0, False
-                for d in range(lanes.shape[0]):
-                    works = works or (fold_dims[i, d] and used[d] > 1)
-                for r in range(ranks if works else 0):
-                    entered *= folds[i, r, choice[r]]
+                entered = 1.0
+                for k in range(fold_spans[i], fold_spans[i + 1]):
+                    entered *= values[fold_factors[k]]
                 ramp += max(entered * fills[i] - 1, 0.0)
             latency = parts[1]
             for v in range(ports.shape[0]):
@@ -590,6 +596,6 @@ def nest(e: Einsum, arch: Arch, skeleton: Skeleton, s: Shape, chosen: Sequence[t
 
 def _spare(e: Einsum, arch: Arch, border: int) -> tuple[str, str] | None:
     """A rank and a dimension of a border over which it may loop once."""
-    dims = [name for f in arch.fanouts if f.outside == border and not f.ramp for name, _ in f.dims]
+    dims = [name for f in arch.fanouts if f.outside == border for name, _ in f.dims]
     ranks = [rank for rank, _ in e.extents if rank not in e.output.partial()]
     return (ranks[0], dims[0]) if ranks and dims else None

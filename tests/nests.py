@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf, prod
+from math import ceil, inf, prod
 from random import Random
 
 from dse.nest import Loop, Mapping, Store, role
@@ -106,6 +106,25 @@ def random_arch(rng: Random, capacity_bits: int | None = None) -> Arch:
                               rng.choice(["", "", "os", "ws"]) if len(dims) == 2 else ""))
     return Arch("random", levels, tuple(fanouts), Compute(1.0, 0.5, 1.0, alu_per_cycle=rng.choice([None, 4.0]), merge_pj=0.25), 1.0, 8,
                 overlap=rng.choice(["buffered", "buffered", "free"]))
+
+
+def with_outer(arch: Arch, bits: int | None) -> Arch:
+    """A machine whose outermost level holds so many bits."""
+    return replace(arch, levels=(replace(arch.levels[0], capacity_bits=bits), *arch.levels[1:]))
+
+
+def stored_bits(e: Einsum, word_bits: int) -> int:
+    """What the tensors of an einsum take whole: all elements; of compressed ones two words per nonzero and one per row."""
+    words = {p: prod(d.size for d in p.dims) for p in e.tensors()}
+    csr = {p: ceil(round(2 * p.density * n, 6)) + prod(d.size for d in p.dims[:-1]) for p, n in words.items() if p.format == "csr"}
+    return sum(n * (p.bits or word_bits) for p, n in (words | csr).items())
+
+
+def limited(arch: Arch, e: Einsum, one_in: int = 16) -> Arch:
+    """Of so many machines one has an outermost level just large enough for the einsum, or one bit less. Drawn from the names of both, so that what else is
+    drawn stays as it is."""
+    rng = Random(f"{e} {arch}")
+    return with_outer(arch, stored_bits(e, arch.word_bits) - rng.randrange(2)) if rng.randrange(one_in) == 0 else arch
 
 
 def searched(arch: Arch, e: Einsum) -> Arch:

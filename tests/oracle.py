@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
 from dse.nest import Mapping, Store
 from hw.arch import Arch
@@ -36,6 +36,8 @@ class Walk:
     seen: set = field(default_factory=set)
     holders: dict = field(default_factory=dict)  # tensor -> [(position, level)], outermost first
     lanes: list = field(default_factory=list)  # (position, loop, lane)
+    folds: dict = field(default_factory=dict)  # of systolic arrays
+    reached: int = 0  # elements of the tile that arrives, and of padding around it
 
     def share(self, tensor: Projection, parent_at: int, alone: frozenset = frozenset()) -> bool:
         """Whether another lane makes this access for us: a lower lane of a sharing loop that the tensor does not see. alone: ranks along which no lane does."""
@@ -66,11 +68,8 @@ class Walk:
 
     def go(self, at: int, env: dict) -> None:
         for tensor, level in self.resting[at]:
-            held = ceil(self.words(tensor, self.box(tensor, env, clip=False)))
+            held = self.stands(tensor) if level == self.arch.levels[0].name else ceil(self.words(tensor, self.box(tensor, env, clip=False)))
             self.tally.held[level, tensor.tensor] = max(self.tally.held[level, tensor.tensor], held)
-        for array in self.entries[at]:
-            if all(lane == 0 for _, _, lane in self.lanes):
-                self.tally.total[array, "-", "enter"] += 1
         if at == len(self.mapping.nodes):
             return self.compute(env)
         node = self.mapping.nodes[at]
@@ -85,6 +84,16 @@ class Walk:
             if node.over:
                 self.lanes.pop()
 
+    def stands(self, tensor: Projection) -> int:
+        """Words of the memory that nothing fills: all that is stored of a tensor lies there all the time, once under all its names."""
+        names = [p.tensor for p in self.e.tensors()]
+        if (first := tensor.tensor.partition("_again")[0]) != tensor.tensor and first in names:
+            return 0
+        rows, columns = prod(dim.size for dim in tensor.dims[:-1]), tensor.dims[-1].size if tensor.dims else 1
+        if tensor.format == "dense":
+            return rows * columns
+        return rows + ceil(2 * Fraction(tensor.density).limit_denominator(10**9) * rows * columns)
+
     def __post_init__(self) -> None:
         """Where the tile that each node holds is seen: the node itself if it is its tensor's first, else where it sinks to."""
         self.resting = [[] for _ in range(len(self.mapping.nodes) + 1)]
@@ -94,11 +103,23 @@ class Walk:
                 tensor = next(p for p in self.e.tensors() if p.tensor == node.tensor)
                 self.resting[self.rest(i, tensor) if node.tensor in begun else i].append((tensor, node.level))
                 begun.add(node.tensor)
-        self.entries = [[] for _ in range(len(self.mapping.nodes) + 1)]
+
+    def still(self, tensor: Projection, parent: str, child: str) -> None:
+        """A tensor reaches the lanes of an array in which it stays still: what the first PE gets, padding too, is a fold each; with two registers in turn the
+        array fills once. child "": compute takes it."""
+        names = [level.name for level in self.arch.levels]
+        for f in self.arch.fanouts:
+            kept = {"os": self.e.output, "ws": self.e.inputs[-1], "is": self.e.inputs[0]}.get(f.ramp)
+            inside = names.index(child) if child else len(names)
+            if kept is tensor and names.index(parent) < f.outside <= inside and all(lane == 0 for _, _, lane in self.lanes):
+                twice = bool(child) and self.arch.levels[inside].double_buffer
+                self.folds[f.name] = 1 if twice else self.folds.get(f.name, 0) + self.reached
+
+    def folded(self, least: int = 1) -> None:
+        """Folds of every systolic array, so many at least."""
         for f in self.arch.fanouts:
             if f.ramp:
-                own = [i for i, node in enumerate(self.mapping.nodes) if not isinstance(node, Store) and node.over in dict(f.dims)]
-                self.entries[own[-1] + 1 if own else 0].append(f.name)
+                self.tally.total[f.name, "-", "enter"] = max(self.folds.get(f.name, 1), least)
 
     def rest(self, i: int, p: Projection) -> int:
         """Position just above which a node that starts at i comes to rest."""
@@ -120,6 +141,7 @@ class Walk:
         output = node.tensor == self.e.output.tensor
         elements = self.box(tensor, env, clip=True)
         if chain:
+            self.reached = len(self.box(tensor, env, clip=False))
             self.fill(at, node, tensor, chain[-1], elements, output)
         chain.append((at, node.level))
         self.go(at + 1, env)
@@ -140,6 +162,7 @@ class Walk:
 
     def fill(self, at: int, node: Store, tensor: Projection, parent: tuple, elements: list, output: bool) -> None:
         parent_at, level = parent
+        self.still(tensor, level, node.level)
         wanted = [x for x in elements if not (output and self.fresh(at, level, x))]
         self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted))
         if not self.share(tensor, parent_at):
@@ -164,6 +187,8 @@ class Walk:
             (element,) = self.box(tensor, env, clip=False)
             output = tensor.tensor == self.e.output.tensor
             skip = output and self.fresh(len(self.mapping.nodes), level, element)
+            self.reached = 1
+            self.still(tensor, level, "")
             if self.share(tensor, at, self.apart()):
                 continue
             if not skip:
@@ -188,6 +213,7 @@ def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:
     """Count every action of a mapping by executing it."""
     w = Walk(mapping, e, arch)
     w.go(0, {rank: (0, n) for rank, n in e.extents})
+    w.folded()
     return w.tally
 
 

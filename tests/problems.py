@@ -11,7 +11,7 @@ from random import Random
 from dse.sim.evaluate import Problem
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.enumeration import Order, how_many, loops_of, shape, skeletons
-from tests.nests import degenerate
+from tests.nests import degenerate, limited
 from workloads.einsum import Einsum, einsum
 
 OBJECTIVES = ("energy", "latency", "edp")
@@ -107,7 +107,8 @@ def random_problem(rng: Random, group: str, tiles: str, most: int, order: Order 
             e = einsum_of(kind, sizes, rng)
             if rng.random() < 0.2:
                 e = replace(e, output=replace(e.output, bits=rng.choice([16, 24])))
-            return Problem(machine, degenerate(rng, e), rng.choice(OBJECTIVES if group != "array" else ("energy", "energy", "energy", "edp")))
+            e = degenerate(rng, e)
+            return Problem(limited(machine, e), e, rng.choice(OBJECTIVES if group != "array" else ("energy", "energy", "energy", "edp")))
 
 
 def _first(found: Iterator[object], most: int) -> Sequence[object]:

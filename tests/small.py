@@ -10,7 +10,7 @@ from random import Random
 from dse.dataflow.exhaustive import size
 from dse.dataflow.space import Tiles
 from dse.sim.evaluate import Problem
-from tests.nests import KINDS, random_arch, random_einsum, searched
+from tests.nests import KINDS, limited, random_arch, random_einsum, searched
 
 
 def small_problem(rng: Random, objective: str, mappings: int, kinds: Sequence[str] = KINDS, tiles: Tiles = "ragged_lanes") -> Problem:
@@ -22,4 +22,4 @@ def small_problem(rng: Random, objective: str, mappings: int, kinds: Sequence[st
         levels = (arch.levels[0], *(replace(level, bypass=free, double_buffer=rng.random() < 0.2) for level in arch.levels[1:]))
         arch = replace(arch, levels=levels)
         if len(levels) <= 3 and prod(n for _, n in e.extents) > 1 and size(e, arch, tiles) <= mappings:
-            return Problem(searched(arch, e), e, objective)
+            return Problem(limited(searched(arch, e), e), e, objective)

@@ -57,7 +57,7 @@ def test_infeasible_is_proven(seed: int) -> None:
     assert isinstance(found, list)
     for mapping in (least, found[0].mapping):
         assert faults(mapping, e, arch) == [] and lanes_overflow(mapping, e, arch) is None
-        assert cost.overflow(footprints(mapping, e), e, arch) is None
+        assert cost.overflow(footprints(mapping, e, arch), e, arch) is None
 
 
 def test_tiles_that_no_temporal_loop_moves_are_held_once() -> None:
@@ -71,7 +71,7 @@ def test_a_node_that_sinks_is_filled_again_and_held_twice() -> None:
     """6 bytes for 3 tensors that all move, one past its own ranks; with 5 bytes all lanes must cut one to the element that stays."""
     least = least_held(GEMM, two_levels(6))
     assert not isinstance(least, Infeasible)
-    assert [f.moving for f in footprints(least, GEMM) if f.level == "RF"] == [True, True, True]
+    assert [f.moving for f in footprints(least, GEMM, two_levels(6)) if f.level == "RF"] == [True, True, True]
     assert str(least_held(GEMM, two_levels(5, lanes=16))) == "C: RF needs 6 bytes, has 5"
     assert not isinstance(least_held(GEMM, two_levels(5, lanes=24)), Infeasible)  # C: 4 x 6 lanes
     assert str(least_held(GEMM, two_levels(2, lanes=24))) == "C: RF needs 6 bytes, has 2"

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.nest import Mapping, faults
-from dse.sim.cost import price
+from dse.sim.cost import overflow, price
 from dse.sim.counts import Count, count, footprints
 from dse.sim.terms import Sums, Wiring
 from hw.arch import Arch
 from tests.amount import amount
-from tests.nests import KINDS, random_case, rich_case
+from tests.nests import KINDS, random_case, rich_case, with_outer
 from tests.oracle import Tally, port_bits, walk
 from workloads.einsum import Einsum, einsum
 
@@ -37,13 +37,24 @@ def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:
     rows = count(mapping, e, arch)
     total = {(r.level, r.tensor, r.action): r.elems for r in rows if r.elems}
     busiest = busiest_bits(rows, e, arch)
-    held = {(f.level, f.tensor): f.elems for f in footprints(mapping, e)}
+    held = {(f.level, f.tensor): f.elems for f in footprints(mapping, e, arch) if f.elems}
     for what, ours, walked in (("total", total, tally.total), ("busiest", busiest, port_bits(tally, e, arch)), ("held", held, tally.held)):
         ours, walked = ({key: n for key, n in of.items() if abs(n) > SPLIT} for of in (ours, walked))
         if ours.keys() != walked.keys() or any(not isclose(n, walked[key], rel_tol=1e-9 if sparse else 0) for key, n in ours.items()):
             return f"{name} {what}: {sorted(set(ours.items()) ^ set(walked.items()))}\n{e}\n{arch.fanouts}\n{mapping}"
     energy, walked_pj = sum(part.energy_pj for part in price(mapping, rows, e, arch).parts if part.action != "leak"), energy_pj(tally, e, arch)
+    if line := outgrown(mapping, e, arch, tally):
+        return f"{name} {line}\n{e}\n{mapping}"
     return "" if isclose(energy, walked_pj, rel_tol=1e-9) else f"{name} energy: {energy} is not {walked_pj}\n{e}\n{arch}\n{mapping}"
+
+
+def outgrown(mapping: Mapping, e: Einsum, arch: Arch, tally: Tally) -> str:
+    """Empty if the outermost level has to have just the room that all tensors take there."""
+    outer, bits = arch.levels[0].name, {p.tensor: arch.word_bits if p.bits is None else p.bits for p in e.tensors()}
+    need = sum(n * bits[tensor] for (level, tensor), n in tally.held.items() if level == outer)
+    found = [overflow(footprints(mapping, e, own), e, own) for own in (with_outer(arch, need), with_outer(arch, need - 1))]
+    right = found[0] is None and found[1] and (found[1].level, found[1].need_bytes, found[1].einsum) == (outer, -(-need // 8), e.name)
+    return "" if right else f"outermost: {found} of {need} bits"
 
 
 def busiest_bits(rows: Sequence[Count], e: Einsum, arch: Arch) -> dict[tuple[str, str], float]:

@@ -28,7 +28,7 @@ def listed(problem: Problem, tiles: str, level: str) -> set[Figures]:
     """Energy, latency and room in bytes of all mappings that fit, priced one by one."""
     e, arch, found = problem.einsum, problem.arch, set[Figures]()
     for mapping in mappings(problem, tiles, "tensors"):
-        held = footprints(mapping, e)
+        held = footprints(mapping, e, arch)
         if not overflow(held, e, arch) and not lanes_overflow(mapping, e, arch):
             cost = priced(problem, mapping, count(mapping, e, arch), held)
             bits = sum(room_bits(f, one, bits_of(e, arch)) for f in held for one in arch.levels if f.level == one.name == level)

@@ -46,7 +46,7 @@ def test_twin_equals_scalar_path(seed: int) -> None:
         p = price(mapping, count(mapping, e, arch), e, arch)
         assert np.isclose(costs.energy_pj[c], p.energy_pj, rtol=1e-12) and np.isclose(costs.latency_cycles[c], p.latency_cycles, rtol=1e-12)
         in_level = {level.name: 0 for level in arch.levels}
-        for f in footprints(mapping, e):
+        for f in footprints(mapping, e, arch):
             twice = next(level.double_buffer for level in arch.levels if level.name == f.level) and f.moving
             in_level[f.level] += f.elems * bits[f.tensor] * (1 + twice)
         assert costs.held_bits[c].tolist() == list(in_level.values())

@@ -50,7 +50,7 @@ def test_contract(name: str, seed: int, objective: str) -> None:
         return
     for one in found:
         assert faults(one.mapping, e, arch) == []
-        assert cost.overflow(footprints(one.mapping, e), e, arch) is None
+        assert cost.overflow(footprints(one.mapping, e, arch), e, arch) is None
         assert einsum_cost(problem, one.mapping) == one
         assert lower_bound(problem) <= figure(objective, one.energy_pj, one.latency_cycles) * (1 + 1e-9)
 

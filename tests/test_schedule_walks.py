@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Loop, Mapping, Store
+from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.schedule import Branch, Schedule
 from dse.sim.boundary import Boundary, joined
 from dse.sim.cost import price
@@ -21,11 +21,11 @@ from dse.sim.graph import evaluate, filled_cycles
 from hw.arch import Arch
 from tests.amount import amount
 from tests.fused_in_time import timed
-from tests.nests import random_case
+from tests.nests import random_case, with_outer
 from tests.oracle import Tally, port_bits
 from tests.schedules import random_schedule
 from tests.test_counts import busiest_bits
-from tests.walked import walk_schedule
+from tests.walked import outermost, walk_schedule
 from workloads.einsum import Einsum
 from workloads.graph import Workload
 
@@ -54,6 +54,11 @@ def compared(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
         word = max(p.bits or arch.word_bits for e in workload.einsums for p in e.tensors())
         if held.keys() != peak.keys() or any(not peak[level] - less[level] - word * (less[level] > 0) <= held[level] <= peak[level] for level in peak):
             lines.append(f"segment {i + 1} holds {held}, walked {peak}, of which one takes the place of another: {dict(less)}")
+    need = max(outermost(arch, workload, schedule))
+    limits = [evaluate(with_outer(arch, bits), workload, schedule) for bits in (need, need - 1)]
+    short = limits[1]
+    if not isinstance(limits[0], Solution) or not isinstance(short, Infeasible) or short.need_bytes != -(-need // 8) or short.level != arch.levels[0].name:
+        lines.append(f"the outermost level holds {need} bits, where {limits[0]} and {short}")
     return lines
 
 

@@ -36,6 +36,7 @@ class Stage(Walk):
     whole: tuple = ()  # stores that may not sink
     gathered: tuple = ()  # stores of sums that several lanes have a part of
     events: list = field(default_factory=list)  # (tensor, element, is it written), in time, of all stages of the segment
+    trips: int = 0  # how often the first lanes begin with their nest
 
     def rest(self, i, p):
         return i if self.mapping.nodes[i] in self.whole else super().rest(i, p)
@@ -122,6 +123,28 @@ def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
         peaks.append(a.peak(i, workload, schedule))
     less = [a.less(i, schedule, life) for i, a in enumerate(far)]
     return Walked(tallies, peaks, wrong, {node.tensor for a in far for node in a.segment.nodes if isinstance(node, Store) and a.lies_in_lanes(node)}, less)
+
+
+def outermost(arch: Arch, workload: Workload, schedule: Schedule) -> list:
+    """Bits that lie at the outermost level while each segment runs: tensors come when they are made, those from outside are there; they go after the last
+    segment that reads them. Weights, and what nobody reads or a loop hands on, never go."""
+    own, levels, life = names_of(workload), [level.name for level in arch.levels], Life(workload, schedule)
+    e = {e.name: e for e in workload.einsums}
+    bits = {own[p.tensor]: whole(p) * (p.bits or arch.word_bits) for one in workload.einsums for p in one.tensors()}
+    made, stay = {one.output.tensor for one in workload.einsums}, workload.weights | {after for after, _ in workload.carried}
+    stored = {own[n.tensor] for s in schedule.segments for n in (*s.nodes, *(n for b in s.branches for n in b.mapping.nodes))
+              if isinstance(n, Store) and n.level == levels[0]}
+    for k in schedule.keeps:
+        if k.tensor in made:
+            bits[k.tensor] = ceil(bits[k.tensor] * (1 - k.share + life.written[k.tensor]))
+    there, found = stored - made, []
+    left = [{own[p.tensor] for b in s.branches for p in e[b.einsum].inputs} for s in schedule.segments]
+    read = set().union(*left)
+    for i, segment in enumerate(schedule.segments):
+        there = there | (stored & {e[b.einsum].output.tensor for b in segment.branches})
+        found.append(sum(bits[t] for t in there))
+        there = there & (stay | (made - read) | set().union(*left[i + 1:]))
+    return found
 
 
 def names_of(workload: Workload) -> dict:
@@ -247,6 +270,8 @@ class SegmentWalk:
                 if began:  # the outermost node stands in the shared part: nodes of its own nest may sink
                     self.resink(stage)
         self.go(0, {name: {rank: (0, n) for rank, n in self.e[name].extents} for name in self.names})
+        for stage in self.stages.values():
+            stage.folded(stage.trips if len(self.names) > 1 else 1)  # what stands alone never leaves its arrays
         return self
 
     def resink(self, stage: Stage) -> None:
@@ -337,6 +362,7 @@ class SegmentWalk:
         chain, output = w.holders[node.tensor], p is w.e.output
         elements = w.box(p, envs[first], clip=True)
         if chain:
+            w.reached = len(w.box(p, envs[first], clip=False))
             Walk.fill(w, position, node, p, chain[-1], elements, output)
         chain.append((position, node.level))
         reached = [self.stages[name].holders[q.tensor] for name in others for q in self.e[name].tensors() if self.own[q.tensor] == node.tensor]
@@ -357,8 +383,7 @@ class SegmentWalk:
         for name in self.names:
             w = self.stages[name]
             w.first = self.granule == 0
-            if not w.first and len(self.names) == 1:  # it never left its arrays
-                w.entries[0] = []
+            w.trips += all(lane == 0 for _, _, lane in w.lanes)
             for t, at in self.home.items():
                 if name in self.users[t][1:] and self.lies_in_lanes(self.segment.nodes[at]):
                     w.holders[t] = [(-1, self.segment.nodes[at].level)]

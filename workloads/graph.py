@@ -78,6 +78,16 @@ def owner(tensor: str, made: Collection[str]) -> str:
     return first if first in made else tensor
 
 
+def accessed(tensor: str, names: Collection[str], made: Collection[str]) -> str:
+    """`owner` where names are of all tensors that are there: also of one from outside T for T_again, unless T_again is made itself.
+
+    >>> accessed("A_again_1", {"A", "A_again_1"}, ()), accessed("A_again", {"A_again", "B"}, ())
+    ('A', 'A_again')
+    """
+    first = tensor if tensor in made else AGAIN.sub("", tensor)
+    return first if first in names else tensor
+
+
 def dag(einsums: Sequence[Einsum]) -> nx.DiGraph[str]:
     """Einsum names as nodes; an edge carries the tensor that its head reads."""
     import networkx as nx  # here: it takes a tenth of a second, and most workloads stand in order

@@ -55,7 +55,7 @@ class Conversions:
             one = Problem(self.arch, copied(shape, bits), self.objective)
             found = pairs(one, "ragged_lanes", FREE, 0.01, frozenset())
             own = [] if isinstance(found, Infeasible) else list(found.mappings)
-            staged = [mapping for mapping in _staged(one.einsum, self.arch) if not overflow(footprints(mapping, one.einsum), one.einsum, self.arch)]
+            staged = [mapping for mapping in _staged(one.einsum, self.arch) if not overflow(footprints(mapping, one.einsum, self.arch), one.einsum, self.arch)]
             self.copies[shape, bits] = [*own, *(felt(one, mapping) for mapping in staged)]
         return self.copies[shape, bits]
 

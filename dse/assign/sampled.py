@@ -100,7 +100,7 @@ class _Search:
     def fitting(self, choices: Choices) -> Mapping | None:
         e, arch = self.problem.einsum, self.problem.arch
         mapping = mapping_of(e, arch, choices)
-        return None if cost.overflow(footprints(mapping, e), e, arch) else mapping
+        return None if cost.overflow(footprints(mapping, e, arch), e, arch) else mapping
 
     def start(self) -> tuple[Choices, Mapping] | None:
         for _ in range(ATTEMPTS):

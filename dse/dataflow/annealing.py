@@ -18,7 +18,7 @@ from dse.dataflow.cost_descending import least_held
 from dse.dataflow.exhaustive import before, gaps, lanes, layers
 from dse.dataflow.random import ATTEMPTS, Choices, draw, mapping_of, primes, ranked
 from dse.nest import Infeasible, Mapping, Store, holdable
-from dse.sim import cost
+from dse.sim import cost, outermost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
 from hw.arch import Arch
@@ -46,6 +46,7 @@ class Costed:
     logs: list[float] = field(default_factory=list)
 
 
+@outermost.mapper
 def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES) -> list[EinsumCost] | Infeasible:
     """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of `least_held`."""
     e, arch = problem.einsum, problem.arch
@@ -79,7 +80,7 @@ def _start(e: Einsum, arch: Arch, rng: Random) -> Walker | None:
 
 def _fitting(e: Einsum, arch: Arch, choices: Choices) -> Walker | None:
     mapping = mapping_of(e, arch, choices)
-    return None if cost.overflow(footprints(mapping, e), e, arch) else (choices, mapping)
+    return None if cost.overflow(footprints(mapping, e, arch), e, arch) else (choices, mapping)
 
 
 def _step(e: Einsum, arch: Arch, walkers: Sequence[Walker], model: Model, heat: float, rng: Random) -> list[Walker]:
@@ -128,7 +129,7 @@ def _replaced(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tup
 
 def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
     """What the model sees, in powers of two: per level and tensor the words held and how often they are filled, per fan-out dimension the lanes used."""
-    held = {(f.level, f.tensor): float(f.elems) for f in footprints(mapping, e)}
+    held = {(f.level, f.tensor): float(f.elems) for f in footprints(mapping, e, arch)}
     fills: dict[tuple[str, str], int] = {}
     used = {dim: 1 for f in arch.fanouts for dim, _ in f.dims}
     tile, trips = e.sizes(), 1

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dse.dataflow.lanes import divisors
 from dse.dataflow.space import least
 from dse.nest import Infeasible, Loop, Mapping, Store, faults, holdable
-from dse.sim import cost
+from dse.sim import cost, outermost
 from dse.sim.counts import Count, Footprint, count, footprints, held_elems
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced
 from dse.sim.parts import bits_of
@@ -62,6 +62,7 @@ class Still:
         return [store for v, own in enumerate(self.must) for store in own if v > self.depth[store.tensor]]
 
 
+@outermost.mapper
 def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     """Best first: one solution, the cheapest of one candidate per choice of stationary tensors. Deterministic: rng is not used."""
     found = candidates(problem.einsum, topology(problem.arch))
@@ -92,8 +93,8 @@ def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
     fills = {repr(fill): fill for kept in product(*(_held(e, plan, tier) for tier in tiers(e, plan)[1:])) for fill in [_fill(e, plan, kept)]}
     orders = sorted({tuple(_order(e, still)) for still in permutations(e.tensors(), min(2, len(e.tensors())))})
     nests = dict.fromkeys(mapping for fill in fills.values() for mapping in _nests(e, plan, fill, orders))
-    fitting = [(mapping, held) for mapping in nests if not cost.overflow(held := footprints(mapping, e), e, arch)]
-    return [(mapping, count(mapping, e, arch), held) for mapping, held in fitting or [(smallest, footprints(smallest, e))]]
+    fitting = [(mapping, held) for mapping in nests if not cost.overflow(held := footprints(mapping, e, arch), e, arch)]
+    return [(mapping, count(mapping, e, arch), held) for mapping, held in fitting or [(smallest, footprints(smallest, e, arch))]]
 
 
 def least_held(e: Einsum, arch: Arch) -> Mapping | Infeasible:
@@ -103,9 +104,9 @@ def least_held(e: Einsum, arch: Arch) -> Mapping | Infeasible:
     """
     smallest = least(e, arch)
     once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
-    full = cost.overflow(footprints(smallest, e), e, arch)
-    if full and not cost.overflow(footprints(smallest, e), e, once):
-        fitting = (nest for nest in _standing(e, arch) if not cost.overflow(footprints(nest, e), e, arch) and not faults(nest, e, arch))
+    full = cost.overflow(footprints(smallest, e, arch), e, arch)
+    if full and not cost.overflow(footprints(smallest, e, arch), e, once):
+        fitting = (nest for nest in _standing(e, arch) if not cost.overflow(footprints(nest, e, arch), e, arch) and not faults(nest, e, arch))
         return next(fitting, full)
     return full or smallest
 
@@ -170,7 +171,7 @@ def _ways(still: Still) -> Ways:
             if not moving:
                 ways = _cut(still, ways, seen - e.output.partial(), dim, size, left)
         deeper = {tile: (*nodes, *still.above(v)) for tile, nodes in ways.items()}
-        ways = {tile: nodes for tile, nodes in deeper.items() if not cost.overflow(footprints(Mapping(nodes), e), e, arch)}
+        ways = {tile: nodes for tile, nodes in deeper.items() if not cost.overflow(footprints(Mapping(nodes), e, arch), e, arch)}
     return {tile: nodes for tile, nodes in ways.items() if _least_bits(still, tile, 1) <= _capacity(arch, last)}
 
 

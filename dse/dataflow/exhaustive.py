@@ -2,7 +2,7 @@
 
 The mapspace: per level the tensors that it holds and the order of their nodes; at most one temporal loop per rank between two nodes and on both sides of
 a fan-out's border; at most one spatial loop per rank and fan-out dimension, in the machine's order; a rank's tiles from its extent down to 1. Two things
-are left out, for they change no count and need no less space: loops among the nodes of an unbounded outermost level, where nothing is filled, and orders
+are left out, for they change no count and need no less space: loops among the nodes of the outermost level, where nothing is filled, and orders
 of the loops in a gap but for the rank that comes first among those partially relevant to the node above (counts know a gap's tiles only, and a node
 sinks furthest if the fully relevant loops come first, then one sliding window).
 """
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dse.dataflow.space import FREE, Constraints, broken, least
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
+from dse.sim import outermost
 from dse.sim.cost import overflow
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
@@ -38,6 +39,7 @@ BLOCK = 1 << 16
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 
 
+@outermost.mapper
 def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     """Best first: one solution, the optimum over temporal tiles that divide and lanes as even as can be (n / f, rounded up). Deterministic: rng is not used.
 
@@ -46,6 +48,7 @@ def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     return enumerated(problem)
 
 
+@outermost.mapper
 def enumerated(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum by enumeration; among ties the lower energy, latency, text of the mapping.
 
@@ -63,7 +66,7 @@ def enumerated(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Con
                 if chosen is None or before(cost, best) or (not before(best, cost) and str(mapping) < str(chosen)):
                     best, chosen = cost, mapping
     if chosen is None:
-        return overflow(footprints(least(e, arch), e), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+        return overflow(footprints(least(e, arch), e, arch), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     return [priced_alone(problem, chosen)]
 
 
@@ -73,28 +76,22 @@ def before(a: Rank3, b: Rank3) -> bool:
 
 
 def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
-    """Tensors per level, of those that it may hold, and their order. One order suffices at an unbounded outermost level."""
+    """Tensors per level, of those that it may hold, and their order. One order suffices at the outermost level."""
     names = [p.tensor for p in e.tensors()]
     choices = []
     for v, level in enumerate(arch.levels):
         may = holdable(e, level)
         sets = [may] if not level.bypass else [list(own) for n in range(len(may) + 1) for own in combinations(may, n)]
-        ordered = v > 0 or level.capacity_bits is not None
-        choices.append([order for own in sets for order in (permutations(own) if ordered else [tuple(own)])])
+        choices.append([order for own in sets for order in (permutations(own) if v else [tuple(own)])])
     return (choice for choice in product(*choices) if set(chain(*choice)) == set(names))
 
 
 def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
-    """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding windows, and of systolic arrays left idle.
-
-    An idle systolic array has no loops, for one that is entered takes time to fill (`cost.ramp`), also for one lane.
-    """
-    items, systolic = layers(arch, placement), [f.name for f in arch.fanouts if f.ramp]
-    for idle in chain.from_iterable(combinations(systolic, n) for n in range(len(systolic) + 1)):
-        used = [f for f in arch.fanouts if f.name not in idle]
-        for orders in product(*gaps(e, arch, placement)):
-            blocks: list[list[Loop | Store]] = [[item] if isinstance(item, Store) else [*lanes(e, used, item)] for item in items]
-            yield Mapping(tuple(chain.from_iterable((*block, *(Loop(rank, 0) for rank in order)) for block, order in zip(blocks, orders, strict=True))))
+    """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding windows."""
+    for orders in product(*gaps(e, arch, placement)):
+        blocks = ([item] if isinstance(item, Store) else lanes(e, arch.fanouts, item) for item in layers(arch, placement))
+        loops = ([Loop(rank, 0) for rank in order] for order in orders)
+        yield Mapping(tuple(chain.from_iterable((*block, *own) for block, own in zip(blocks, loops, strict=True))))
 
 
 def layers(arch: Arch, placement: Placement) -> list[Store | int]:
@@ -116,7 +113,7 @@ def lanes(e: Einsum, fanouts: Sequence[Fanout], border: int) -> list[Loop]:
 def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
     """Orders of the ranks of the temporal loops below each layer; one empty order where there are none."""
     projections, seen = {p.tensor: p for p in e.tensors()}, set()
-    free = len(placement[0]) - 1 if arch.levels[0].capacity_bits is None else 0
+    free = len(placement[0]) - 1  # the outermost level holds its tensors above all loops
     ranks = [rank for rank, n in e.extents if n > 1]
     found: list[list[tuple[str, ...]]] = []
     for i, item in enumerate(layers(arch, placement)):

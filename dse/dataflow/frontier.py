@@ -15,6 +15,7 @@ from dse.dataflow.search import BUDGET, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles
 from dse.nest import Infeasible, Mapping
 from dse.searched import Mappings, mappings_of, said
+from dse.sim import outermost
 from dse.sim.cost import held_bits
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
@@ -42,6 +43,7 @@ class Front:
     certificate: str
 
 
+@outermost.mapper
 def front(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE) -> Front | Infeasible:
     """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the einsum or the machine."""
     e, arch = problem.einsum, problem.arch
@@ -77,7 +79,7 @@ def _smaller(arch: Arch, level: Level, room_bytes: float) -> Arch:
 
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
     e = problem.einsum
-    bits = held_bits(footprints(mapping, e), level, bits_of(e, problem.arch))
+    bits = held_bits(footprints(mapping, e, problem.arch), level, bits_of(e, problem.arch))
     return Member(priced_alone(problem, mapping), -(-bits // 8))
 
 

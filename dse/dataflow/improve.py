@@ -103,7 +103,9 @@ def _below(a: Cost, b: Cost) -> bool:
 def _cost(problem: Problem, mapping: Mapping, rules: Constraints) -> Cost | None:
     """None if it is malformed (where a node comes or goes, loops may fall to lanes), does not fit, or breaks a constraint."""
     e, arch = problem.einsum, problem.arch
-    if faults(mapping, e, arch) or lanes_overflow(mapping, e, arch) or overflow(footprints(mapping, e), e, arch) or (rules != FREE and broken(rules, mapping)):
+    if faults(mapping, e, arch) or lanes_overflow(mapping, e, arch) or (rules != FREE and broken(rules, mapping)):
+        return None
+    if overflow(footprints(mapping, e, arch), e, arch):
         return None
     p = price(mapping, count(mapping, e, arch), e, arch)
     return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles

@@ -21,7 +21,7 @@ from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.nest import Infeasible, Laid, Mapping, holdable
 from dse.searched import Mappings, mappings_of
-from dse.sim import cost, transfer
+from dse.sim import cost, outermost, transfer
 from dse.sim.boundary import counted, held, joined, nest_in_time, ways
 from dse.sim.cost import overflow
 from dse.sim.counts import Count, footprints
@@ -125,6 +125,7 @@ def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[P
     return energy, cycles, chosen
 
 
+@outermost.mapper
 def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, near: float = 0.0,
           shared: frozenset[str] = frozenset()) -> list[EinsumCost] | Infeasible:
     """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of all mappings of the space in all layouts.
@@ -152,6 +153,7 @@ class Pairs:
     space: Mappings
 
 
+@outermost.mapper
 def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float, shared: frozenset[str]) -> Pairs | Infeasible:
     """As `lined`, all that was priced."""
     e, arch = problem.einsum, problem.arch
@@ -172,7 +174,7 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
             floor = found.floor
         if found.floor == inf:
             break
-        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
+        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e, arch), e, arch):
             one = felt(problem, found.mapping)
             known[found.mapping] = one, in_best(one, shared)
     for rules in _staged(e, arch, constraints):
@@ -180,7 +182,7 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
             break
         found = search(replace(problem, objective="latency"), tiles, rules, STAGED)
         visited += found.visited
-        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e), e, arch):
+        if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e, arch), e, arch):
             one = felt(problem, found.mapping)
             known[found.mapping] = one, in_best(one, shared)
     for objective in dict.fromkeys((problem.objective, "energy")):

@@ -18,7 +18,7 @@ from dse.dataflow.search import BUDGET, CLOSER, NONE, Found, alike, search, sear
 from dse.dataflow.space import FREE, Constraints, Tiles, least
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.searched import EVERY, Mappings, mappings_of
-from dse.sim import cost
+from dse.sim import cost, outermost
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, figure, lower_bound, priced, priced_alone
 from hw.arch import Arch
@@ -30,6 +30,7 @@ GLANCE = 10_000  # nodes placed for a figure that nothing is below
 ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly divide an odd one
 
 
+@outermost.mapper
 def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, budget: int = BUDGET,
             near: float = 0.0) -> list[EinsumCost] | Infeasible:
     """Best first: one solution with its certificate: the optimum of the space, or how far it may be from it; ties by energy, then latency.
@@ -46,9 +47,12 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
 
 def optimal_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, near: float = 0.0) -> list[EinsumCost | Infeasible]:
     """`optimal` of one einsum on many machines: those that differ in prices and rates alone are searched, and mappings priced, together. Equal answers."""
-    found: list[EinsumCost | Infeasible | None] = [None] * len(problems)
+    found: list[EinsumCost | Infeasible | None] = [outermost.alone(problem.einsum, problem.arch) for problem in problems]
+    problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
     cells: dict[Any, list[int]] = {}
     for j, problem in enumerate(problems if tiles != "ragged" and taken(problems[0].einsum, tiles) and not problems[0].arch.felt() else ()):
+        if found[j]:
+            continue
         cells.setdefault(alike(problem), []).append(j)
     for own in (cell[i : i + MANY] for cell in cells.values() for i in range(0, len(cell), MANY)):
         if len(own) > 1 and not partly_named(constraints, problems[own[0]].arch):
@@ -83,7 +87,7 @@ def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints
     for mapping, own in of.items():
         if not _fits(problems[0], mapping, constraints):
             continue
-        rows, held = count(mapping, e, arch), footprints(mapping, e)
+        rows, held = count(mapping, e, arch), footprints(mapping, e, arch)
         first = priced(problems[own[0]], mapping, rows, held)
         p = cost.price(mapping, rows, e, cost.together([problems[j].arch for j in own]))
         energy, cycles, steady, by = (np.broadcast_to(one, len(own)).tolist() for one in (p.energy_pj, p.latency_cycles, p.steady_cycles, p.bound_by))
@@ -195,12 +199,12 @@ def partly_named(constraints: Constraints, arch: Arch) -> bool:
 def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
     """No mapping of the space fits."""
     e, arch = problem.einsum, problem.arch
-    smallest = footprints(least(e, arch), e)
+    smallest = footprints(least(e, arch), e, arch)
     return cost.overflow(smallest, e, arch) or Infeasible("the space" if constraints == FREE else "constraints", 1, 0, e.name, "mappings")
 
 
 def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
-    held = [row for row in footprints(mapping, problem.einsum) if (row.tensor, row.level) not in constraints.homes]
+    held = [row for row in footprints(mapping, problem.einsum, problem.arch) if (row.tensor, row.level) not in constraints.homes]
     return not cost.overflow(held, problem.einsum, problem.arch)
 
 

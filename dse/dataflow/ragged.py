@@ -29,7 +29,7 @@ from dse.dataflow.space import FREE, least
 from dse.dataflow.steps import programs
 from dse.nest import Infeasible
 from dse.searched import mappings_of
-from dse.sim import cost
+from dse.sim import cost, outermost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
 from workloads.einsum import Einsum
@@ -47,6 +47,7 @@ QUICK = 1_000_000  # vectors for a first mapping of a program
 # cut 7 into 3, 1, 3, one loop into 3, 3, 1, and what lies between two tiles is not fetched. Such nests are left out (`Mappings.cut_twice`).
 
 
+@outermost.mapper
 def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[EinsumCost] | Infeasible:
     """The optimum over ragged tiles, if `ties` by energy and latency among equals, else any of them.
 
@@ -68,10 +69,10 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
                 answer = (p, own.arch, found) if found else answer
     if answer is None:
         smallest = least(e, problem.arch)
-        return cost.overflow(footprints(smallest, e), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+        return cost.overflow(footprints(smallest, e, problem.arch), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     mapping = nest(e, *answer)
     one = priced_alone(problem, mapping)
-    held = [set(level.holds) for v, level in enumerate(problem.arch.levels) if v or level.capacity_bits is not None]
+    held = [set(level.holds) for level in problem.arch.levels[1:]]
     strided = any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms)
     space = replace(mappings_of("ragged", problem.arch), cut_twice=not strided)
     if any(holds & other for holds, other in combinations(held, 2)):  # levels that share no tensor stand in any order

@@ -80,7 +80,7 @@ def uncovered(e: Einsum, arch: Arch) -> str:
     levels, border = arch.levels, arch.fanouts[0].outside if arch.fanouts else 0
     if len(arch.fanouts) != 1 or border == 0 or arch.fanouts[0].ramp:
         return "it has not one array, that is not systolic, below a level"
-    if levels[0].bypass or levels[0].capacity_bits is not None or len(holdable(e, levels[0])) < len(e.tensors()):
+    if levels[0].bypass or len(holdable(e, levels[0])) < len(e.tensors()):
         return "its outermost level does not hold all tensors"
     if any(level.double_buffer and level.capacity_bits is not None for level in levels):
         return "it buffers twice"

@@ -12,7 +12,7 @@ from random import Random
 from dse.dataflow.cost_descending import least_held
 from dse.dataflow.exhaustive import Placement, before, gaps, lanes, layers, without_idle
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
-from dse.sim import cost
+from dse.sim import cost, outermost
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced_alone
 from hw.arch import Arch
@@ -33,6 +33,7 @@ class Choices:
     trips: Dict[tuple[Layer, str, str], int]
 
 
+@outermost.mapper
 def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[EinsumCost] | Infeasible:
     """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of `least_held`."""
     e, arch = problem.einsum, problem.arch
@@ -42,7 +43,7 @@ def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[Eins
     lowest, fitting = ranked(problem, best), 0
     for _ in range(mappings * ATTEMPTS):
         mapping = mapping_of(e, arch, draw(e, arch, rng))
-        if cost.overflow(footprints(mapping, e), e, arch):
+        if cost.overflow(footprints(mapping, e, arch), e, arch):
             continue
         if before(found := ranked(problem, mapping), lowest):
             best, lowest = mapping, found

@@ -9,9 +9,9 @@ What a tensor moves depends on the tile at its node alone (docs/model.md, Counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
 from math import inf, prod
@@ -28,8 +28,8 @@ from dse.nest import Loop, Mapping, Store, holdable
 from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
 from dse.sim.latency import some
-from dse.sim.parts import action_pj, bits_of, elem_cycles, fill_cycles, op_cycles, op_pj, per_elem, port
-from dse.sim.terms import nonzero, straight, unshared
+from dse.sim.parts import action_pj, bits_of, elem_cycles, fill_cycles, fold_cycles, op_cycles, op_pj, per_elem, port, ripples
+from dse.sim.terms import nonzero, stationary, straight, unshared
 from hw.arch import Arch, Fanout, FieldRole, slots
 from workloads.einsum import Dim, Einsum
 
@@ -88,8 +88,9 @@ def search_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraint
              spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> list[Found]:
     """`search` of one einsum on many machines at once that are alike but for prices and rates (`alike`): what is bound, tried and counted is so once, and held
     against what is best on each. The same answers as of each alone, whose mapping is, of all that cost the same, the first in an order that prices do not
-    change; where the budget ends, of none.
+    change; where the budget ends, of none. The outermost level is taken to hold the tensors (dse/sim/outermost.py).
     """
+    problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
     read, many, visited, whole = _read(problems, constraints, waits, spread, limit), len(problems), 0, True
     best = np.tile(np.array(than), (many, 1))
     found: list[Mapping | None] = [None] * many
@@ -278,11 +279,6 @@ def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, 
     bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     ports = [[parts.at["busy", v, v, port(level, action)] for action in ("read", "write")] for v, level in enumerate(arch.levels)]
-    ramps = []
-    for f in arch.fanouts:
-        if f.ramp and fill_cycles(f, e, arch):
-            mine = {lane.group for lane in dims if lane.number in _numbers(arch, f.name)}
-            ramps.append((outside.index(f.outside) + 1, sum(1 << g for g in range(len(groups)) if g not in mine), fill_cycles(f, e, arch)))
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
@@ -290,9 +286,9 @@ def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, 
         np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
         np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
-        leak, np.full(len(problems), limit), np.ascontiguousarray(np.array(ramps, np.float64).reshape(-1, 3)),
-        np.array([k + 1 for k, b in enumerate(outside) if any(k + 1 == ramp[0] for ramp in ramps) or any(level.double_buffer for level in arch.levels[:b])],
-                 np.int64), any(begin < end for _, begin, end in parts.waits), OBJECTIVES[problem.objective])
+        leak, np.full(len(problems), limit),
+        np.array([k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])], np.int64),
+        any(begin < end for _, begin, end in parts.waits), OBJECTIVES[problem.objective])
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,10 +365,11 @@ class Form:
 
 
 def _prices(arch: Arch) -> list[float]:
-    """What coefficients are made of: per level energies of an action and cycles of one; those of operations; 1, of what has no price."""
+    """What coefficients are made of: per level energies of an action and cycles of one; those of operations; cycles of a fold of each systolic
+    array; 1, of what has no price."""
     at, rates = slots(arch, "price", "rate"), set(slots(arch, "rate"))
-    own = zip(at, arch.values(at), strict=True)
-    return [*((1 / value if value else 0.0) if one in rates else value for one, value in own), 1.0]
+    own = [(1 / value if value else 0.0) if one in rates else value for one, value in zip(at, arch.values(at), strict=True)]
+    return [*own, *(float(fold_cycles(f)) for f in arch.fanouts if f.ramp), 1.0]
 
 
 def alike(problem: Problem) -> tuple[Any, ...]:
@@ -402,7 +399,7 @@ def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on each machine."""
     prices, arch = np.array([_prices(arch) for arch in arches]), arches[0]
     coef, sums, low, base = (entries.at(prices) for entries in form.coefs)
-    base[:, kernels.RAMP] = sum(fill_cycles(f, e, arch) - 1 for f in arch.fanouts if f.ramp and fill_cycles(f, e, arch))
+    base[:, kernels.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.ramp)
     return form.terms._replace(coef=coef, sum_coef=sums, low_coef=low, base=base)
 
 
@@ -527,6 +524,9 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
+    for cycles, q in _folds(e, arch, tensors[x], parent, child, (kernels.POINTS if compute else kernels.WORDS, x, k, mask[child], mask[child], 0, APART)):
+        for row in (found, low):
+            _more(row, q, kernels.RAMP, cycles)
     between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
     if output and not compute and between and some(added_pj):
@@ -535,6 +535,18 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
             for row in (found, low):
                 _more(row, (kernels.WORDS, x, k, merged, 0, 0, APART), 0, pj)
     return found, low
+
+
+def _folds(e: Einsum, arch: Arch, tensor: str, parent: int, child: int, elems: Quantity) -> Iterator[tuple[Floats, Quantity]]:
+    """Of systolic arrays that a link of their stationary tensor crosses: cycles of a fold, in prices, and how many folds there are (terms.folds).
+
+    elems: what the first PE gets, as a quantity; of clipped dimensions that is fewer than the folds.
+    """
+    many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.ramp]  # every price is an array
+    for i, f in enumerate(arrays):
+        if parent < f.outside <= child and tensor == stationary(e, f.ramp).tensor and ripples(e, arch):
+            twice = child < len(arch.levels) and arch.levels[child].double_buffer
+            yield np.eye(many)[many - 1 - len(arrays) + i], (kernels.ONE, *elems[1:]) if twice else elems
 
 
 def _line_bits(arch: Arch, v: int) -> int:
@@ -555,14 +567,6 @@ def _opened_pj(e: Einsum, arch: Arch) -> float:
 
     dense = [p for p in e.tensors() if p.format == "dense" and p.density == 1]
     return sum(-(-prod(map(touched, p.dims)) * (p.bits or arch.word_bits) // access.row_bits) * access.row_pj for p in dense)
-
-
-def _numbers(arch: Arch, name: str) -> set[int]:
-    found, n = {}, 0
-    for f in sorted(arch.fanouts, key=lambda f: f.outside):
-        found[f.name] = set(range(n, n + len(f.dims)))
-        n += len(f.dims)
-    return found[name]
 
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:
@@ -601,7 +605,7 @@ def _nest(own: Tables, e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]],
 def _crossing(e: Einsum, arch: Arch, taken: dict[str, tuple[str, ...]], nodes: Sequence[Loop | Store], at: dict[str, int], border: int) -> list[Loop]:
     """Above loops directly inside of a border where its array stands idle: a loop in space of one trip, or what stands outside would sink through them."""
     last = next((node for node in reversed(nodes) if isinstance(node, Store) or node.over), None)
-    free = ((name, rank) for f in arch.fanouts if f.outside == border and not f.ramp for name, _ in f.dims
+    free = ((name, rank) for f in arch.fanouts if f.outside == border for name, _ in f.dims
             for rank, _ in e.extents if rank not in e.output.partial() and rank in taken.get(name, (rank,)))
     return [Loop(rank, at[rank], name) for name, rank in [next(free, ("", ""))] if name] if isinstance(last, Store) else []
 

@@ -26,9 +26,9 @@ MANY = 1 << 14  # that are looked for before the lowest of them are followed
 FEW = 2  # machines that are held against bounds one by one
 CELLS = 512  # numbers of lanes that may be left, told apart (`quotients`)
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
-# Kinds of quantities: words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a node and by compute; words of the
-# first tiles that are fetched and of the last ones that are drained.
-WORDS, ROWS, POINTS, STARTED, BEGUN, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6
+# Kinds of quantities: 1, of what does not depend on tiles; words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a
+# node and by compute; words of the first tiles that are fetched and of the last ones that are drained.
+ONE, WORDS, ROWS, POINTS, STARTED, BEGUN, FIRST, LAST = -1, 0, 1, 2, 3, 4, 5, 6
 ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
 
@@ -88,10 +88,9 @@ class Machine(NamedTuple):
     room [V] bits; bits [X, V]; twice [V] a moving tile counts twice; ports [V, 2] parts of reads and of writes; waits [V, 3] from, to, to in those of a level
     that are waited for: first fills, then last drains; of one that holds nothing twice all fills and drains. serves [V, 2] from, to in those of what passes it,
     or leaves it for the inside, of such a level. position [V + 1] borders outside; size [D] lanes
-    of a dimension. leak [J]: pJ per cycle. limit [J]: cycles at most. ramps [K, 3] position inside of a systolic array, mask of all other groups, cycles to
-    fill it.
-    gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: they enter a systolic array less often, and what is stored
-    outside does not sink below them, where a tile that moves would count twice. ends: whether first fills and last drains are waited for at some level.
+    of a dimension. leak [J]: pJ per cycle. limit [J]: cycles at most.
+    gaps [G] positions directly inside of a border where loops that stand above all nodes may pay: what is stored outside does not sink below them, where a
+    tile that moves would count twice. ends: whether first fills and last drains are waited for at some level.
     """
 
     room: Floats
@@ -104,7 +103,6 @@ class Machine(NamedTuple):
     size: Ints
     leak: Floats
     limit: Floats
-    ramps: Floats
     gaps: Ints
     ends: bool
     objective: int
@@ -486,6 +484,8 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
     kind, x, k, unseen, seen = t.quantity[q]
     if kind >= FIRST:
         return at_ends(q, tile, option, t, e, p)
+    if kind == ONE:
+        return 1.0
     total, last = 1.0, e.dim[x + 1] - 1
     for r in range(tile.shape[0]):
         if kind == POINTS:
@@ -584,6 +584,8 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
             if e.kind[dim] == ALONE and e.rank[dim, 0] == r:
                 return float(alike(o, k, seen, p) * p.size[p.span[o, k, 0]])
         return 1.0 if e.seen[x, r] else alike(o, k, unseen, p)
+    if kind == ONE:
+        return 1.0
     tile = p.span[o, k, 1] - 1
     if kind == POINTS:
         return float(p.elems[tile, seen if e.unshared[x, r] else unseen])
@@ -603,7 +605,7 @@ def together(q: int, dim: int, option: Ints, t: Terms, e: Einsum, p: Pool, memo:
     """The least hull of a dimension over all tiles of a quantity's position: it need not grow with the tile where strides leave gaps. Of first reads, which are
     subtracted, the most: those of the largest tiles, which touch all that smaller ones do; compute touches one element at a time."""
     kind, x, k = t.quantity[q, 0], t.quantity[q, 1], t.quantity[q, 2]
-    if kind == POINTS or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[x + 1] - 1):
+    if kind in (ONE, POINTS) or e.kind[dim] == ALONE or (kind == ROWS and dim == e.dim[x + 1] - 1):
         return 1.0
     a, b = e.rank[dim, 0], e.rank[dim, 1]
     if kind >= FIRST:
@@ -631,15 +633,6 @@ def least_length(dim: int, k: int, mask: int, option: Ints, e: Einsum, p: Pool, 
                 tile[b] = j
             least = min(least, length(dim, tile, mask, e, p, memo))
     return float(least)
-
-
-@lean
-def entered(tile: Ints, p: Pool) -> float:
-    """How often the first lane meets tiles of this size."""
-    times = 1.0
-    for r in range(tile.shape[0]):
-        times *= p.pieces[tile[r], p.pieces.shape[1] - 1]
-    return times
 
 
 @lean
@@ -730,10 +723,7 @@ def grows(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, 
         if rules.still >= 0 and not stands_above(d, rules, p, m, w):
             return False
     if x < 0:
-        some = False
-        for f in range(m.ramps.shape[0]):
-            some = some or m.ramps[f, 0] == k
-        return some or stays(d, n, r, e, w)
+        return stays(d, n, r, e, w)
     if parent >= 0 and rules.sinks[x, parent, r] and x != rules.still and not stays(d, n, r, e, w):
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], 3]:
@@ -829,11 +819,6 @@ def crossed(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: W
         w.position[d] = k - 1
         for a in range(w.lives[d] if k == 1 else 0):
             w.parts[d, w.live[d, a], 0] -= w.extra[w.live[d, a]]
-        for f in range(m.ramps.shape[0]):
-            if m.ramps[f, 0] == k and used(k, int(m.ramps[f, 1]), p, w):
-                more = (entered(w.tile[d], p) - 1) * m.ramps[f, 2]
-                for a in range(w.lives[d]):
-                    w.parts[d, w.live[d, a], RAMP] += more
         waited(d, -1, w.tile[d], w.tile[d], t, e, p, m, w, w.parts[d])
 
 
@@ -1322,7 +1307,7 @@ def hull_bounds(t: Terms, e: Einsum, p: Pool, memo: Memo, option: Ints) -> Hulls
     for q in range(t.quantity.shape[0]):
         x = t.quantity[q, 1]
         for dim in range(e.dim[x], e.dim[x + 1]):
-            if e.kind[dim] == ALONE or t.quantity[q, 0] == POINTS:
+            if e.kind[dim] == ALONE or t.quantity[q, 0] in (ONE, POINTS):
                 continue
             a, b = e.rank[dim, 0], e.rank[dim, 1]
             from_a, to_a = (p.first[a], p.first[a + 1]) if a >= 0 else (0, 1)
@@ -2044,8 +2029,8 @@ def fits_whole(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
 
 @lean
 def begin(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
-    """The nodes of a placement, and compute as the innermost place, for the machines alive. A tensor's first node at the unbounded outermost level costs and
-    needs nothing."""
+    """The nodes of a placement, and compute as the innermost place, for the machines alive. A tensor's node at the outermost level costs nothing, and holds
+    it whole whatever the nest."""
     n, levels = 0, m.room.shape[0]
     for a in range(w.lives[0]):
         j = w.live[0, a]
@@ -2057,7 +2042,7 @@ def begin(own: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: 
         w.own[x], before = own[x], -1
         for v in range(levels):
             if t.keep[own[x]] >> v & 1:
-                if before >= 0 or v > 0 or m.room[0] < np.inf:
+                if before >= 0 or v > 0:
                     w.nodes[n, 0], w.nodes[n, 1], w.nodes[n, 2], w.nodes[n, 3] = x, v, before, m.position[v]
                     w.whole[n], n = before >= 0 and m.twice[v] and fits_whole(x, v, e, p, m, w), n + 1
                 before = v

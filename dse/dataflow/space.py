@@ -11,6 +11,7 @@ from itertools import combinations, permutations, product
 from typing import Literal
 
 from dse.nest import Loop, Mapping, Store, holdable
+from dse.sim.terms import stationary
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
@@ -87,8 +88,8 @@ def systolic(e: Einsum, f: Fanout) -> Constraints:
     """
     ranks = gemm_ranks(e)
     rows, columns, time = ROLES[f.ramp]
-    still = {"os": e.output, "ws": e.inputs[-1], "is": e.inputs[0]}[f.ramp]
-    return Constraints(((f.dims[0][0], ranks[rows]), (f.dims[1][0], ranks[columns])), ranks[time], still.tensor)
+    still = stationary(e, f.ramp).tensor
+    return Constraints(((f.dims[0][0], ranks[rows]), (f.dims[1][0], ranks[columns])), ranks[time], still)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +216,14 @@ Tiles = Literal["ragged_lanes", "perfect", "ragged"]
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
-    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order suffices at an unbounded outermost level."""
+    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order suffices at the outermost level."""
     names = [p.tensor for p in e.tensors()]
     choices: list[list[tuple[int, ...]]] = []
     for v, level in enumerate(arch.levels):
         may = [names.index(tensor) for tensor in holdable(e, level)]
         forced = {names.index(tensor) for name, tensor in c.kept if name == level.name} | (set() if level.bypass else set(may))
         sets = [own for n in range(len(may) + 1) for own in combinations(may, n) if forced <= set(own)]
-        ordered = v > 0 or level.capacity_bits is not None
-        choices.append([order for own in sets for order in (permutations(own) if ordered else [own])])
+        choices.append([order for own in sets for order in (permutations(own) if v else [own])])
     return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names))))
 
 

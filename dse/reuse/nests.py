@@ -264,7 +264,7 @@ def own_bits(e: Einsum, arch: Arch, place: Place, own: Mapping) -> dict[str, int
     """Room per level that an einsum's own nodes take at a place."""
     outer = outer_nodes(e, place)
     whole = Mapping((*outer, *own.nodes), fork=len(outer) if place.rank else 0)
-    rows = footprints(whole, e)[sum(isinstance(n, Store) for n in outer):]
+    rows = footprints(whole, e, arch)[sum(isinstance(n, Store) for n in outer):]
     levels, bits = {level.name: level for level in arch.levels}, bits_of(e, arch)
     found: dict[str, int] = {}
     for row in rows:

@@ -271,7 +271,7 @@ def _best(problem: Problem, nests: Sequence[Mapping], homes: Collection[str]) ->
     e, arch = problem.einsum, problem.arch
     costs = []
     for nest in nests:
-        rows = footprints(nest, e)
+        rows = footprints(nest, e, arch)
         if not overflow([row for row in rows if not (row.tensor in homes and row.level == arch.levels[1].name)], e, arch):
             costs.append(priced(problem, nest, count(nest, e, arch), rows))
     return min(costs, key=lambda c: (figure(problem.objective, c.energy_pj, c.latency_cycles), str(c.mapping)), default=None)

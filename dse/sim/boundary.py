@@ -21,7 +21,7 @@ from dse.sim import network, sharing, transfer
 from dse.sim.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
 from dse.sim.network import Owned
 from dse.sim.spans import ALL, FIRST
-from dse.sim.terms import tile_count
+from dse.sim.terms import stationary, tile_count, wiring
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
@@ -147,9 +147,6 @@ def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
 def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
     rows = each(whole, e, arch)
     order, many = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
-    if b.forked:
-        trips = _trips(b, e)
-        rows |= {key: (max(n, trips), [max(n, trips)] * many) for key, (n, _) in rows.items() if key[2] == "enter"}
     if b.held:
         once = {(row.level, row.tensor, row.action): row for row in count(*one_granule(b, whole, e), arch)}
         for store in b.held:
@@ -157,6 +154,12 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
             for key in [key for key in rows if key[1] == store.tensor and key[0] in order]:
                 if order.index(key[0]) < at or (key[0] == store.level and key[2] == "write"):
                     rows[key] = (once[key].elems, [once[key].busiest_elems] * many) if key in once else (0, [0] * many)
+            for key in [(array.name, "-", "enter") for array in wiring(arch).systolic
+                        if store.level in array.inside and store.tensor == stationary(e, array.ramp).tensor]:
+                rows[key] = once[key].elems, [once[key].busiest_elems] * many
+    if b.forked:
+        trips = _trips(b, e)
+        rows |= {key: (max(n, trips), [max(n, trips)] * many) for key, (n, _) in rows.items() if key[2] == "enter"}
     for tensor, level, _ in b.remote:
         parents = [key for key in rows if key[1] == tensor and key[0] in order and order.index(key[0]) < order.index(level)]
         for key in parents:
@@ -225,15 +228,15 @@ def _held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint
     if b is ALONE:
         return found
     stores = [(i, node) for i, node in enumerate(whole.nodes) if isinstance(node, Store)]
-    fork = footprints(Mapping(b.outer), e)
-    once = footprints(*one_granule(b, whole, e))
+    fork = footprints(Mapping(b.outer), e, arch)
+    once = footprints(*one_granule(b, whole, e), arch)
     copies, kept = dict(b.copies), {(level, tensor) for tensor, level, share in b.kept if share == 1 and not sliced(level, arch)}
     remote, given = {tensor for tensor, _, _ in (*b.remote, *b.gathered)}, {(row.level, row.tensor): row for row in b.given}
     rows = []
     for number, (i, node) in enumerate(stores):
         row = given.get((node.level, node.tensor), fork[number]) if i < len(b.outer) else found[number]
         if node in b.homes:
-            row = footprints(replace(whole, nodes=whole.nodes[: i + 1]), e)[-1]
+            row = footprints(replace(whole, nodes=whole.nodes[: i + 1]), e, arch)[-1]
         if node in b.held:
             row = once[number]
         if node in copies:

@@ -15,6 +15,7 @@ from dse.sim.terms import (
     Term,
     Wiring,
     filled,
+    folds,
     instances,
     links,
     merged,
@@ -30,6 +31,7 @@ from dse.sim.terms import (
 )
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
+from workloads.graph import accessed
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,34 +166,29 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
     rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
     if added := tuple(term for link in links(nest, e) if link.output and link.child for term in merged(s, link)):
         rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
-    return Recipe(s, (*rows, *_steps(s, len(nest.nodes))))
+    return Recipe(s, (*rows, *_steps(s, nest)))
 
 
 def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """The rows of `count` that no port moves anything for: operations, folds of systolic arrays. Their first instance is the busiest."""
     at = reading(mapping, e, arch)
-    return tuple(Count(row.level, row.tensor, row.action, at.whole(row.total), at.whole(row.own)) for row in _steps(at.sums, len(mapping.nodes)))
+    return tuple(Count(row.level, row.tensor, row.action, at.whole(row.total), at.whole(row.own)) for row in _steps(at.sums, shape(mapping)))
 
 
-def _steps(s: Sums, nodes: int) -> list[Row]:
-    points, lane = (Term(nonzero(s.e), passes(s, nodes, lanes)) for lanes in (True, False))
-    return [Row("MAC", "-", "compute", (points,), (lane,)), *_folds(s, s.wires)]
+def _steps(s: Sums, nest: Mapping) -> list[Row]:
+    points, lane = (Term(nonzero(s.e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
+    entered = [(array.name, (folds(s, nest, array),)) for array in s.wires.systolic]
+    return [Row("MAC", "-", "compute", (points,), (lane,)), *(Row(name, "-", "enter", own, own) for name, own in entered)]
 
 
-def _folds(s: Sums, wires: Wiring) -> list[Row]:
-    """Per systolic array: how often it is entered, each time to be filled and emptied."""
-    found = []
-    for array, names in wires.systolic:
-        last = max((i for i, loop in s.loops if loop.over in names), default=-1)
-        entered = (Term(1, passes(s, last + 1, all_lanes=False)),)
-        found.append(Row(array, "-", "enter", entered, entered))
-    return found
-
-
-def footprints(mapping: Mapping, e: Einsum) -> tuple[Footprint, ...]:
+def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
     """What each storage node holds per instance (docs/model.md, Room): hulls unclipped, nodes sunk through the loops
-    directly below that move their tensor (same fetches, less room)."""
+    directly below that move their tensor (same fetches, less room).
+
+    At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a tile there.
+    """
     projections = {p.tensor: p for p in e.tensors()}
+    outer = arch.levels[0].name
     seen: set[str] = set()
     found = []
     tile, moving = e.sizes(), False
@@ -201,12 +198,21 @@ def footprints(mapping: Mapping, e: Einsum) -> tuple[Footprint, ...]:
             tile[node.rank] = node.tile
             continue
         p = projections[node.tensor]
+        if node.level == outer:
+            found.append(Footprint(node.level, node.tensor, whole_words(p, e), False))
+            seen.add(node.tensor)
+            continue
         sunk = mapping.nodes[i : sink(p, mapping, i)] if node.tensor in seen else ()
         seen.add(node.tensor)
         held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
         refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)
         found.append(Footprint(node.level, node.tensor, held_elems(p, held), refilled))
     return tuple(found)
+
+
+def whole_words(p: Projection, e: Einsum) -> int:
+    """Words that a tensor takes where it stands whole, as it is stored; a further access (T_again) is of the same tensor and takes none."""
+    return p.stored_words() if accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor else 0
 
 
 def hull(p: Projection, tile: dict[str, int]) -> int:

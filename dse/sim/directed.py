@@ -10,7 +10,7 @@ from pathlib import Path
 from dse import directives, nest
 from dse.directives import HEAD, WHOLE, Held, Layer, Unnested
 from dse.nest import OUTSIDE, Infeasible
-from dse.sim import box_hops, boxes, cost, counts, sharing
+from dse.sim import box_hops, boxes, cost, counts, outermost, sharing
 from dse.sim.boxes import ALL, Program, Turn
 from dse.sim.counts import Elems, Key
 from dse.sim.evaluate import GIVEN, EinsumCost, Problem, Solution, einsum_cost, in_turn
@@ -60,7 +60,7 @@ def evaluate(arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | 
             wrong.append(one.why or str(fault) if isinstance(one, Unnested) else str(fault))
     if wrong:
         raise ValueError("\n".join(wrong))
-    return _in_turn(costs, groups, arch)
+    return outermost.in_turn(arch, workload) or _in_turn(costs, groups, arch)
 
 
 def _in_turn(costs: list[EinsumCost | Infeasible], groups: list[Unique], arch: Arch) -> Solution | Infeasible:

@@ -204,7 +204,8 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     if blocked := lanes_overflow(whole, e, arch):
         return blocked
     held = boundary.held(around, whole, e, arch)
-    return cost.overflow(held, e, arch, around.taken) or priced(problem, whole, boundary.counted(around, whole, e, arch), held)
+    limits = arch if around == ALONE else arch.unbounded()  # of a schedule that room is asked for once (outermost.py)
+    return cost.overflow(held, e, limits, around.taken) or priced(problem, whole, boundary.counted(around, whole, e, arch), held)
 
 
 def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tuple[Footprint, ...]) -> EinsumCost:
@@ -227,7 +228,7 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
 
 def priced_alone(problem: Problem, mapping: Mapping) -> EinsumCost:
     """Cost of a mapping that fits, of an einsum that nothing stands around."""
-    return priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum))
+    return priced(problem, mapping, count(mapping, problem.einsum, problem.arch), footprints(mapping, problem.einsum, problem.arch))
 
 
 def _gap(name: str, arch: Arch, value: float, floor: float, mapping: Mapping) -> float:

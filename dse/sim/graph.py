@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from dse.nest import Infeasible, Mapping, Store
 from dse.schedule import Schedule, Segment, renamed
-from dse.sim import ahead, boundary, bounds, cost, placed
+from dse.sim import ahead, boundary, bounds, cost, outermost, placed
 from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
 from dse.sim.evaluate import (
@@ -53,6 +53,8 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
     """
     if lines := faults(arch, workload, schedule):
         raise ValueError("\n".join(lines))
+    if short := outermost.scheduled(arch, workload, schedule):
+        return short
     segments, peaks = with_room(arch, workload, schedule, part)
     costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
     times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.nest import Loop, Mapping, Store
-from dse.sim.counts import Recipe, recipe
+from dse.sim.counts import Recipe, recipe, whole_words
 from dse.sim.latency import largest, latency
 from dse.sim.parts import action_pj, bits_of, busy
 from dse.sim.spans import FIRST, OWN
@@ -84,8 +84,9 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: Options) -> Tables:
             rest = sink(p, nest, i) if node.tensor in seen else i
             seen.add(node.tensor)
             held.append((node.level, node.tensor))
-            sizes.append(_held(s, p, rest))
-            refills.append([Term(1, passes(s, rest, all_lanes=False))])
+            outermost = node.level == arch.levels[0].name
+            sizes.append([Term(whole_words(p, e), ())] if outermost else _held(s, p, rest))
+            refills.append([Term(1, () if outermost else passes(s, rest, all_lanes=False))])
     return Tables(nest, formulas, options, instances(s, tiles), tuple(held), sizes, refills)
 
 

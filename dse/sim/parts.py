@@ -28,14 +28,21 @@ def op_cycles(ops: Number, busiest_ops: Number, e: Einsum, arch: Arch) -> Number
     return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
 
 
-def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
-    """Cycles per fold that a systolic array R x C takes to fill and empty, less 1 in all; none for what the vector unit does.
+def ripples(e: Einsum, arch: Arch) -> bool:
+    """Whether the data of an einsum go through the PEs of systolic arrays: not what the vector unit does."""
+    return e.kind == "mac" or arch.compute.alu_per_cycle is None
 
-    R + C - 2 output-stationary, 2 R + C - 2 otherwise.
+
+def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
+    """Cycles per fold that a systolic array takes to fill and empty, less 1 in all."""
+    return fold_cycles(f) if ripples(e, arch) else 0
+
+
+def fold_cycles(f: Fanout) -> int:
+    """R + C - 2 of an output-stationary array of R x C PEs, 2 R + C - 2 otherwise.
+
     Source: SCALE-Sim (Samajdar et al. 2020), as run in data/systolic_cycles_cases.json.
     """
-    if e.kind != "mac" and arch.compute.alu_per_cycle is not None:
-        return 0
     rows, columns = f.dims[0][1], f.dims[1][1]
     return (rows if f.ramp == "os" else 2 * rows) + columns - 2
 

@@ -59,15 +59,22 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
-    """What formulas depend on of a machine. lanes: (fan-out dimension, multicast, reduce); skips: levels that skip first reads.
+class Systolic:
+    """An array that takes time to fill. ramp: what stays still in it; inside: levels in its lanes; twice: of these those that are double-buffered."""
 
-    systolic: (name, dimensions) of the arrays that take time to fill.
-    """
+    name: str
+    ramp: str
+    inside: tuple[str, ...]
+    twice: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What formulas depend on of a machine. lanes: (fan-out dimension, multicast, reduce); skips: levels that skip first reads."""
 
     lanes: tuple[tuple[str, bool, bool], ...]
     skips: frozenset[str]
-    systolic: tuple[tuple[str, tuple[str, ...]], ...]
+    systolic: tuple[Systolic, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,8 @@ def shape(mapping: Mapping) -> Mapping:
 
 def wiring(arch: Arch) -> Wiring:
     lanes = tuple((name, multicast, reduce) for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True))
-    systolic = tuple((f.name, tuple(name for name, _ in f.dims)) for f in arch.fanouts if f.ramp)
+    systolic = tuple(Systolic(f.name, f.ramp, tuple(level.name for level in arch.levels[f.outside:]),
+                              frozenset(level.name for level in arch.levels[f.outside:] if level.double_buffer)) for f in arch.fanouts if f.ramp)
     return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic)
 
 
@@ -143,6 +151,11 @@ def unshared(p: Projection, e: Einsum) -> frozenset[str]:
     """Ranks along which lanes share nothing that compute moves straight between itself and a level: the tensor's, and those of inputs with zeros, for these
     lanes are at different nonzeros."""
     return p.ranks().union(*(q.ranks() for q in e.inputs if q.density != 1))
+
+
+def stationary(e: Einsum, ramp: str) -> Projection:
+    """The tensor that stays still in a systolic array: outputs (os), weights (ws) or inputs (is)."""
+    return {"os": e.output, "ws": e.inputs[-1], "is": e.inputs[0]}[ramp]
 
 
 @dataclass(slots=True)
@@ -268,6 +281,28 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
 def _unseen(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
     """How often tiles are moved for ranks that the tensor does not see."""
     return tuple([s.number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.seen])
+
+
+def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
+    """How often a systolic array is filled and emptied: once per element of the stationary tensor that the first PE gets, wherever the loops stand.
+
+        store WREG B          for n, k       n * k elements of B, one after the other: n * k folds
+        for n, k         =    store WREG B   the same, for the node above sinks
+          for m                 for m
+
+    Once where the register is double-buffered: the next element is there when it is asked for. Where no level inside holds the tensor nothing stands still,
+    and every step is a fold. Elements that padding stands for take their turn too.
+    Source: SCALE-Sim (Samajdar et al. 2020): folds of the stationary matrix over the array.
+    """
+    tensor = stationary(s.e, array.ramp).tensor
+    link = next((own for own in links(nest, s.e) if own.tensor.tensor == tensor and own.parent.level not in array.inside
+                 and (own.child is None or own.child.level in array.inside)), None)
+    if link is None or (link.child and link.child.level in array.twice):
+        return Term(1, ())
+    if link.child is None:
+        return Term(1, passes(s, len(nest.nodes), all_lanes=False))
+    cuts = _cuts(s, link, every(s), False, lambda _number, _loop: FIRST)
+    return Term(1, (*s.of_dims(link.tensor, cuts, clip=False), *_unseen(s, link, cuts)))
 
 
 def passes(s: Sums, at: int, all_lanes: bool, picks: tuple[int, ...] | None = None) -> tuple[int, ...]:

@@ -405,7 +405,7 @@ def _united(low: Sequence[int], high: Sequence[int]) -> Spans:
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
     """As `counts.footprints`; a tile in a layout that the mapping names takes that layout's room, padding and copies included."""
-    held = counted(mapping, e)
+    held = counted(mapping, e, arch)
     if not mapping.layouts:
         return held
     laid = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e)}

@@ -8,6 +8,7 @@ from math import prod
 from random import Random
 
 from dse.nest import OUTSIDE, Infeasible, Mapping
+from dse.sim import outermost
 from dse.sim.counts import Footprint
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, priced
 from dse.sim.parts import bits_of
@@ -32,6 +33,7 @@ class Plan:
     outside: str
 
 
+@outermost.mapper
 def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     """SMAUG's tiling and schedule, one solution, for machines whose scratchpads stand outside of the array.
 
