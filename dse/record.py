@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MODEL_VERSION = 11
-SOLVER_VERSION = 20
+MODEL_VERSION = 12
+SOLVER_VERSION = 21
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
