@@ -281,6 +281,27 @@ def nonzero(e: Einsum) -> float:
     return prod(p.density for p in e.inputs)
 
 
+def overlap(e: Einsum) -> float:
+    """How many iterations of its own ranks an element of the output has in the mean: more than one where windows overlap."""
+    sizes = e.sizes()
+    found = 1.0
+    for d in e.output.dims:
+        indices = [sum(c * i for (_, c), i in zip(d.terms, place, strict=True)) for place in product(*(range(sizes[rank]) for rank in d.ranks()))]
+        found *= len(indices) / len(set(indices))
+    return found
+
+
+def products(share: float, places: int, more: float) -> tuple[float, float, float]:
+    """Of an element that so many places times `more` products add to, each nonzero with this chance: first reads per place and per lane, and zeros written
+    per place.
+
+    Below one expected nonzero, zeros are written for the rest; lanes between one and all places lie on the line between their first reads.
+    """
+    expected = share * places * more
+    each_lane = (min(expected, places) - min(1.0, expected)) / (places - 1) if places > 1 else 0.0
+    return (min(1.0, expected) - each_lane) / places, each_lane, max(0.0, 1.0 - expected) / places
+
+
 def _ports(arch: Arch, instances: int) -> tuple[list[list[tuple[int, int]]], int]:
     """Per instance, columns of every level's reads and writes, after energy and compute; number of columns."""
     found, n = [], 2
@@ -330,15 +351,16 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         return found
 
     def terms(p: Projection, above: int, clip: bool, first_of: list[list[bool]], skip: bool, lanes: dict[tuple[str, int], int],
-              ) -> list[tuple[float, list[int]]]:
+              again: frozenset[str] = frozenset()) -> list[tuple[float, list[int]]]:
         """Scaled products; first_of [2, above]: whether of a loop in space of a rank that p sees, or does not see, one lane counts; lanes: which, if not the
-        first."""
+        first. skip: only the first iterations in time, but of ranks that p sees or that are in `again`."""
         seen = p.ranks()
         apart = set() if clip else {rank for q in e.inputs if q.density < 1 for rank in q.ranks()}  # lanes at other nonzeros
 
         def firsts(rank: str) -> tuple[int, ...]:
             own = first_of[0] if rank in seen | apart else first_of[1]
-            return tuple((lanes.get((rank, j), 0) if own[j] else EVERY) if s.kinds[j] else 0 if skip and rank not in seen else EVERY for j in range(above))
+            return tuple((lanes.get((rank, j), 0) if own[j] else EVERY) if s.kinds[j] else 0 if skip and rank not in seen | again else EVERY
+                         for j in range(above))
 
         def dim_factor(dim: Dim) -> list[int]:
             own = [rank for rank in ranks if rank in dim.ranks()]
@@ -378,6 +400,15 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                     above_parent = {(rank, j): k for (rank, j), k in lanes.items() if j < s.at[i]}
                     serve = [outside + [False] * (above - s.at[i]), outside + [kind > 0 and shared[kind - 1] for kind in s.kinds[s.at[i]: above]]]
                     sign = -1.0 if skip else 1.0
+                    if output and not child and p.format == "dense" and nonzero(e) < 1:
+                        places = frozenset(rank for q in e.inputs if q.density < 1 for rank in q.ranks())
+                        first, each_lane, zeros = products(nonzero(e), prod(n for rank, n in e.extents if rank in places - p.ranks()), overlap(e))
+                        (_, met), = terms(p, above, False, serve, True, above_parent, places)
+                        (_, begun), = terms(p, above, False, serve, True, above_parent)
+                        draft.add(met, column(v, "read", p.tensor, instance, -first) if skip else column(v, "write", p.tensor, instance, zeros))
+                        draft.add(begun, column(v, "read", p.tensor, instance, -each_lane if skip else 0.0))
+                        if skip:
+                            continue
                     for scale, own in terms(p, above, child is not None, serve, skip, above_parent):
                         for action in ("read", "write") if output and not skip else ("read",):
                             draft.add(own, column(v, action, p.tensor, instance, sign * scale))

@@ -35,7 +35,7 @@ def degenerate(rng: Random, e: Einsum) -> Einsum:
     if change == "scalars" or (change == "scalar" and e.kind in ("mac", "max", "add")):
         whole = [e.output, *(e.inputs if change == "scalars" else ())]
         return _of_ranks(replace(e, output=_bare(e.output), inputs=tuple(_bare(p) if p in whole else p for p in e.inputs)))
-    free = [p for p in e.tensors() if p.dims and (p is not e.output or e.kind in ("mac", "max", "add"))]
+    free = [p for p in e.tensors() if p is not e.output or e.kind in ("mac", "max", "add")]
     p = rng.choice(free)
     at = rng.randrange(len(p.dims))
     size = rng.randint(1, 4)

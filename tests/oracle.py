@@ -34,6 +34,8 @@ class Walk:
     arch: Arch
     tally: Tally = field(default_factory=Tally)
     seen: set = field(default_factory=set)
+    met: set = field(default_factory=set)
+    elements: set = field(default_factory=set)
     holders: dict = field(default_factory=dict)  # tensor -> [(position, level)], outermost first
     lanes: list = field(default_factory=list)  # (position, loop, lane)
     folds: dict = field(default_factory=dict)  # of systolic arrays
@@ -189,12 +191,54 @@ class Walk:
             skip = output and self.fresh(len(self.mapping.nodes), level, element)
             self.reached = 1
             self.still(tensor, level, "")
+            met = output and self.meets(element, env)
             if self.share(tensor, at, self.apart()):
+                continue
+            if output and share < 1 and tensor.format == "dense":
+                self.add_up(at, level, tensor, skip, met, share)
                 continue
             if not skip:
                 self.add(at, level, tensor.tensor, "read", share if output or tensor.format == "dense" else self.stored(tensor))
             if output:
                 self.add(at, level, tensor.tensor, "write", share)
+
+    def meets(self, element: tuple, env: dict) -> bool:
+        """Whether this lane meets the element at these places of operands with zeros for the first time."""
+        places = tuple((rank, env[rank][0]) for rank in sorted(self.apart() - self.own_ranks()))
+        others = tuple((at, lane) for at, loop, lane in self.lanes if loop.rank not in self.apart())
+        key = (element, places, others)
+        new = key not in self.met
+        self.met.add(key)
+        return new
+
+    def distinct(self) -> int:
+        """Elements of the output that the whole einsum meets, padding included."""
+        if not self.elements:
+            ranks, sizes = sorted(self.own_ranks()), dict(self.e.extents)
+            for place in product(*(range(sizes[rank]) for rank in ranks)):
+                at = dict(zip(ranks, place, strict=True))
+                self.elements.add(tuple(dim.offset + sum(c * at[rank] for rank, c in dim.terms) for dim in self.e.output.dims))
+        return len(self.elements)
+
+    def own_ranks(self) -> frozenset:
+        return frozenset(rank for dim in self.e.output.dims for rank, _ in dim.terms)
+
+    def add_up(self, at: int, level: str, tensor: Projection, skip: bool, met: bool, share: float) -> None:
+        """A product that is nonzero with probability `share` is added to an element that other places of operands with zeros add to as well.
+
+        q of its K places are expected to be nonzero: below 1, the element is written as a zero with probability 1 - q, here spread over its K places.
+        It is first written, and not read, min(q, 1) times where one lane does all, q times where K lanes do one each; between, on the line between.
+        """
+        places, iterations = 1, 1
+        for rank, n in self.e.extents:
+            places *= n if rank in self.apart() - self.own_ranks() else 1
+            iterations *= n if rank in self.own_ranks() else 1
+        expected = share * places * iterations / self.distinct()
+        each_lane = (min(expected, places) - min(expected, 1)) / (places - 1) if places > 1 else 0
+        skips = next(v for v in self.arch.levels if v.name == level).skip_first_read
+        first = (met * (min(expected, 1) - each_lane) / places + skip * each_lane) if skips else 0
+        self.add(at, level, tensor.tensor, "read", share - first)
+        self.add(at, level, tensor.tensor, "write", share + met * max(1 - expected, 0) / places)
 
     def apart(self) -> frozenset:
         """Ranks whose lanes hold other parts of an operand with zeros: each lane steps from nonzero to nonzero, and asks for other operands at its own."""

@@ -109,3 +109,9 @@ def compulsory(p, sizes) -> float:
         low, high = dim.offset, dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms)
         lengths.append(len(range(max(low, 0), min(high, dim.size - 1) + 1)))
     return prod(lengths) if p.format == "dense" else 2 * p.density * prod(lengths) + prod(lengths[:-1])
+
+
+def test_the_bound_writes_each_element_of_a_dense_result_once() -> None:
+    e = einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 3, "k": 6}, density={"A": 0.01})
+    assert bounds.words(e.output, e) == 12
+    assert bounds.words(replace(e.output, format="csr", density=0.1), replace(e, output=replace(e.output, format="csr", density=0.1))) < 12

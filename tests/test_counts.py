@@ -5,22 +5,25 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isclose
 from random import Random
 from threading import Thread
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Mapping, faults
+from dse.nest import Mapping, Store, faults, parse
 from dse.sim.cost import overflow, price
 from dse.sim.counts import Count, count, footprints
 from dse.sim.terms import Sums, Wiring
+from hw import machine
 from hw.arch import Arch
 from tests.amount import amount
 from tests.nests import KINDS, random_case, rich_case, with_outer
 from tests.oracle import Tally, port_bits, walk
-from workloads.einsum import Einsum, einsum
+from workloads.einsum import Einsum, compulsory_elems, einsum
 
 SPLIT = 1e-9  # expected elements that are none: what rounding leaves of reads that are all skipped
 
@@ -91,6 +94,25 @@ def test_closed_form_equals_oracle(seed: int) -> None:
 @given(st.integers(0, 2**32))
 def test_closed_form_equals_oracle_on_rich_nests(seed: int) -> None:
     assert unlike(f"seed {seed}", *rich_case(Random(seed))) == ""
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_dense_result_of_sparse_operands_is_written_at_least_once(seed: int) -> None:
+    e, arch, mapping = rich_case(Random(seed), ("spmm", "spmv"))
+    e = replace(e, output=replace(e.output, format="dense"))
+    total = {(r.level, r.action): r.elems for r in count(mapping, e, arch) if r.tensor == e.output.tensor}
+    outer = next(node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == e.output.tensor)
+    assert total[outer, "write"] >= compulsory_elems(e.output, e.sizes()) * (1 - 1e-12) and min(total.values()) >= -SPLIT
+
+
+@pytest.mark.parametrize(("density", "written", "read"), [(0.01, 1.0, 0.0), (0.125, 1.0, 0.0), (0.25, 2.0, 1.0), (1.0, 8.0, 7.0)])
+def test_products_of_an_element_that_are_expected_to_be_nonzero(density: float, written: float, read: float) -> None:
+    """8 products of one element: below one that is expected to be nonzero, a zero is written; the first read is skipped once."""
+    arch = machine.arch(machine.load("a2"))
+    e = einsum("T[m] += A[m,k] * B[k]", {"m": 5, "k": 8}, density={"A": density})
+    found = {r.action: r.elems for r in count(parse("store DRAM A B T\nfor m in tiles of 1\nfor k in tiles of 1\nmac"), e, arch) if r.tensor == "T"}
+    assert found["write"] == pytest.approx(5 * written) and found.get("read", 0.0) == pytest.approx(5 * read)
 
 
 def test_sums_that_threads_share_give_each_factor_its_number() -> None:

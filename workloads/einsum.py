@@ -44,6 +44,7 @@ class Projection:
     """How an einsum reads or writes one tensor. bits None: the machine's word; density: share of nonzeros.
 
     format: dense, or csr (a value and a column index per nonzero, a pointer per row: 2 * nnz + rows words).
+    A scalar is a tensor of one element at a constant index: no reader of dimensions meets a tensor without any.
     """
 
     tensor: str
@@ -51,6 +52,10 @@ class Projection:
     bits: int | None = None
     density: float = 1.0
     format: str = "dense"
+
+    def __post_init__(self) -> None:
+        if not self.dims:
+            object.__setattr__(self, "dims", (Dim((), 0, 1),))
 
     def full(self) -> frozenset[str]:
         """Fully relevant ranks: alone in one dimension, coefficient 1."""
@@ -163,6 +168,8 @@ def _body(text: str, op: str, body: str) -> tuple[list[tuple[str, str]], str]:
 
 def _dims(text: str, tensor: str, index: str, extents: Mapping[str, int], stored: tuple[int, ...] | None) -> tuple[Dim, ...]:
     parts = [re.sub(r"\s", "", part) for part in index.split(",")] if index.strip() else []
+    if not parts and stored in (None, (), (1,)):
+        return ()
     if stored is not None and len(stored) != len(parts):
         raise WorkloadError(f'einsum "{text}": tensor {tensor} has {len(parts)} dimensions, its size names {len(stored)}')
     dims = []
@@ -208,7 +215,7 @@ def _check(text: str, projections: list[Projection], named: Mapping[str, Mapping
             raise WorkloadError(f'einsum "{text}": tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1')
         if p.format not in FORMATS:
             raise WorkloadError(f'einsum "{text}": format of tensor {p.tensor} is {p.format!r}; it must be {" or ".join(FORMATS)}')
-        if p.format == "csr" and (p is projections[0] or not p.dims):
+        if p.format == "csr" and p is projections[0]:
             raise WorkloadError(f'einsum "{text}": tensor {p.tensor} cannot be csr; only an input with rows can')
     if len(names) != len(set(names)):
         raise WorkloadError(f'einsum "{text}": a tensor stands twice; give its second access a name of its own')

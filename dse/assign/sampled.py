@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.dataflow.annealing import features, learned, neighbour
+from dse.dataflow.lanes import divisors
 from dse.dataflow.random import ATTEMPTS, Choices, draw, mapping_of
 from dse.layout.address import row_major
 from dse.layout.text import parse
@@ -60,7 +61,7 @@ class Uniform:
 def factor(size: int, share: float) -> int:
     """Eq. 2, at the nearest divisor."""
     wanted = max(1, round(size * share))
-    return min((d for d in range(1, size + 1) if size % d == 0), key=lambda d: (abs(d - wanted), d))
+    return min(divisors(size), key=lambda d: (abs(d - wanted), d))
 
 
 def text(p: Projection, factors: Sequence[int]) -> str:

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.dataflow.lanes import divisors
 from dse.dataflow.space import FREE, Constraints, broken, least
 from dse.nest import Infeasible, Loop, Mapping, Store, holdable
 from dse.sim import outermost
@@ -155,7 +156,7 @@ def chains(extent: int, loops: tuple[int, ...], tiles: Tiles) -> tuple[tuple[int
     if lane:
         sizes = sorted({-(-extent // f) for f in range(1, lane + 1) if tiles != "perfect" or extent % f == 0})
     else:
-        sizes = [n for n in range(1, extent + 1) if tiles == "ragged" or extent % n == 0]
+        sizes = list(range(1, extent + 1) if tiles == "ragged" else divisors(extent))
     return tuple((n, *rest) for n in sizes for rest in chains(n, inner, tiles))
 
 

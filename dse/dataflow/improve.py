@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import inf, prod
+from math import inf, isqrt, prod
 
 import numpy as np
 
@@ -268,8 +268,12 @@ def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, 
 
 
 def _even(extent: int, tile: int) -> list[int]:
-    """Tiles next to this one in size, some larger and some smaller, that cut an extent as evenly as can be: n / m, rounded up."""
-    sizes = sorted({-(-extent // m) for m in range(1, extent + 1)})
+    """Tiles next to this one in size, some larger and some smaller, that cut an extent as evenly as can be: n / m, rounded up.
+
+    Of m and n / m one is at most the root of n, so each size is a small one or the quotient of a small m.
+    """
+    root = isqrt(extent) + 1
+    sizes = sorted({-(-extent // m) for m in range(1, min(root, extent) + 1)} | {n for n in range(1, root) if -(-extent // -(-extent // n)) == n})
     at = next(i for i, n in enumerate(sizes) if n >= tile)
     return sizes[max(at - NEXT, 0): at + NEXT + 1]
 

@@ -19,6 +19,8 @@ from dse.compiled import njit
 from dse.dataflow.space import Tiles
 from hw.arch import Fanout
 
+MOST_DIVISORS = 1 << 16  # more than any number below 2**53 has (41,472)
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -246,7 +248,7 @@ def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bool
     options, borders, width = keyed.shape
     depth = 1 + borders * (1 + width // 2)
     span = np.zeros((options, borders + 1, 2), np.int64)
-    divided = np.empty(4096, np.int64)
+    divided = np.empty(MOST_DIVISORS, np.int64)
     top, least = np.ones((options, borders + 1), np.int64), np.ones((options, borders + 1), np.int64)
     n = 0
     for o in range(options):

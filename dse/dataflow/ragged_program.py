@@ -22,7 +22,6 @@ from dse.nest import Loop, Mapping, Store, holdable
 from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
 from dse.sim.parts import bits_of, op_cycles, op_pj
-from dse.sim.terms import nonzero, straight, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -87,8 +86,8 @@ def uncovered(e: Einsum, arch: Arch) -> str:
     held = [p for level in levels[border:] for p in e.tensors() if p.tensor in holdable(e, level)]
     if len(held) > 1 or any(p.partial() or p is e.output for p in held):
         return "more than one input, or one with windows, may stand inside the array"
-    if any(p.format != "dense" for p in e.tensors()) or e.output.partial():
-        return "the einsum is compressed or its output has windows"
+    if any(p.format != "dense" or p.density != 1 for p in e.tensors()) or e.output.partial():
+        return "a tensor has zeros or the output has windows"
     plain = [(dim, n) for p in e.tensors() for dim in p.dims for rank, n in e.extents if rank in dim.ranks() and len(dim.terms) == 1 and dim.terms[0][1] == 1]
     if any(dim.offset or dim.size < n for dim, n in plain) or any(c < 0 or len(dim.terms) > 2 for p in e.tensors() for dim in p.dims for _, c in dim.terms):
         return "a dimension is padded without a window, runs backwards or has more than two ranks"
@@ -140,7 +139,7 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
     dims = [(multicast, reduce) for f in arch.fanouts for multicast, reduce in zip(f.multicast, f.reduce, strict=True)]
     size = [n for f in arch.fanouts for _, n in f.dims]
     full_mask = (1 << len(dims)) - 1
-    ops = e.points() * nonzero(e)
+    ops = e.points()
     start = [0.0] * parts
     start[0], start[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
 
@@ -180,19 +179,19 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
             add(1, 1.0, [(x, inside.level, "write", False, True)], busy)
             own = arch.levels[inside.level]
             start[0] += ops * bits[p.tensor] / own.width_bits * own.read_pj
-            add(1, nonzero(e), [(x, inside.level, "read", False, True)], tuple(Role(-1, TOTAL, full_mask) for _ in e.extents))
+            add(1, 1.0, [(x, inside.level, "read", False, True)], tuple(Role(-1, TOTAL, full_mask) for _ in e.extents))
             continue
-        alone = unshared(p, e)
+        alone = p.ranks()
         roles = tuple(Role(-1) if rank in alone else Role(-1, TOTAL, mask) for rank, _ in e.extents)
         points = prod(n for rank, n in e.extents if rank in alone)
         turns = shared(tuple(n for rank, n in e.extents if rank not in alone), tuple(n for d, n in enumerate(size) if (mask >> d) & 1))
-        add(1, straight(p, e), [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
+        add(1, 1.0, [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
         if p is e.output and arch.levels[parent[x]].skip_first_read:
-            roles = tuple(Role(-1) if rank in p.ranks() else Role(-1, FIRST, 0 if rank in alone else mask) for rank, _ in e.extents)
-            own_lanes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1 or alone != p.ranks())
-            add(-1, nonzero(e), [(x, parent[x], "read", True, True)], roles, floor=float(own_lanes * prod(n for rank, n in e.extents if rank in p.ranks())))
+            roles = tuple(Role(-1) if rank in alone else Role(-1, FIRST, mask) for rank, _ in e.extents)
+            own_lanes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
+            add(-1, 1.0, [(x, parent[x], "read", True, True)], roles, floor=float(own_lanes * prod(n for rank, n in e.extents if rank in p.ranks())))
     key = (1, shared(tuple(n for _, n in e.extents), tuple(size)), tuple(Role(-1, TOTAL, full_mask) for _ in e.extents), (), -1)
-    terms.setdefault(key, [0.0] * parts)[1] += op_cycles(0.0, nonzero(e), e, arch)
+    terms.setdefault(key, [0.0] * parts)[1] += op_cycles(0.0, 1.0, e, arch)
     numbers = {k: i for i, k in enumerate(terms)}
     found = [Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[wholes.get(k, k)]) for k, own in terms.items()]  # type: ignore[arg-type]
     return Program(nodes, allowed, inside, tuple(found), tuple(start))
@@ -223,8 +222,8 @@ def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
         ports.append((parts, parts + (level.ports == "separate"), False))
         parts = ports[-1][1] + 1
     bits, nodes = bits_of(e, arch), [node for _, node in bounded(p, arch)]
-    ops = e.points() * nonzero(e)
-    least_ops = -(-e.points() // arch.instances(len(arch.levels))) * nonzero(e)
+    ops = e.points()
+    least_ops = -(-e.points() // arch.instances(len(arch.levels)))
     return kernels.Prices(
         np.array([t.parts for t in p.terms]), np.array([float(t.sign) for t in p.terms]), np.array([t.floor for t in p.terms]),
         np.array([t.whole for t in p.terms], np.int64), np.array(p.start), np.array(ports, np.int64),

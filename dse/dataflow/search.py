@@ -25,13 +25,14 @@ from dse.dataflow import search_kernels as kernels
 from dse.dataflow.lanes import Options, options, wired
 from dse.dataflow.space import FREE, Constraints, Tiles
 from dse.nest import Loop, Mapping, Store, holdable
+from dse.sim.bounds import touched_elems
 from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
 from dse.sim.latency import some
 from dse.sim.parts import action_pj, bits_of, elem_cycles, fill_cycles, fold_cycles, op_cycles, op_pj, per_elem, port, ripples
-from dse.sim.terms import nonzero, stationary, straight, unshared
+from dse.sim.terms import LISTED, nonzero, sparse, stationary, straight, unshared
 from hw.arch import Arch, Fanout, FieldRole, slots
-from workloads.einsum import Dim, Einsum
+from workloads.einsum import Einsum
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -268,7 +269,11 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
     unions = np.full((2, len(summed), *most(summed, lambda o: len(o.size))), np.nan)
     least = np.full((positions, len(e.kind), *most(np.flatnonzero(e.kind != kernels.ALONE), lambda o: len(o.ways)), positions), np.nan)
     reach = [1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0) for dim in summed]
-    return kernels.Memo(hulls, rows(clipped), unions, rows(summed), least, np.zeros((2, 2, max([o.extent for o in own], default=1)), np.int64),
+    listed = max([own[r].extent for dim in (*clipped, *summed) for r in e.rank[dim] if r >= 0], default=1)
+    if max([listed, *reach]) > LISTED:
+        raise ValueError(f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are counted one by one, at most {LISTED:,}; "
+                         f"take a smaller extent, or store the padding (sizes)")
+    return kernels.Memo(hulls, rows(clipped), unions, rows(summed), least, np.zeros((2, 2, listed), np.int64),
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))
 
 
@@ -512,15 +517,18 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
 
     csr = 0.0 if p.format == "dense" else 2 * p.density
     amounts = [(kernels.POINTS, straight(p, e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
-    skips = [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)] if output and levels[parent].skip_first_read else []
+    few = sparse(e) if output and compute else None
+    first = [(kernels.MET, -few.met), (kernels.BEGUN, -few.begun)] if few else [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)]
+    skips = first if output and levels[parent].skip_first_read else []
     dense = twice and waits and not csr
-    first = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
+    filled = [(kernels.FIRST, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
     drained = [(kernels.LAST, 1.0)] if dense and not (output and p.partial()) else []
-    for kind, scale in (*amounts, *skips, *first):
+    for kind, scale in (*amounts, *skips, *filled):
         add(parent, "read", kind, mask[parent], shared, scale, not skips)
         if not compute:
             add(child, "write", kind, mask[child], 0, scale, not skips)
-    for kind, scale in (*amounts, *drained) if output else ():
+    zeros = [(kernels.MET, few.more)] if few and few.more else []
+    for kind, scale in (*amounts, *drained, *zeros) if output else ():
         add(parent, "write", kind, mask[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
@@ -557,16 +565,12 @@ def _line_bits(arch: Arch, v: int) -> int:
 
 def _opened_pj(e: Einsum, arch: Arch) -> float:
     """At least the energy of rows opened at the outermost level: once those of all that an einsum touches, packed."""
-    access, sizes = arch.levels[0].access, e.sizes()
+    access = arch.levels[0].access
     if not access or not access.row_bits:
         return 0.0
 
-    def touched(d: Dim) -> int:
-        at = {d.offset + sum(c * i for (_, c), i in zip(d.terms, index, strict=True)) for index in product(*(range(sizes[rank]) for rank, _ in d.terms))}
-        return sum(0 <= i < d.size for i in at)
-
     dense = [p for p in e.tensors() if p.format == "dense" and p.density == 1]
-    return sum(-(-prod(map(touched, p.dims)) * (p.bits or arch.word_bits) // access.row_bits) * access.row_pj for p in dense)
+    return sum(-(-touched_elems(p, e.extents) * (p.bits or arch.word_bits) // access.row_bits) * access.row_pj for p in dense)
 
 
 def _keeps(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[int, ...]:

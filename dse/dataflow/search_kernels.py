@@ -27,8 +27,9 @@ FEW = 2  # machines that are held against bounds one by one
 CELLS = 512  # numbers of lanes that may be left, told apart (`quotients`)
 CLOSE = 1e-10  # costs that differ by less, relatively, are ties
 # Kinds of quantities: 1, of what does not depend on tiles; words of tiles; rows of compressed tiles; accesses of compute; first reads that are skipped, by a
-# node and by compute; words of the first tiles that are fetched and of the last ones that are drained.
-ONE, WORDS, ROWS, POINTS, STARTED, BEGUN, FIRST, LAST = -1, 0, 1, 2, 3, 4, 5, 6
+# node and by compute; elements of the output once per place of inputs with zeros (terms.sparse); words of the first tiles that are fetched and of the last
+# ones that are drained.
+ONE, WORDS, ROWS, POINTS, STARTED, BEGUN, MET, FIRST, LAST = range(-1, 8)
 ALONE, HULL, CLIPPED = 0, 1, 2  # kinds of a tensor's dimension: one rank as it is; a hull of up to two ranks; a hull that storage clips
 OVER, BOUND, DONE = 0, 1, 2  # why a choice of loops was left: no room, no better than the best; or it was followed
 
@@ -491,7 +492,10 @@ def value(q: int, tile: Ints, option: Ints, t: Terms, e: Einsum, p: Pool, memo: 
         if kind == POINTS:
             total *= p.elems[tile[r], seen if e.unshared[x, r] else unseen]
         elif not e.seen[x, r]:
-            total *= p.lanes[option[r], k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile[r], unseen]
+            if kind == MET and e.unshared[x, r]:
+                total *= p.elems[tile[r], seen]
+            else:
+                total *= p.lanes[option[r], k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile[r], unseen]
     if kind != POINTS:
         for dim in range(e.dim[x], last + 1):
             a, b = e.rank[dim, 0], e.rank[dim, 1]
@@ -590,6 +594,8 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     if kind == POINTS:
         return float(p.elems[tile, seen if e.unshared[x, r] else unseen])
     if not e.seen[x, r]:
+        if kind == MET and e.unshared[x, r]:
+            return float(p.elems[tile, seen])
         return float(p.lanes[o, k, seen if kind == BEGUN and e.unshared[x, r] else unseen] if kind >= STARTED else p.pieces[tile, unseen])
     last = e.dim[x + 1] - 1
     for dim in range(e.dim[x], last + 1):

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from dse.layout.primitive import Index, tiles_of
 
+LISTABLE = 1 << 24
+
 Ints = NDArray[np.int64]
 Spans = tuple[tuple[int, int], ...]  # (first, how many) of indices of one logical dimension, ascending and apart
 
@@ -103,12 +105,21 @@ def parts(d: Digit, values: Ints) -> Ints:
     return (values % d.modulus if d.modulus else values) // d.step
 
 
+def listable(places: int) -> int:
+    """The number of places that are to be listed one by one. Raises ValueError where that takes too much room."""
+    if places > LISTABLE:
+        raise ValueError(f"{places:,} places of a tensor are listed one by one, at most {LISTABLE:,}, to count lines, rows and banks; "
+                         f"take smaller extents, or a machine that describes none")
+    return places
+
+
 def values(s: Stored, spans: Sequence[Spans], copies: bool = False) -> Ints:
     """Values of a stored dimension that a box touches, ascending; the box as spans of each member.
 
     Unfolded: a box is read from the last tile that it needs and, before that tile, from canonical copies; so one that a tile holds comes from that
-    tile alone. copies: all copies instead, as a write must.
+    tile alone. copies: all copies instead, as a write must. Raises ValueError where there are too many to list.
     """
+    listable(prod(sum(count for _, count in own) for own in spans))
     found = np.zeros(1, np.int64)
     for own, n in zip(spans, s.extents, strict=True):
         index = np.concatenate([np.arange(first, first + count) for first, count in own]) if own else np.zeros(0, np.int64)

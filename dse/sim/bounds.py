@@ -53,11 +53,13 @@ def _inside(dim: Dim, run: int, step: int, n: int) -> int:
 
 
 def words(p: Projection, e: Einsum) -> float:
-    """Words of a tensor that must move at least once: what is touched where all inputs are nonzero; of a compressed input value and column of every nonzero
-    and a pointer per row, whoever reads it. A compressed tile of an output may be fewer words than that."""
+    """Words of a tensor that must move at least once: of an input what is touched where all inputs are nonzero; of a dense result all, for zeros are written
+    too; of a compressed input value and column of every nonzero and a pointer per row, whoever reads it. A compressed tile of an output may be fewer words."""
     touched = touched_elems(p, e.extents)
-    if p.format == "dense" or p is e.output:
-        return touched * min(nonzero(e), 2 * p.density if p.format == "csr" else 1)
+    if p is e.output:
+        return touched * (min(nonzero(e), 2 * p.density) if p.format == "csr" else 1)
+    if p.format == "dense":
+        return touched * nonzero(e)
     return 2 * p.density * touched + touched_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 

@@ -14,6 +14,7 @@ from dse.sim.terms import (
     Sums,
     Term,
     Wiring,
+    crossing,
     filled,
     folds,
     instances,
@@ -28,6 +29,7 @@ from dse.sim.terms import (
     unshared,
     value,
     wiring,
+    written,
 )
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum, Projection
@@ -158,7 +160,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
         for skip in skips:
             add(link.parent, "read", [served(s, link, own, skip=skip) for own in (False, True)])
         if output:
-            add(link.parent, "write", [served(s, link, own) for own in (False, True)])
+            add(link.parent, "write", [written(s, link, own) for own in (False, True)])
         for skip in skips if link.child else ():
             add(link.child or link.parent, "write", [filled(s, link, own, skip=skip) for own in (False, True)])
         if output and link.child:
@@ -251,10 +253,10 @@ def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout) -> list[Delive
         inner = order[link.child.level] if link.child else len(order)
         if not order[link.parent.level] < f.outside <= inner:
             continue
-        both = [at.whole(side(at.sums, link, False)) for side in (served, filled)]
+        outer = [served(at.sums, link, False)]
         if link.output:
-            skipped = [at.whole(side(at.sums, link, False, skip=True)) if link.parent.level in at.sums.wires.skips else 0 for side in (served, filled)]
-            both = [2 * n + first for n, first in zip(both, skipped, strict=True)]
+            outer += [written(at.sums, link, False)]
+            outer += [served(at.sums, link, False, skip=True)] if link.parent.level in at.sums.wires.skips else []
         alone, access = (link.seen, 1.0) if link.child else (unshared(link.tensor, e), straight(link.tensor, e))
-        found.append(Delivered(link.tensor, both[0], both[1], alone, access))
+        found.append(Delivered(link.tensor, sum(map(at.whole, outer)), at.whole(crossing(at.sums, link)), alone, access))
     return found

@@ -27,6 +27,7 @@ AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
 
 GROWING = Lock()
+LISTED = 1 << 24  # tiles, or places of a window, that are counted one by one where no product of counts says their sum
 
 Cut = tuple[int, int]  # (tile, pick)
 Cuts = tuple[Cut, ...]
@@ -135,6 +136,37 @@ def nonzero(e: Einsum) -> float:
     return prod(p.density for p in e.inputs if p.density != 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """What compute moves of a dense result whose operands have zeros, no node of it inside, beside a read and a write per product of nonzeros.
+
+    K: combinations of the ranks that inputs with zeros have and the result has not; q: products of nonzeros that an element is expected to have (more than
+    K of them come where windows overlap in the result; those of ranks that no input with zeros has are one).
+    Where q < 1 the element is written as a zero: at least once in all. Its first read is skipped by every lane that adds to it:
+    by one lane with probability min(q, 1), by K lanes min(q, K) times; for as many lanes as there are, on the line between.
+    more: writes per combination; met: first reads per combination; begun: first reads per element and lane.
+    """
+
+    more: float
+    met: float
+    begun: float
+
+
+@lru_cache(maxsize=1 << 14)
+def sparse(e: Einsum) -> Sparse | None:
+    """None: no input has zeros, or the result is compressed."""
+    share = nonzero(e)
+    if share == 1 or e.output.format != "dense":
+        return None
+    sizes, own = e.sizes(), e.output.ranks()
+    combinations = prod(n for rank, n in e.extents if rank in unshared(e.output, e) - own)
+    elements = prod(dim_sum(dim, tuple((sizes[rank], ((1, ALL),)) for rank in dim.ranks()), False, True) for dim in e.output.dims)
+    expected = share * combinations * prod(sizes[rank] for rank in own) / elements
+    first = min(expected, 1.0)
+    begun = (min(expected, combinations) - first) / (combinations - 1) if combinations > 1 else 0.0
+    return Sparse((1.0 - first) / combinations, (first - begun) / combinations, begun)
+
+
 def straight(p: Projection, e: Einsum) -> float:
     """Words per iteration that compute moves between itself and a level, no node of the tensor between.
 
@@ -213,6 +245,64 @@ def filled(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None,
 
 def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
     """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the tensor does not see) count once."""
+    lanes = _sharing(s, link, own)
+    few = sparse(s.e) if skip and not link.child else None
+    if few is None:
+        return _moved(s, link, picks or every(s), skip, ("parent", own), lanes)
+    return (*_met(s, link, picks or every(s), ("parent", own), lanes, -few.met),
+            *_first(s, link, picks or every(s), ("parent", own), lanes, -few.begun))
+
+
+def written(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None) -> tuple[Term, ...]:
+    """What the parent of an output's link is given: what it serves, and zeros, for each element of a dense result is written at least once."""
+    few = sparse(s.e) if not link.child else None
+    if few is None:
+        return served(s, link, own, picks)
+    return (*served(s, link, own, picks), *_met(s, link, picks or every(s), ("parent", own), _sharing(s, link, own), few.more))
+
+
+def crossing(s: Sums, link: Link) -> tuple[Term, ...]:
+    """What all lanes give and take of a link, both ways for an output."""
+    if not link.output:
+        return filled(s, link, False)
+    skips = link.parent.level in s.wires.skips
+    if link.child or not (few := sparse(s.e)):
+        one = filled(s, link, False)
+        return (*one, *one, *(filled(s, link, False, skip=True) if skips else ()))
+    side, whole = ("child", False), every(s)
+    one = filled(s, link, False)
+    first = (*_met(s, link, whole, side, _alone, -few.met), *_first(s, link, whole, side, _alone, -few.begun)) if skips else ()
+    return (*one, *one, *_met(s, link, whole, side, _alone, few.more), *first)
+
+
+def _alone(i: int, loop: Loop) -> int:
+    return LANES
+
+
+def _met(s: Sums, link: Link, picks: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
+    """Combinations of an element of the output with the ranks of inputs with zeros, per lane of the other ranks, so many words each."""
+    return _distinct(s, link, picks, ("met", side), lanes, unshared(link.tensor, s.e), scale)
+
+
+def _first(s: Sums, link: Link, picks: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
+    """Elements of the output per lane that adds to them, so many words each."""
+    return _distinct(s, link, picks, ("first", side), lanes, link.seen, scale)
+
+
+def _distinct(s: Sums, link: Link, picks: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], again: frozenset[str],
+              scale: float) -> tuple[Term, ...]:
+    """Different elements that compute meets; of ranks in `again` all iterations count, of others the first in time."""
+    if not scale:
+        return ()
+    key = (link.tensor.tensor, link.child_at, link.rest, side, scale, picks)
+    if key not in s.known:
+        cuts = _cuts(s, link, picks, True, lanes, again)
+        s.known[key] = (Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_unseen(s, link, cuts))),)
+    return s.known[key]
+
+
+def _sharing(s: Sums, link: Link, own: bool) -> Callable[[int, Loop], int]:
+    """Lanes as the parent sees them: those that share an access count once."""
     shared = {name: reduce if link.output else multicast for name, multicast, reduce in s.wires.lanes}
     alone = link.seen if link.child else unshared(link.tensor, s.e)
 
@@ -221,7 +311,7 @@ def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None,
             return OWN if own else LANES
         return FIRST if loop.rank not in alone and shared[loop.over] else LANES
 
-    return _moved(s, link, picks or every(s), skip, ("parent", own), lanes)
+    return lanes
 
 
 def merged(s: Sums, link: Link) -> Iterator[Term]:
@@ -241,15 +331,18 @@ def _moved(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, side: object
     return s.known[key]
 
 
-def _cuts(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, lanes: Callable[[int, Loop], int]) -> Loops:
+def _cuts(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, lanes: Callable[[int, Loop], int],
+          again: frozenset[str] | None = None) -> Loops:
     """By rank, the loops above the place that the child's tile rests at, but for those of which all trips count that it sinks through: together
-    they fetch what it holds above them. A loop below says only whether a tile counts: it has one trip."""
+    they fetch what it holds above them. A loop below says only whether a tile counts: it has one trip.
+    skip: of ranks that are not in `again` (None: the tensor's own) only the first iterations."""
+    again = link.seen if again is None else again
     within = [number for number, (i, _) in enumerate(s.loops) if i < link.rest and (i < link.child_at or picks[number] != ALL)]
     deepest = max(within, default=-1)
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < link.rest:
-            pick = (lanes(i, loop) if loop.over else AND_FIRST[picks[number]] if skip and loop.rank not in link.seen else picks[number])
+            pick = (lanes(i, loop) if loop.over else AND_FIRST[picks[number]] if skip and loop.rank not in again else picks[number])
             if number <= deepest:
                 found[loop.rank] = (*found.get(loop.rank, ()), (number, pick))
         elif link.child and any(picks[other] == ONLY for other in range(number, len(s.loops)) if s.loops[other][1].rank == loop.rank):
@@ -517,6 +610,9 @@ def within(dim: Dim, extents: Sequence[int]) -> bool:
 
 
 def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
+    """Raises ValueError where there are too many tiles."""
+    if (many := prod(tile_count(extent, cuts) for extent, cuts in ranks)) > LISTED:
+        raise ValueError(f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most {LISTED:,}; take larger tiles")
     ends = np.cumsum([0, *(len(cuts) for _, cuts in ranks)])
     rows = [(c, extent, ends[i], ends[i + 1]) for i, ((_, c), (extent, _)) in enumerate(zip(dim.terms, ranks, strict=True))]
     return int(span_sum(dim.offset, dim.size, np.array(rows, np.int64), _rows(tuple(cut for _, cuts in ranks for cut in cuts)), clip, distinct))

@@ -16,7 +16,7 @@ Where this is less than what tests/port_times.py sums up by unrolling (never mor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Literal
@@ -25,12 +25,13 @@ from dse.nest import Mapping
 from dse.sim.latency import Number, PortTimes, exchange_cycles, largest, latency, paced_cycles, some, where
 from dse.sim.parts import bits_of, elem_cycles, op_cycles, port
 from dse.sim.spans import ALL, FIRST, LAST, ONLY
-from dse.sim.terms import AND_FIRST, AND_LAST, Link, Reading, Term, filled, links, nonzero, passes, rounds, served
+from dse.sim.terms import AND_FIRST, AND_LAST, Link, Reading, Sums, Term, filled, links, nonzero, passes, rounds, served, written
 from hw.arch import Arch
 from workloads.einsum import Einsum
 
 Way = Literal["fill", "drain", "access"]
 Picks = tuple[int, ...]
+Side = Callable[[Sums, Link, bool, Picks], tuple[Term, ...]]
 Work = dict[tuple[int, str], list[Number]]  # (level, side) -> cycles of each instance that may be the busiest
 
 
@@ -134,7 +135,7 @@ def _flow(c: Clock, s: Step, way: Way, picks: Picks) -> Work:
         if way == "access":
             _add(c, found, s, s.parent, "read", served, picks, s.output and s.skips)
             if s.output:
-                _add(c, found, s, s.parent, "write", served, picks)
+                _add(c, found, s, s.parent, "write", written, picks)
         else:
             _add(c, found, s, s.child, "write" if way == "fill" else "read", filled, picks, way == "fill" and s.output and s.skips)
             _add(c, found, s, s.parent, "read" if way == "fill" else "write", served, picks, way == "fill" and s.output and s.skips)
@@ -142,13 +143,14 @@ def _flow(c: Clock, s: Step, way: Way, picks: Picks) -> Work:
     return c.known[key]
 
 
-def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: object, picks: Picks, skip: bool = False) -> None:
+def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: Side, picks: Picks, skip: bool = False) -> None:
     rate = c.rates.get((v, s.link.tensor.tensor))
     if rate is not None:
-        terms = filled if side is filled else served
-        counts = c.at.own(terms(c.at.sums, s.link, True, picks))
+        terms = side(c.at.sums, s.link, True, picks)
         if skip:
-            counts = [a + b for a, b in zip(counts, c.at.own(terms(c.at.sums, s.link, True, picks, True)), strict=True)]
+            first = filled if side is filled else served
+            terms = (*terms, *first(c.at.sums, s.link, True, picks, True))
+        counts = c.at.own(terms)
         key = v, port(c.arch.levels[v], action)
         moved = [n * rate for n in counts]
         found[key] = [a + n for a, n in zip(found[key], moved, strict=True)] if key in found else moved

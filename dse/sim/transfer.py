@@ -16,7 +16,7 @@ from math import inf, prod
 import numpy as np
 
 from dse.layout import count as layouts
-from dse.layout.address import Ints, Layout, Spans, in_units, row_major, values
+from dse.layout.address import Ints, Layout, Spans, in_units, listable, row_major, values
 from dse.layout.count import Counts, Rows, Span
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
@@ -339,13 +339,16 @@ def _positions(mapping: Mapping, link: Link, rank: str, extent: int, united: int
     turns = dict[int, Ints]()
     for i, node in above if home else [one for one in above if one[0] >= link.parent_at]:
         if node.over or i >= united:
-            trips = np.arange(1 if node.over in once else -(-int(size.max()) // node.tile))
+            many = 1 if node.over in once else -(-int(size.max()) // node.tile)
+            listable(low.size * many)
+            trips = np.arange(many)
             low = (low[:, :, None] + trips * node.tile).reshape(len(low), -1)
             size = np.minimum(size[:, :, None] - trips * node.tile, node.tile).reshape(len(size), -1)
             keep = (size > 0).any(axis=0)
             low, size = low[:, keep], size[:, keep]
         else:
             each = -(-size.max(axis=1) // node.tile)
+            listable(int(each.sum()) * size.shape[1])
             parent = np.repeat(np.arange(len(size)), each)
             turn = np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each)
             turns = {k: before[parent] for k, before in turns.items()} | {i: turn}
