@@ -121,7 +121,7 @@ STUDY = """
 name: dram
 workloads: ['gemm:m=16,n=16,k=16', {{file: chain.yaml, name: chain}}]
 machine: a2
-space: {{dram.capacity: [100 B, 200 B, 768 B, 64 KiB], glb.capacity: [64 B, 64 KiB], clock_mhz: [100, 200, 400]}}
+space: {{dram.capacity: [100 B, 1000 B, 64 KiB], glb.capacity: [64 B, 64 KiB], clock_mhz: [100, 200, 400]}}
 objectives: [energy_pj, latency_ns]
 search: {{method: random, generation: 8, prune: {prune}}}
 solver: {{share: {share}}}
@@ -129,7 +129,7 @@ solver: {{share: {share}}}
 
 
 def job_in(folder: Path, share: float = 0.0, prune: bool = False) -> Job:
-    (folder / "chain.yaml").write_text('extents: {m: 4, k: 5, n: 6, l: 2}\neinsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,l] += T[m,n] * V[n,l]"]\n')
+    (folder / "chain.yaml").write_text('extents: {m: 16, k: 16, n: 16, l: 16}\neinsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,l] += T[m,n] * V[n,l]"]\n')
     (folder / "study.yaml").write_text(STUDY.format(share=share, prune=str(prune).lower()))
     return worker.job_of(studies.load(folder / "study.yaml"))
 
@@ -145,11 +145,12 @@ def statuses(job: Job, front: tuple[Trial, ...] = (), alone: bool = False) -> di
 
 
 def test_a_machine_without_that_room_is_infeasible_whichever_way(tmp_path: Path) -> None:
-    """Each alone, together, shared, and where a known front rules out all others."""
+    """Each alone, together, shared, and where a known front rules out all others. With 1,000 bytes every einsum fits, the second workload does not."""
     job = job_in(tmp_path)
     plain = statuses(job, alone=True)
-    assert sum(row[:3] == ("infeasible", "gemm:m=16,n=16,k=16", "DRAM") for row in plain.values()) == 12
-    assert {row[3] for row in plain.values() if row[2] == "DRAM"} == {768} and sum(row[0] == "ok" for row in plain.values()) == 12
+    assert [row[:5] for row in plain.values() if row[4] == 100] == [("infeasible", "gemm:m=16,n=16,k=16", "DRAM", 768, 100)] * 6
+    assert [row[:5] for row in plain.values() if row[4] == 1000] == [("infeasible", "chain", "DRAM", 1024, 1000)] * 6
+    assert sum(row[0] == "ok" for row in plain.values()) == 6
     assert statuses(job) == statuses(job_in(tmp_path, share=0.1)) == statuses(job_in(tmp_path, share=0.1), alone=True) == plain
     front = (Trial(900, 0, "ok", (1e-3, 1e-3), ()),)
     for share in (0.0, 0.1):
