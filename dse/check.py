@@ -40,7 +40,8 @@ def file(text: str) -> tuple[str, list[Layer]]:
 
 def _workload(source: str) -> tuple[str, list[Layer]]:
     workload = catalog.load(source)
-    line = f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters"
+    fused = f", {len(workload.folded)} operators fused into their producers" if workload.folded else ""
+    line = f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters{fused}"
     return line + "".join(f"\nwarning: {text}" for text in [warning(workload)] if text), layer_table(workload)
 
 

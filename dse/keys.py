@@ -78,7 +78,7 @@ SOLVER: Meanings = {
     "spatial_layer_pipe": ("", "of reuse pipelines and kapla: einsums may run side by side, on rectangles of nodes"),
     "temporal_layer_pipe": ("", "of reuse pipelines and kapla: einsums side by side may hand on in granules of one loop"),
     "steady_cycles": ("cycles", "of reuse pipelines: at most so many for a run where runs follow back to back (without fill, of one pipeline); 0: any"),
-    "fuse_elementwise": ("", "one-to-one functions ride on their producer's output and cost nothing"),
+    "fuse_elementwise": ("", "one-to-one functions are fused into their producer and cost no traffic (docs/files.md, Workload)"),
     "seed": ("", "of mappers that draw at random"),
 }
 LIMITS: Meanings = {

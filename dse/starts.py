@@ -41,7 +41,7 @@ name: ffn
 extents: {b: 8, m: 128, d: 256, f: 1024}         # size of every rank
 einsums:
 - "H[b,m,f] += X[b,m,d] * W1[d,f]"               # += sums over the ranks that the output lacks: here d
-- "A[b,m,f] = gelu(H[b,m,f])"                    # any function of its inputs; one-to-one ones ride on their producer
+- "A[b,m,f] = gelu(H[b,m,f])"                    # any function of its inputs; one-to-one ones are fused into their producer
 - {text: "Y[b,m,d] += A[b,m,f] * W2[f,d]", name: down, bits: {W2: 4}}    # also repeat, density, sizes, extents of its own
 # A convolution: "O[n,k,p,q] += I[n,c,p+r,q+s] * W[k,c,r,s]", with a stride "I[n,c,2*p+r,2*q+s]"
 weights: [W1, W2]                                # parameters: there before the run

@@ -55,7 +55,7 @@ class Graph:
         return prod(self.shape[tensor])
 
     def uses(self, tensor: str) -> int:
-        return sum(list(n.input).count(tensor) for n in self.work) + self.graph_out.count(tensor)
+        return sum(tensor in n.input for n in self.work) + self.graph_out.count(tensor)
 
 
 def attr(n: Any, name: str, default: Any) -> Any:
@@ -109,18 +109,34 @@ def unmoved(g: Graph, n: Any) -> bool:
     return bool((flat.transpose(perm).ravel() == flat.ravel()).all())
 
 
+def one_to_one(n: Any) -> bool:
+    """Element by element: by its name, or a window of one element. Its shape is checked beside."""
+    windows = n.op_type in ("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceMax")
+    return n.op_type in ONE_TO_ONE or (windows and max(attr(n, "kernel_shape", (1,))) == 1)
+
+
+def cheap(g: Graph, n: Any, product: bool) -> bool:
+    """Are the constants of a one-to-one operator few beside its result, or a vector behind a product?"""
+    fixed = [i for i in n.input if i in g.fixed and g.size(i) > 1]
+    return all(g.size(i) < g.size(n.output[0]) or (product and max(g.shape[i]) == g.size(i)) for i in fixed)
+
+
 def count(model: onnx.ModelProto) -> Total:
     g = Graph(model)
     private: dict[str, bool] = {}  # made by counted work and seen by one reader only, so far along its chain
+    products: dict[str, bool] = {}  # where that work is a product
     total_macs = words = 0
     for n in g.work:
-        out, moving = n.output[0], [i for i in n.input if i and i not in g.fixed]
+        out, moving = n.output[0], list(dict.fromkeys(i for i in n.input if i and i not in g.fixed))
+        products[out] = n.op_type in ("Conv", "Gemm", "MatMul") or bool(moving) and products.get(moving[0], False)
         once = g.uses(out) == 1
         if n.op_type in SAME_PLACE or (n.op_type == "Transpose" and unmoved(g, n)):
             private[out] = private.get(moving[0], False) and once
-        elif n.op_type in ONE_TO_ONE and len(moving) == 1 and private.get(moving[0]) and g.shape[moving[0]] == g.shape[out]:
+        elif (one_to_one(n) and len(moving) == 1 and private.get(moving[0]) and g.shape[moving[0]] == g.shape[out]
+              and cheap(g, n, products[moving[0]])):
             private[out] = once
         else:
+            products[out] = n.op_type in ("Conv", "Gemm", "MatMul")
             total_macs += macs(g, n)
             words += read_words(g, n) + g.size(out)
             private[out] = once

@@ -24,7 +24,7 @@ from hw.arch import Arch
 from hw.space import decode
 from workloads.graph import unique
 
-NET = "extents: {m: 24, k: 60, n: 36, q: 20}\neinsums: ['T[m,n] += X[m,k] * W[k,n]', 'R[m,n] = relu(T[m,n])', 'Y[m,q] += R[m,n] * V[n,q]']\n"
+NET = "extents: {m: 24, k: 60, n: 36, q: 20}\neinsums: ['T[m,n] += X[m,k] * W[k,n]', 'R[m,n] = softmax(T[m,n])', 'Y[m,q] += R[m,n] * V[n,q]']\n"
 STUDY = """
 name: asked
 workloads: [{{file: net.yaml, name: net, weight: 2}}, 'gemm:m=48,n=20,k=33']

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.onnx_graphs import Build
 from workloads import catalog
-from workloads.einsum import WorkloadError, compulsory_elems, show
+from workloads.einsum import WorkloadError, canonical_key, compulsory_elems, show
 
-SAMPLES = {  # name -> parameters, MACs, parameters of the network, einsums
+SAMPLES = {  # name -> parameters, MACs, parameters of the network, einsums (the square root of a norm is fused into the mean before it)
     "gemm": ("m=2,n=3,k=5", 30, 15, 1), "bmm": ("b=2,m=2,n=3,k=5", 60, 0, 1), "spmm": ("m=4,k=5,n=3,nnz=7", 21, 0, 1), "spmv": ("m=4,k=5,nnz=7", 7, 0, 1),
     "inverse": ("n=4,b=3", 0, 0, 1), "conv": ("k=4,c=2,p=3,q=3,r=3,s=3,pad=1", 648, 72, 1), "conv1d": ("k=4,c=2,p=8,r=3,dilation=2", 192, 24, 1),
     "conv3d": ("k=4,c=2,p=2,q=2,o=2,r=3,s=3,t=3", 1728, 216, 1), "depthwise": ("c=4,p=3,q=3,r=3,s=3,stride=2", 324, 36, 1),
     "conv_transpose": ("k=4,c=2,p=3,q=3,r=3,s=3,stride=2,pad=1,output_pad=1", 648, 72, 1), "pool": ("c=4,p=2,q=2,r=2,s=2,kind=average,stride=2", 0, 0, 1),
-    "unary": ("n=9,function=gelu", 0, 0, 1), "binary": ("n=9,rows=2,function=mul", 0, 0, 1), "batchnorm": ("c=4,p=3,q=3,phase=training", 0, 8, 5),
-    "softmax": ("b=4,n=8", 0, 0, 4), "layernorm": ("b=4,n=8", 0, 16, 5), "rmsnorm": ("b=4,n=8", 0, 8, 3),
+    "unary": ("n=9,function=gelu", 0, 0, 1), "binary": ("n=9,rows=2,function=mul", 0, 0, 1), "batchnorm": ("c=4,p=3,q=3,phase=training", 0, 8, 4),
+    "softmax": ("b=4,n=8", 0, 0, 4), "layernorm": ("b=4,n=8", 0, 16, 4), "rmsnorm": ("b=4,n=8", 0, 8, 2),
     "attention": ("heads=4,kv=2,q=1,context=8,d=4", 256, 0, 8), "embedding": ("t=3,v=9,d=4", 0, 36, 1), "optimizer": ("n=9,method=adam", 0, 9, 3)}
 
 
@@ -80,6 +81,25 @@ def test_paths(tmp_path: Path) -> None:
     text = tmp_path / "net.yaml"
     text.write_text("extents: {m: 4}\neinsums: ['B[m] = f(A[m])']")
     assert catalog.load(str(text)).name == "net"
+
+
+FFN = """extents: {{m: 8, d: 6, f: 10}}
+einsums: ["H[m,f] += X[m,d] * W1[d,f]", "A[m,f] = {kind}(H[m,f])", "Y[m,d] += A[m,f] * W2[f,d]"]
+weights: [W1, W2]
+"""
+
+
+@pytest.mark.parametrize("op", ["Gelu", "Relu", "Sigmoid", "Exp", "Erf", "Softplus", "HardSwish", "Softmax"])
+@pytest.mark.parametrize("fuse", [True, False])
+def test_one_rule_of_fusion_for_all_formats(tmp_path: Path, op: str, fuse: bool) -> None:
+    """The same network as text and as ONNX is the same list of einsums, fused or not; softmax, which is no one-to-one function, stays."""
+    (tmp_path / "net.yaml").write_text(FFN.format(kind=op.lower()))
+    build = Build(20)
+    y = build.add("MatMul", build.add(op, build.add("MatMul", "x", build.const(6, 10))), build.const(10, 6))
+    (tmp_path / "net.onnx").write_bytes(build.model({"x": (8, 6)}, [y]).SerializeToString())
+    ours, file = (catalog.load(str(tmp_path / f"net.{suffix}"), fuse_elementwise=fuse) for suffix in ("yaml", "onnx"))
+    assert [canonical_key(e) for e in ours.einsums] == [canonical_key(e) for e in file.einsums]
+    assert len(ours.einsums) == (2 if fuse and op != "Softmax" else 3) and len(ours.folded) == len(file.folded)
 
 
 @pytest.mark.parametrize(("source", "fault"), [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.einsum import WorkloadError, compulsory_elems, einsum
-from workloads.graph import counts, dag, in_order, ride, unique
+from workloads.graph import Workload, counts, dag, in_order, ride, unique, with_bits
 from workloads.text import load, workload
 
 FFN = workload({"b": 2, "m": 8, "d": 16, "f": 32, "g": 16}, "H[b,m,f] += X[b,m,d] * W1[d,f]", "A[b,m,f] = gelu(H[b,m,f])",
@@ -46,6 +46,49 @@ def test_a_second_access_rides_with_its_tensor() -> None:
     ridden = ride(net)
     assert ridden.folded == ("relu D -> C",)
     assert [p.tensor for p in ridden.einsums[1].inputs] == ["C", "C_again"] and list(dag(ridden.einsums).edges) == [("C", "G")]
+
+
+LARGE = {"m": 4, "k": 3, "n": 5}
+FUSED = [  # what stands behind C[m,n] += A[m,k] * W[k,n], weights, is it fused into that product
+    ("D[m,n] = gelu(C[m,n])", "", True), ("D[m,n] = C[m,n] + B[n]", "B", True), ("D[m,n] = B[n] * C[m,n]", "B", True),
+    ("D[m,n] = bias(C[m,n], B[n])", "B", True), ("D[m,n] = clip(C[m,n])", "", True), ("D[m,n] = C[m,n] + B[]", "B", True),
+    ("D[m,n] = C[m,n] + B[m,n]", "B", False),  # as large as what it is added to: it is read
+    ("D[m,n] = C[m,n] + B[n]", "", False), ("D[n,m] = relu(C[m,n])", "", False), ("D[m,n] = softmax(C[m,n])", "", False),
+    ("D[m] = sqrt(C[m,n])", "", False), ("D[m,n] = relu(C[m,0])", "", False), ("D[m,n] += C[m,n] * B[n]", "B", False),
+    ("D[m,n] = C[m,n]", "", False), ("D[m,n] = my_own(C[m,n])", "", False)]
+
+
+@pytest.mark.parametrize(("text", "weights", "fused"), FUSED)
+def test_what_is_fused_into_its_producer(text: str, weights: str, fused: bool) -> None:
+    """One operand varies, element by element, and the others are weights smaller than the result."""
+    after, own = (["E[m,k] += D[m,n] * V[n,k]"], ["V"]) if text.startswith("D[m,n]") else ([], [])
+    w = ride(workload(LARGE, "C[m,n] += A[m,k] * W[k,n]", text, *after, weights=["W", *own, *weights]))
+    assert len(w.folded) == int(fused) and ("B" in w.weights) == (not fused and weights == "B")
+    if fused:
+        assert [e.inputs[0].tensor for e in w.einsums] == ["A", "C"] and w.stored_as == (("D", "C"),)
+
+
+def test_a_vector_is_fused_into_a_product_alone() -> None:
+    """Behind anything else it may be as large as all that moves."""
+    for first, fused in (("C[n] += A[k] * W[k,n]", True), ("C[n] max= A[k,n]", False)):
+        w = ride(workload({"k": 3, "n": 5}, first, "D[n] = C[n] + B[n]", weights=["B", *(["W"] if "W" in first else [])]))
+        assert len(w.folded) == int(fused)
+
+
+def test_a_fused_result_is_stored_as_it_says() -> None:
+    """In its bits and density, under its producer's name; either name may be given bits. Where its operand is read twice,
+    runs more often or is carried on, it stands alone."""
+    e = {"m": 4, "k": 3, "n": 5}
+    product, reader = einsum("C[m,n] += A[m,k] * W[k,n]", e), einsum("E[m,n] = f(D[m,n])", e)
+    act = einsum("D[m,n] = relu(C[m,n])", e, bits={"D": 4}, density={"D": 0.5})
+    w = ride(Workload("net", (product, act, reader), frozenset("W")))
+    assert [x.name for x in w.einsums] == ["C", "E"] and (w.einsums[0].output.bits, w.einsums[0].output.density) == (4, 0.5)
+    assert [with_bits(w, {name: 2}).einsums[0].output.bits for name in "CD"] == [2, 2]
+    both = einsum("E[m,n] = f(C[m,n], D[m,n])", e)
+    apart = [ride(Workload("net", (product, act, both))), ride(Workload("net", (product, act), repeats=(1, 3))),
+             ride(Workload("net", (product, act), carried=(("C", "A"),))), ride(Workload("net", (product, act)), results=["C"])]
+    assert [len(x.folded) for x in apart] == [0] * 4
+    assert ride(Workload("net", (product, act), repeats=(3, 3), carried=(("D", "A"),))).carried == (("C", "A"),)
 
 
 def test_equal_einsums_are_counted_once() -> None:

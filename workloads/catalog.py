@@ -39,21 +39,17 @@ FILES = {**{plain: light for plain, light in MODELS.items() if plain not in NETW
 
 
 def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: bool = True) -> Workload:
-    """A catalog name or a path (.onnx, .pt2, .yaml), either with parameters after a colon.
+    """A catalog name or a path (.onnx, .pt2, .yaml, .mtx), either with parameters after a colon.
 
-    bind: sizes of symbols of an ONNX file, also given as parameters ("net.onnx:N=4,batch=2").
+    bind: sizes of symbols of an ONNX file, also given as parameters ("net.onnx:N=4,batch=2"). fuse_elementwise: as in
+    `graph.ride`, for all of them.
     Raises WorkloadError, one line per fault: unknown name or parameter with close matches, faults of the file.
     """
     stem, _, tail = source.partition(":")
     given = _parameters(source, tail)
-    if stem in OPERATORS:
-        return _operator(stem, source, given)
     if stem == "train":
         return _step(source, given, bind, fuse_elementwise)
-    if stem in NETWORKS:
-        return replace(ride(_network(stem, source, given), fuse_elementwise), name=_label(stem, given))
-    model = FILES.get(stem)
-    suffix = Path(stem).suffix.lower()
+    model, suffix = FILES.get(stem), Path(stem).suffix.lower()
     if model or suffix == ".onnx":
         from workloads import onnx  # here: only files need the time that its import takes
 
@@ -68,6 +64,17 @@ def load(source: str, bind: Mapping[str, int] | None = None, fuse_elementwise: b
         if numbers.get("batch", 1) < 1:
             raise WorkloadError(f'workload "{source}": batch = {numbers["batch"]} must be at least 1')
         return torch.load(stem, fuse_elementwise=fuse_elementwise, batch=numbers.get("batch"))
+    return ride(_unfused(source), fuse_elementwise)
+
+
+def _unfused(source: str) -> Workload:
+    """A name or a file that says each operator itself (no graph of another tool): every einsum alone."""
+    stem, _, tail = source.partition(":")
+    given, suffix = _parameters(source, tail), Path(stem).suffix.lower()
+    if stem in OPERATORS:
+        return _operator(stem, source, given)
+    if stem in NETWORKS:
+        return replace(_network(stem, source, given), name=_label(stem, given))
     if suffix == ".mtx":
         return _solved(stem, source, given)
     if suffix in (".yaml", ".yml"):
@@ -134,11 +141,12 @@ def train(net: str, optimizer: training.Method = "sgd", inputs: Literal["no", "y
           fuse_elementwise: bool = True) -> Workload:
     """One training step of any other workload, whose parameters follow: forward, gradients of all its operators, updates of its weights.
 
-    net: as in `load`. inputs: gradients of the data too. Differentiated before anything rides, so that what the
+    net: as in `load`. inputs: gradients of the data too. Differentiated before anything is fused, so that what the
     backward pass reads is stored; but what an ONNX import folds (constant biases, normalisations) is not trained.
     """
-    stem, _, tail = net.partition(":")
-    forward = _network(stem, net, _parameters(net, tail)) if stem in NETWORKS else load(net, bind, False)
+    stem = net.partition(":")[0]
+    says_all = stem in NETWORKS or stem in OPERATORS or Path(stem).suffix.lower() in (".yaml", ".yml", ".mtx")
+    forward = _unfused(net) if says_all else load(net, bind, False)
     try:
         step = training.training(forward, optimizer, inputs == "yes")
     except WorkloadError as fault:  # of an operator, which does not know its file

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads.einsum import Einsum, Projection, WorkloadError, canonical_key, show
+from workloads.operators import BINARY, UNARY
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -29,6 +30,7 @@ class Workload:
     folded, moved: what rides on a producer's output for free, and operators that are counted as data movement, by name.
     unknown: einsums of operators that nobody knows and that could be products: counted as data movement.
     carried: of a loop, (result, the name by which a further step reads it): what the einsums hand on, and what they begin with.
+    stored_as: (result of a function that is fused into its producer, the producer's tensor: the name it is stored under).
     """
 
     name: str
@@ -40,6 +42,7 @@ class Workload:
     moved: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     carried: tuple[tuple[str, str], ...] = ()
+    stored_as: tuple[tuple[str, str], ...] = ()
 
     def macs(self) -> int:
         return sum(e.macs() * n for e, n in zip(self.einsums, counts(self), strict=True))
@@ -123,36 +126,75 @@ def in_order(name: str, einsums: Sequence[Einsum]) -> tuple[Einsum, ...]:
         raise WorkloadError(f"{name}: einsums form a cycle: {cycle}; a tensor must be made before it is read") from None
 
 
-# One-to-one functions that cost nothing where they are applied to an output before it is stored
-ON_PRODUCTS = {"bias", "batchnormalization"}
-POINTWISE = ON_PRODUCTS | {"relu", "relu6", "hardswish", "gelu", "silu", "sigmoid", "tanh", "softplus", "rsqrt", "dropout"}
+# One-to-one functions, by the name that an einsum of any format bears: element i of the result depends on element i of
+# one operand, and on weights.
+FUSED_INTO_PRODUCTS = {"bias", "batchnormalization"}
+ELEMENTWISE = {name.lower() for name in UNARY | BINARY} | FUSED_INTO_PRODUCTS | {
+    "relu6", "silu", "rsqrt", "square", "dropout", "add_self", "mul_self"}  # x + x, x * x, or with a constant of one element
 
 
-def ride(workload: Workload, elementwise: bool = True) -> Workload:
-    """One-to-one functions ride on their producer, as in an imported ONNX graph, and are listed in `folded`.
+def ride(workload: Workload, elementwise: bool = True, results: Collection[str] = ()) -> Workload:
+    """One-to-one functions fused into their producer (epilogues), of every format; they are listed in `folded`.
 
-    A function rides if one operand varies, of the output's shape, and nothing else reads that operand: its other operands cost no
-    traffic then. Biases and normalisations always ride on products (kind mac); elementwise: the others ride too.
+    An einsum is fused if it is one of ELEMENTWISE, one operand varies, has the result's shape and is read by nothing
+    else, and the others are weights smaller than the result (or, on a product, vectors): they cost no traffic then.
+    What is stored is the result, in its bits, under the producer's name. elementwise False: only quantisation, and
+    biases and normalisations of products. results: tensors that are wanted beside their readers.
     """
     makers = {e.output.tensor: e for e in workload.einsums}
     readers = Counter(owner(p.tensor, makers) for e in workload.einsums for p in e.inputs)
+    readers.update([*results, *(result for result, _ in workload.carried)])
     carrier: dict[str, str] = {}
-    kept, repeats, folded = [], [], []
+    kept: dict[str, Einsum] = {}
+    repeats: dict[str, int] = {}
+    folded = []
     for e, n in zip(workload.einsums, counts(workload), strict=True):
-        x = e.inputs[0]
-        onto = makers.get(carrier.get(x.tensor, x.tensor))
-        allowed = onto is not None and (e.kind in POINTWISE if elementwise else e.kind in ON_PRODUCTS and onto.kind == "mac")
-        if onto is not None and allowed and readers[x.tensor] == 1 and x.dims == e.output.dims and all(p.tensor in workload.weights for p in e.inputs[1:]):
-            carrier[e.output.tensor] = onto.output.tensor
+        x = _fusible_operand(e, workload.weights)
+        source = owner(x.tensor, makers) if x else ""
+        onto = kept.get(carrier.get(source, source))
+        alone = onto is not None and readers[source] == 1 and repeats[onto.output.tensor] == n
+        if x and onto and alone and _fits_producer(e, x, onto, elementwise):
+            name = onto.output.tensor
+            stored = replace(onto.output, bits=e.output.bits, density=e.output.density)
+            kept[name] = replace(onto, output=stored)
+            carrier[e.output.tensor] = name
             folded.append(f"{e.kind} {e.name} -> {onto.name}")
         else:
-            firsts = [owner(p.tensor, makers) for p in e.inputs]
-            inputs = (replace(p, tensor=carrier.get(t, t) + p.tensor.removeprefix(t)) for p, t in zip(e.inputs, firsts, strict=True))
-            kept.append(replace(e, inputs=tuple(inputs)) if carrier.keys() & set(firsts) else e)
-            repeats.append(n)
-    weights = workload.weights & {p.tensor for e in kept for p in e.inputs}
-    return replace(workload, einsums=tuple(kept), repeats=tuple(repeats) if workload.repeats else (), weights=weights,
-                   folded=(*workload.folded, *folded))
+            kept[e.output.tensor], repeats[e.output.tensor] = _carried_by(e, makers, carrier), n
+    weights = workload.weights & {p.tensor for e in kept.values() for p in e.inputs}
+    carried = tuple((carrier.get(result, result), name) for result, name in workload.carried)
+    return replace(
+        workload, einsums=tuple(kept.values()), repeats=tuple(repeats.values()) if workload.repeats else (), weights=weights,
+        folded=(*workload.folded, *folded), carried=carried, stored_as=(*workload.stored_as, *carrier.items()))
+
+
+def _fusible_operand(e: Einsum, weights: frozenset[str]) -> Projection | None:
+    """The one operand that varies, if its element i alone makes element i of the result; None: no one-to-one function."""
+    varying = [p for p in e.inputs if not {p.tensor, AGAIN.sub("", p.tensor)} & weights]
+    if e.kind not in ELEMENTWISE or len(varying) != 1 or e.points() != e.output.stored_elems():
+        return None
+    same = varying[0].dims == e.output.dims and e.output.ranks() == set(e.sizes())
+    return varying[0] if same or varying[0].stored_elems() == e.points() == 1 else None
+
+
+def _fits_producer(e: Einsum, x: Projection, onto: Einsum, elementwise: bool) -> bool:
+    """May a one-to-one function of x be applied where `onto` makes x? Operands that are large beside it must be read."""
+    of_product = onto.kind == "mac"
+    if not elementwise and not (e.kind == "quantizelinear" or (of_product and e.kind in FUSED_INTO_PRODUCTS)):
+        return False
+    parameters = [p for p in e.inputs if p is not x]
+    elems = e.output.stored_elems()
+    small = all(p.stored_words() < elems or (of_product and len(p.dims) <= 1) for p in parameters)
+    return small and x.stored_elems() == onto.output.stored_elems()
+
+
+def _carried_by(e: Einsum, makers: Mapping[str, Einsum], carrier: Mapping[str, str]) -> Einsum:
+    """An einsum that stays, its operands under the names of the producers that store them."""
+    firsts = [owner(p.tensor, makers) for p in e.inputs]
+    if not carrier.keys() & set(firsts):
+        return e
+    names = [carrier.get(t, t) + p.tensor.removeprefix(t) for p, t in zip(e.inputs, firsts, strict=True)]
+    return replace(e, inputs=tuple(replace(p, tensor=name) for p, name in zip(e.inputs, names, strict=True)))
 
 
 class Layer(NamedTuple):
@@ -193,9 +235,11 @@ def warning(workload: Workload) -> str:
 def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:
     """Tensors in other widths: "weights", "activations" (all that are no weights), or a tensor by name, which goes before them.
 
-    Raises WorkloadError for a name that no tensor has.
+    The result of a fused function may be named too. Raises WorkloadError for a name that no tensor has.
     """
     names = {p.tensor for e in workload.einsums for p in e.tensors()}
+    stored = dict(workload.stored_as)
+    bits = {stored.get(key, key): n for key, n in bits.items()}
     if wrong := [key for key in bits if key not in ("weights", "activations") and key not in names]:
         near = difflib.get_close_matches(wrong[0], names, 1)
         hint = f"do you mean {near[0]}?" if near else "use weights or activations"

@@ -6,10 +6,11 @@ never computed, only their shapes. Pass 2 (`_emit`) turns each node that is left
   producer's tensor, under its name, in the new shape. So is a Transpose that moves dimensions of size 1 only.
 * Transpose, Concat, Slice, Split, Gather, Pad, Expand, and every operator that is not known, are data movement (kind copy): they read their inputs
   and write their output. A Concat could be free if its producers wrote into its slices; the default layout does not assume that.
-* What is quantised is stored so: DequantizeLinear is a view of its integers, QuantizeLinear rides on its producer; types become bits (`_bits`).
+* What is quantised is stored so: DequantizeLinear is a view of its integers, QuantizeLinear is fused into its producer;
+  types become bits (`_typed`).
 * An operator that is not known and could be a product is movement too, and in Workload.unknown.
-* Biases, inference BatchNormalization with constant parameters, and (fuse_elementwise) one-to-one element-wise operators
-  ride on the output of their producer if nothing else reads it. What rides is in Workload.folded; its constants cost no traffic.
+* Constant biases of products are part of them. One-to-one operators are einsums here; `graph.ride` fuses them into their
+  producers, as in every format.
 """
 
 from __future__ import annotations
@@ -27,12 +28,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from workloads.einsum import Einsum, Projection, WorkloadError, squeezed
 from workloads.facts import FREE, RECURRENT, Facts, Walk, attributes, facts_of, feeds_of, live_nodes, ordered, reads, title
-from workloads.graph import AGAIN, Workload, in_order
-from workloads.operators import BINARY, MOVES, NO_PRODUCT, OPERATORS, PRODUCTS, UNARY, Op, attention, by_channel, elementwise, movement, recurrent
+from workloads.graph import AGAIN, Workload, in_order, ride
+from workloads.operators import MOVES, NO_PRODUCT, OPERATORS, PRODUCTS, Op, attention, by_channel, elementwise, movement, recurrent
 from workloads.rebind import Batch, same_per_sample
 
 SAME_IF_SAME_SHAPE = {"Expand", "Tile", "Pad", "Resize", "Upsample"}
-FOLDABLE = UNARY | BINARY | {"BatchNormalization"}
 OPERANDS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
 MOST_NODES, MOST_ELEMS, DEEPEST = 100_000, 1 << 53, 50
 # Running statistics, masks, angles, scales, states, conditions
@@ -45,14 +45,11 @@ BITS = {int(TensorProto.DataType.Value(name)): bits for bits, names in WIDTHS.it
 
 @dataclass(slots=True)
 class Draft:
-    """The workload while it grows. names: ONNX tensor -> workload tensor; sole: an einsum's output that nothing else reads; types: how workload tensors
-    are stored; repeats: einsums that run more than once."""
+    """The workload while it grows. names: ONNX tensor -> workload tensor; types: how workload tensors are stored;
+    repeats: einsums that run more than once."""
 
     names: dict[str, str] = field(default_factory=dict)
-    sole: dict[str, bool] = field(default_factory=dict)
-    makers: dict[str, str] = field(default_factory=dict)
     einsums: list[Einsum] = field(default_factory=list)
-    folded: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     types: dict[str, int] = field(default_factory=dict)
@@ -169,12 +166,6 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
         result = node.output[0]
         if _is_view(node, facts):
             draft.names[result] = _name(source, draft, facts)
-            draft.sole[result] = draft.sole.get(source, False) and readers.get(result) == 1
-        elif _rides(node, source, facts, draft, fuse):
-            draft.names[result] = draft.name(source)
-            draft.types[draft.names[result]] = facts.kept(result)
-            draft.sole[result] = draft.sole[source] and readers.get(result) == 1
-            draft.folded.append(f"{title(node)} -> {draft.makers[draft.names[result]]}")
         else:
             try:
                 _added(node)(node, facts, draft, readers)
@@ -182,10 +173,11 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
                 raise WorkloadError(f"{where}: {title(node)}: its attributes and shapes do not fit: {fault}") from None
     weights = {draft.names[t] for t in facts.constants if t in draft.names}
     read = {p.tensor for e in draft.einsums for p in e.inputs}
-    ordered = _bits(in_order(where, draft.einsums), draft.types)
+    ordered = _typed(in_order(where, draft.einsums), draft.types)
     repeats = tuple(draft.repeats.get(e.name, 1) for e in ordered) if draft.repeats else ()
-    return Workload(label, ordered, frozenset(weights & read), repeats, _parameters(nodes, facts), tuple(draft.folded), tuple(draft.moved),
-                    tuple(draft.unknown))
+    found = Workload(label, ordered, frozenset(weights & read), repeats, _parameters(nodes, facts),
+                     moved=tuple(draft.moved), unknown=tuple(draft.unknown))
+    return _in_words(ride(found, fuse, [draft.names[t] for t in results if t in draft.names]))
 
 
 def _name(tensor: str, draft: Draft, facts: Facts) -> str:
@@ -195,16 +187,23 @@ def _name(tensor: str, draft: Draft, facts: Facts) -> str:
     return name
 
 
-def _bits(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum, ...]:
-    """Tensors in the bits of their types. Where all products are of 32-bit floats, nothing was chosen: their numbers are words of the machine."""
-    def type_of(p: Projection) -> int:
-        return types.get(p.tensor, types.get(AGAIN.sub("", p.tensor), 0))
+def _typed(einsums: Sequence[Einsum], types: Mapping[str, int]) -> tuple[Einsum, ...]:
+    """Tensors in the bits of their types."""
+    def sized(p: Projection) -> Projection:
+        return replace(p, bits=BITS.get(types.get(p.tensor, types.get(AGAIN.sub("", p.tensor), 0))))
 
-    widths = {BITS.get(type_of(p)) for e in einsums if e.kind == "mac" for p in e.tensors()}
-    if not widths - {None, 32, 64}:
-        return tuple(einsums)
-    return tuple(replace(e, output=replace(e.output, bits=BITS.get(type_of(e.output))), inputs=tuple(replace(p, bits=BITS.get(type_of(p))) for p in e.inputs))
-                 for e in einsums)
+    return tuple(replace(e, output=sized(e.output), inputs=tuple(map(sized, e.inputs))) for e in einsums)
+
+
+def _in_words(workload: Workload) -> Workload:
+    """Where all products are of 32-bit floats, nothing was chosen: their numbers are words of the machine."""
+    if {p.bits for e in workload.einsums if e.kind == "mac" for p in e.tensors()} - {None, 32, 64}:
+        return workload
+    def plain(p: Projection) -> Projection:
+        return replace(p, bits=None)
+
+    einsums = (replace(e, output=plain(e.output), inputs=tuple(map(plain, e.inputs))) for e in workload.einsums)
+    return replace(workload, einsums=tuple(einsums))
 
 
 def _added(node: NodeProto) -> Callable[[NodeProto, Facts, Draft, Mapping[str, int]], None]:
@@ -235,18 +234,6 @@ def _is_view(node: NodeProto, facts: Facts) -> bool:
     return node.op_type in SAME_IF_SAME_SHAPE and shape == result
 
 
-def _rides(node: NodeProto, source: str, facts: Facts, draft: Draft, fuse: bool) -> bool:
-    """Does a node ride on its producer's output? One varying input, of the output's shape, that only this node reads."""
-    varying = [i for i in reads(node) if i not in facts.constants]
-    if node.op_type not in FOLDABLE or len(varying) != 1 or not draft.sole.get(source):
-        return False
-    if facts.shape(source) != facts.shape(node.output[0]) or attributes(node).get("training_mode"):
-        return False
-    maker = draft.makers[draft.name(source)]
-    onto_macs = next(e for e in reversed(draft.einsums) if e.name == maker).kind == "mac"
-    return fuse or node.op_type == "QuantizeLinear" or (node.op_type == "BatchNormalization" and onto_macs)
-
-
 def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
     """One einsum per output that is read; a bias that is not constant is added by one more."""
     attrs, at = attributes(node), OPERANDS.get(node.op_type)
@@ -261,7 +248,6 @@ def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[s
             name = node.name if node.name and result == node.output[0] else result
             name = name if node.op_type.lower() in name.lower() else f"{node.op_type}_{name}"
             _add(op, name, draft, bias if bias not in facts.constants else "", {i for i in inputs if i in facts.constants})
-            draft.sole[result] = readers.get(result) == 1
         before += (shape[attrs.get("axis", 0)] if shape and node.op_type == "Split" else 0)
 
 
@@ -280,7 +266,6 @@ def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
     for e in attention(op, draft.name(results[3]) if results[3] else draft.fresh(f"{label}_scores"), (present[0], present[1])):
         draft.einsums.append(replace(squeezed(e), name=draft.fresh(f"{label}_{e.kind}")))
         draft.types[e.output.tensor] = facts.kept(results[0])
-        draft.makers[e.output.tensor] = draft.einsums[-1].name
         if e.kind == "copy":
             draft.moved.append(f"Attention {draft.einsums[-1].name}")
     for source, result in zip(slots[1:3], results[1:3], strict=True):
@@ -290,7 +275,6 @@ def _add_attention(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
             move = Op("Transpose", (draft.name(source),), (shape,), (None,), draft.name(result), facts.shape(result) or (),
                       {"perm": (0, 2, 1, 3) if len(facts.shape(source) or ()) == 3 else (0, 1, 2, 3)})
             _add(move, f"{label}_{result}", draft, "", set())
-    draft.sole[results[0]] = readers.get(results[0]) == 1
 
 
 def _add_recurrent(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
@@ -303,7 +287,7 @@ def _add_recurrent(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
     x, w, r = ((facts.shape(slots[i]) or ()) for i in range(3))
     steps, batch = x[:2][::-1] if attrs.get("layout") else x[:2]
     state = facts.shape(slots[5]) if slots[5] else None
-    if state is not None and batch not in state[-2:-1]:
+    if state is not None and batch not in state[:-1]:
         raise ValueError(f"its first state {list(state)} is of another batch than its input {list(x)}")
     op = Op(node.op_type, (*names, *[""] * 5)[:5], (x, w, r), (None,) * 3, out, (), attrs)
     for e in recurrent(op, RECURRENT[node.op_type]):
@@ -312,7 +296,7 @@ def _add_recurrent(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping
         draft.types[e.output.tensor] = facts.kept(slots[0])
         draft.repeats[name] = 1 if e.output.tensor == f"{out}_x" else steps
     for result in results:
-        draft.names[result], draft.sole[result] = out, False
+        draft.names[result] = out
 
 
 def _add(op: Op, name: str, draft: Draft, bias: str, constants: set[str]) -> None:
@@ -331,7 +315,6 @@ def _add(op: Op, name: str, draft: Draft, bias: str, constants: set[str]) -> Non
         total = Op("Add", (partial, draft.name(bias)), (op.shape, op.shapes[2]), (None, None), op.output, op.shape, {})
         e = replace(squeezed(elementwise(total) if op.kind == "Gemm" else by_channel(total)), name=draft.fresh(f"{name}_bias"))
     draft.einsums.append(e)
-    draft.makers[op.output] = e.name
 
 
 def _distinct(op: Op, make: Callable[[Op], Einsum | None] | None, constants: set[str], draft: Draft) -> Op:

@@ -285,7 +285,7 @@ def _broadcast(ranks: Sequence[str], shape: Shape, first: int) -> str:
 def _pointwise(op: Op, kind: str, firsts: Sequence[int]) -> Einsum:
     ranks = _ranks(len(op.shape))
     reads = [f"{t}[{_broadcast(ranks, s, first)}]" for t, s, first in zip(op.inputs, op.shapes, firsts, strict=True)]
-    kind = kind if len(reads) > 1 or kind not in ("add", "mul") else f"{op.kind.lower()}_self"
+    kind = kind if len(reads) > 1 or kind not in ("add", "mul") else f"{kind}_self"
     return einsum(f"{op.output}[{','.join(ranks)}] = {kind}({', '.join(reads)})", dict(zip(ranks, op.shape, strict=True)))
 
 
@@ -296,7 +296,8 @@ def elementwise(op: Op) -> Einsum:
 
 def by_channel(op: Op) -> Einsum:
     """As element-wise, but vectors lie along dimension 1."""
-    return _pointwise(op, op.kind.lower(), [1 if len(s) == 1 else len(op.shape) - len(s) for s in op.shapes])
+    trained = "_training" if op.attrs.get("training_mode") else ""  # statistics of the batch: no one-to-one function
+    return _pointwise(op, op.kind.lower() + trained, [1 if len(s) == 1 else len(op.shape) - len(s) for s in op.shapes])
 
 
 def _concat(op: Op) -> Einsum:
