@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 
 from workloads.einsum import WorkloadError
 from workloads.lowered import RULES, lowered
+from workloads.operands import disagreement
 from workloads.operators import Array, Shape
 from workloads.rebind import SCALARS, SHAPES, Batch
 
@@ -201,6 +202,8 @@ def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int]
         return [n for part in _branch(node, bool(taken), walk.where, facts) for n in _walked(part, walk, facts, opsets, declared)]
     known = [i for i in node.input if i in facts.types]
     site = lowered(node, {i: shape for i in known if (shape := facts.shape(i)) is not None}, {i: facts.types[i].tensor_type.elem_type for i in known})
+    if site is not None and site.wrong:
+        raise WorkloadError(f"{walk.where}: {title(node)}: {site.wrong}")
     if site is not None:
         for name, (type, shape) in site.constants.items():
             facts.types[name] = helper.make_tensor_type_proto(type, shape)
@@ -333,41 +336,77 @@ def _small(elem_type: int, elems: int) -> bool:
 
 
 def _infer(walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> None:
-    """Types of a node's outputs: by the operator's own rule, else as the file declares them."""
+    """Types of a node's outputs: by the operator's own rule, else as the file declares them.
+
+    Raises WorkloadError where its operands do not fit: no declaration mends that.
+    """
     domain = node.domain if node.domain != "ai.onnx" else ""
-    if onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
-        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
-        types = {i: facts.types[i] for i in node.input if i in facts.types}
-        data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values}
-        imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
-        try:
-            facts.types.update(shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports, ir_version=walk.model.ir_version))
-        except onnx.checker.ValidationError as fault:
-            raise WorkloadError(f"{walk.where}: {title(node)}: {' '.join(str(fault).split())[:200]}") from None
-        except (shape_inference.InferenceError, KeyError, ValueError) as fault:
-            if not all(o in declared for o in node.output if o):
-                raise WorkloadError(f"{walk.where}: {title(node)}: {str(fault).strip().splitlines()[0]}") from None
+    known = onnx.defs.has(node.op_type, opsets.get(domain, 1), domain)
+    shapes = [facts.shape(i) if i else None for i in node.input]
+    standard = domain == "" or domain.startswith("com.microsoft")
+    if standard and (wrong := disagreement(node.op_type, node.input, shapes, attributes(node))):
+        raise WorkloadError(f"{walk.where}: {title(node)}: {wrong}")
+    if known and all(i in facts.types for i in node.input if i):
+        _infer_known(walk, node, facts, opsets, declared)
     elif (rule := RULES.get(node.op_type)) and domain.startswith("com.microsoft"):
-        shapes = [facts.shape(i) for i in node.input if i]
-        shape = rule([s for s in shapes if s is not None], attributes(node)) if None not in shapes else None
+        own = [s for s in shapes if s is not None]
+        shape = rule(own, attributes(node)) if len(own) == len(shapes) else None
         if shape is not None:
             facts.types[node.output[0]] = helper.make_tensor_type_proto(facts.types[node.input[0]].tensor_type.elem_type, shape)
     for output in filter(None, node.output):
-        if facts.shape(output) is None and output in declared:
+        if facts.shape(output) is None and known and not _has_graph(node):
+            facts.refusals[output] = _second_opinion(node, facts, walk.model)
+        if facts.shape(output) is None and output in declared and not facts.refusals.get(output):
             facts.types[output] = declared[output]
-        if facts.shape(output) is None:
-            facts.refusals[output] = _refusal(node, facts, walk.model)
 
 
-def _refusal(node: NodeProto, facts: Facts, model: ModelProto) -> str:
-    """Why ONNX finds no shape, in its words; empty if it has no complaint."""
+def _infer_known(
+    walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
+) -> None:
+    """By ONNX's rule of the operator. What holds a graph of its own may fail in that: its outputs may be declared."""
+    domain = node.domain if node.domain != "ai.onnx" else ""
+    schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    types = {i: facts.types[i] for i in node.input if i}
+    data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values}
+    imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
+    try:
+        found = shape_inference.infer_node_outputs(
+            schema, _explicit(node), types, data, opset_imports=imports, ir_version=walk.model.ir_version)
+    except (onnx.checker.ValidationError, shape_inference.InferenceError, KeyError, ValueError) as fault:
+        if _has_graph(node) and all(o in declared for o in node.output if o):
+            return
+        seen = ", ".join(f"{i} {list(shape)}" for i in node.input if i and (shape := facts.shape(i)) is not None)
+        why = " ".join(str(fault).replace("[ShapeInferenceError]", "").split())[:200]
+        reason = f"{why}; it reads {seen or 'tensors of shapes that are not known'}"
+        raise WorkloadError(f"{walk.where}: {title(node)}: {reason}") from None
+    facts.types.update(found)
+
+
+def _has_graph(node: NodeProto) -> bool:
+    return any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute)
+
+
+def _explicit(node: NodeProto) -> NodeProto:
+    """With the default that the standard says and ONNX's rule does not know: a STFT is one-sided."""
+    if node.op_type != "STFT" or "onesided" in attributes(node):
+        return node
+    changed = NodeProto()
+    changed.CopyFrom(node)
+    changed.attribute.append(helper.make_attribute("onesided", 1))
+    return changed
+
+
+def _second_opinion(node: NodeProto, facts: Facts, model: ModelProto) -> str:
+    """Takes over what inference of a graph of that node alone finds (operators that are functions); else why it does not."""
     inputs = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(reads(node)) if i in facts.types]
     outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
     single = helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
-        shape_inference.infer_shapes(single, strict_mode=True)
+        found = shape_inference.infer_shapes(single, strict_mode=True)
     except shape_inference.InferenceError as fault:
         return str(fault).strip().splitlines()[-1].rpartition("] ")[2]
+    new = [o for o in found.graph.output if facts.shape(o.name) is None and o.type.HasField("tensor_type")]
+    facts.types.update({o.name: o.type for o in new})
     return ""
 
 

@@ -17,7 +17,8 @@ from workloads.operators import Shape
 
 @dataclass(slots=True)
 class Site:
-    """A node that is to be replaced. shapes, types: of its inputs as far as they are known; constants: names, types and shapes of parts of weights."""
+    """A node that is to be replaced. shapes, types: of its inputs as far as they are known; constants: names, types and
+    shapes of parts of weights; wrong: an operand of another shape than the operator asks for (its parts hide that)."""
 
     node: NodeProto
     shapes: dict[str, Shape]
@@ -25,6 +26,16 @@ class Site:
     attrs: dict[str, Any]
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[str, tuple[int, Shape]] = field(default_factory=dict)
+    wrong: str = ""
+
+    def wants(self, tensor: str, *shape: int) -> None:
+        """Notes a fault if the tensor is of another shape; -1 is any size."""
+        own = self.shapes.get(tensor)
+        if own is None:
+            return
+        same = len(own) == len(shape) and all(n in (-1, size) for size, n in zip(own, shape, strict=True))
+        if not same:
+            self.wrong = f"{tensor} {list(own)} must be [{', '.join('?' if n < 0 else str(n) for n in shape)}]"
 
     def given(self, at: int) -> str:
         return self.node.input[at] if at < len(self.node.input) else ""
@@ -58,7 +69,7 @@ def lowered(node: NodeProto, shapes: dict[str, Shape], types: dict[str, int]) ->
     if make is None or not (node.domain.startswith("com.microsoft") or node.op_type in NO_DOMAIN):
         return None
     site = Site(node, shapes, types, {a.name: helper.get_attribute_value(a) for a in node.attribute})
-    return site if make(site) else None
+    return site if make(site) or site.wrong else None
 
 
 def _activated(site: Site, kind: str, inputs: Sequence[str], **attrs: Any) -> bool:
@@ -138,6 +149,8 @@ def _attention(site: Site) -> bool:
     if shape is None or site.given(4) or any(site.node.output[1:]):  # a past of its own layout
         return False
     wide = list(site.attrs.get("qkv_hidden_sizes") or [shape[1] // 3] * 3)
+    site.wants(w, -1, sum(wide))
+    site.wants(bias, sum(wide))
     rows = []
     for name, size in zip("qkv", wide, strict=True):
         row = site.add("MatMul", [x, site.part(w, name, (shape[0], size))])
@@ -162,6 +175,7 @@ def _many_heads(site: Site) -> bool:
     if len(shapes[0]) != 3 or any(len(s) not in (3, 4) for s in shapes[1:]) or site.given(8):
         return False
     rows = [q, k, v]
+    site.wants(bias, sum(shape[2] if len(shape) == 3 else shape[1] * shape[3] for shape in shapes))
     if bias:
         for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True)):
             if len(shape) == 3:
@@ -182,6 +196,11 @@ def _grouped(site: Site) -> bool:
     q, k, v, past_k, past_v = (site.given(i) for i in range(5))
     if not k or not v or site.attrs.get("do_rotary") or site.given(10):
         return False
+    if (shape := site.shapes.get(q)) is not None:
+        for tensor in (k, v):
+            site.wants(tensor, *shape[:2], -1)
+        if len(site.shapes.get(site.given(5), ())) == 1:  # lengths of the past
+            site.wants(site.given(5), shape[0])
     return _heads(site, (q, k, v), "", past_k, past_v, site.attrs["num_heads"], site.attrs["kv_num_heads"], causal=1)
 
 
@@ -237,9 +256,12 @@ def _integer_lstm(site: Site) -> bool:
     w, r = site.given(1), site.given(2)
     if w not in site.shapes or r not in site.shapes:
         return False
-    (ways, wide, rows), hidden = site.shapes[w], site.shapes[r][1]
+    if len(site.shapes[w]) != 3 or len(site.shapes[r]) != 3:
+        site.wants(w, -1, -1, -1)
+        site.wants(r, -1, -1, -1)
+        return False
     turned = [site.add("DequantizeLinear", [site.part(t, "turned", (ways, rows, n)), site.part(t, "scale", (), TensorProto.FLOAT)])
-              for t, n in ((w, wide), (r, hidden))]
+              for t in (w, r) for ways, n, rows in [site.shapes[t]]]
     inputs = [site.given(0), *turned, *(site.given(i) for i in range(3, 8))]
     while not inputs[-1]:
         inputs.pop()
@@ -251,10 +273,12 @@ def _few_bits(site: Site) -> bool:
     """MatMulNBits: weights of a few bits, packed in blocks; scales and zero points ride on them."""
     bits, k, n = (site.attrs.get(key, 4) for key in ("bits", "K", "N"))
     kind = {4: TensorProto.UINT4, 8: TensorProto.UINT8}.get(bits)
-    bias = site.given(5)
+    bias, block, w = site.given(5), site.attrs.get("block_size", 32), site.given(1)
     if kind is None:
         return False
-    w = site.given(1)
+    site.wants(w, n, -(-k // block), block * bits // 8)
+    if len(site.shapes.get(site.given(2), ())) == 1:  # scales of all blocks, in one or in two dimensions
+        site.wants(site.given(2), n * -(-k // block))
     weight = site.add("DequantizeLinear", [site.part(w, "unpacked", (k, n), kind), site.part(w, "scale", (), TensorProto.FLOAT)])
     made = site.add("MatMul", [site.given(0), weight], "" if bias else site.node.output[0])
     if bias:

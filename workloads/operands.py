@@ -1,0 +1,296 @@
+"""Do the operands of an ONNX operator agree with each other? Its shape rule looks at some of them, a declared result at none.
+
+One rule per operator, table RULES: the dimensions of each operand by letters. Equal letters are of equal size, `B?` may
+also be 1, `_` is any size; `known` fixes letters by attributes or by another operand. Operators that are absent have no
+second operand, or ONNX's own shape rule looks at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+Shape = tuple[int, ...]
+Slots = Sequence[Shape | None]
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Dimensions of the operands, by their place; sizes of letters that follow from elsewhere; or what is wrong at once."""
+
+    dims: Mapping[int, str]
+    known: Mapping[str, int] = field(default_factory=dict)
+    wrong: str = ""
+
+
+def disagreement(kind: str, names: Sequence[str], shapes: Slots, attrs: Mapping[str, Any]) -> str:
+    """Which operands do not fit together, with their shapes; empty if all do, or too few shapes are known.
+
+    kind: of the operator; names, shapes: of its inputs, None where a shape is not known.
+    >>> disagreement("MatMul", ["a", "b"], [(8, 400), (201, 80)], {})
+    'a [8, 400] and b [201, 80] do not fit: K is 400 and 201'
+    """
+    padded = [*shapes, *[None] * 10]
+    rule = RULES.get(kind)
+    found = rule(padded, attrs) if rule else None
+    if found is None:
+        return ""
+    if found.wrong:
+        seen = [f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True) if name and shape]
+        return f"{', '.join(seen)}: {found.wrong}"
+    return _clash(found, names, padded)
+
+
+def _clash(found: Agreement, names: Sequence[str], shapes: Slots) -> str:
+    sizes: dict[str, tuple[int, str]] = {letter: (size, "") for letter, size in found.known.items()}
+    for at, text in found.dims.items():
+        shape = shapes[at] if at < len(names) and names[at] else None
+        letters = text.split()
+        if shape is None:
+            continue
+        own = f"{names[at]} {list(shape)}"
+        if len(shape) != len(letters):
+            return f"{own} must have {len(letters)} dimensions: {text.replace('?', '') or 'none'}"
+        for size, letter in zip(shape, letters, strict=True):
+            bare = letter.removesuffix("?")
+            if letter == "_" or (letter != bare and size == 1):
+                continue
+            before, other = sizes.setdefault(bare, (size, own))
+            if before != size:
+                return (
+                    f"{other} and {own} do not fit: {bare} is {before} and {size}"
+                    if other
+                    else f"{own} does not fit: {bare} is {size}, not {before}"
+                )
+    return ""
+
+
+def _conv(x_at: int, w_at: int, bias_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
+    """x [N, C, image], w [K, C / groups, kernel], bias [K]."""
+
+    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+        x, w = s[x_at], s[w_at]
+        if x is None or w is None or len(w) < 3:
+            return None
+        groups, rank = attrs.get("group", 1), len(w) - 2
+        kernel = tuple(attrs.get("kernel_shape") or w[2:])
+        if kernel != w[2:] or w[0] % groups:
+            return Agreement(
+                {}, wrong=f"group = {groups} and kernel_shape = {list(kernel)} do not fit these weights"
+            )
+        if len(x) == len(w) and x[1] != w[1] * groups:
+            return Agreement(
+                {}, wrong=f"C is {x[1]} and {w[1]}" + (f" in each of {groups} groups" if groups > 1 else "")
+            )
+        return Agreement({x_at: "_ C" + " _" * rank, **({bias_at: "K"} if bias_at >= 0 else {})}, {"K": w[0]})
+
+    return rule
+
+
+def _conv_transpose(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    """x [N, C, image], w [C, K / groups, kernel], bias [K]."""
+    x, w = s[0], s[1]
+    if x is None or w is None or len(w) < 3:
+        return None
+    groups = attrs.get("group", 1)
+    kernel = tuple(attrs.get("kernel_shape") or w[2:])
+    if kernel != w[2:] or w[0] % groups:
+        return Agreement(
+            {}, wrong=f"group = {groups} and kernel_shape = {list(kernel)} do not fit these weights"
+        )
+    return Agreement(
+        {1: "C" + " _" * (len(w) - 1), 0: "_ C" + " _" * (len(w) - 2), 2: "K"}, {"K": w[1] * groups}
+    )
+
+
+def _deform(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    """As a convolution; offsets [N, offset groups x kernel x dimensions, output], mask [N, offset groups x kernel, output]."""
+    base = _conv(0, 1, 3)(s, attrs)
+    if base is None or base.wrong or s[0] is None or s[1] is None:
+        return base
+    rank, taps = len(s[1]) - 2, attrs.get("offset_group", 1) * prod(s[1][2:])
+    image = " ".join(f"P{i}" for i in range(rank))
+    dims = {0: "N C" + " _" * rank, 2: f"N OFFSETS {image}", 4: f"N MASKS {image}", 3: "K"}
+    return Agreement(dims, {**base.known, "OFFSETS": taps * rank, "MASKS": taps, **_deformed(s, attrs)})
+
+
+def _deformed(s: Slots, attrs: Mapping[str, Any]) -> dict[str, int]:
+    """Size of the output, by dimension."""
+    image, kernel = (s[0] or ())[2:], (s[1] or ())[2:]
+    n = len(kernel)
+    strides, dilations, pads = (
+        attrs.get("strides") or [1] * n,
+        attrs.get("dilations") or [1] * n,
+        attrs.get("pads") or [0] * 2 * n,
+    )
+    if len(image) != n:
+        return {}
+    return {
+        f"P{i}": (image[i] + pads[i] + pads[i + n] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        for i in range(n)
+    }
+
+
+def _gemm(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    bias = ["M?", "N?"][2 - len(s[2]) :] if s[2] is not None and len(s[2]) <= 2 else ["M?", "N?"]
+    return Agreement(
+        {
+            0: "K M" if attrs.get("transA") else "M K",
+            1: "N K" if attrs.get("transB") else "K N",
+            2: " ".join(bias),
+        }
+    )
+
+
+def _matmul(a_at: int, b_at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
+    """Leading dimensions are batches and broadcast; a vector has no M or no N. FusedMatMul: operands may be transposed."""
+
+    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+        a, b = s[a_at], s[b_at]
+        if a is None or b is None or not a or not b:
+            return None
+        left, right = (
+            _matrix(len(a), "M K", attrs.get("transA"), attrs.get("transBatchA")),
+            _matrix(len(b), "K N", attrs.get("transB"), attrs.get("transBatchB")),
+        )
+        return Agreement({a_at: "K" if len(a) == 1 else left, b_at: "K" if len(b) == 1 else right})
+
+    return rule
+
+
+def _matrix(rank: int, last: str, turned: Any, early: Any) -> str:
+    """Letters of an operand: batches, numbered from the last, then the matrix. early: rows stand before the batches."""
+    first, second = last.split()[:: -1 if turned else 1]
+    batches = [f"B{i}?" for i in range(rank - 3, -1, -1)]
+    return " ".join([first, *batches, second] if early else [*batches, first, second])
+
+
+def _einsum(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    equation = attrs.get("equation", b"")
+    text = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
+    dims = {}
+    for at, part in enumerate(text.partition("->")[0].split(",")):
+        shape = s[at] if at < len(s) else None
+        if shape is None:
+            continue
+        extra = [f"...{i}?" for i in range(len(shape) - len(part.replace("...", "")) - 1, -1, -1)]
+        before, dots, after = part.partition("...")
+        dims[at] = " ".join([*(f"{c}?" for c in before), *(extra if dots else []), *(f"{c}?" for c in after)])
+    return Agreement(dims)
+
+
+def _recurrent(kind: str) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
+    """X [steps, batch, inputs], W [ways, gates x hidden, inputs], R [ways, gates x hidden, hidden]; bias, lengths, states."""
+
+    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+        r = s[2]
+        if r is None or len(r) != 3:
+            return None
+        hidden, ways = attrs.get("hidden_size", r[2]), 2 if attrs.get("direction") == b"bidirectional" else 1
+        rows, state = ("B _ I", "B D H") if attrs.get("layout") else ("_ B I", "D B H")
+        known = {
+            "D": ways,
+            "H": hidden,
+            "GATES": GATES[kind] * hidden,
+            "BIASES": 2 * GATES[kind] * hidden,
+            "PEEPHOLES": 3 * hidden,
+        }
+        return Agreement(
+            {
+                0: rows,
+                1: "D GATES I",
+                2: "D GATES H",
+                3: "D BIASES",
+                4: "B",
+                5: state,
+                6: state,
+                7: "D PEEPHOLES",
+            },
+            known,
+        )
+
+    return rule
+
+
+def _attention(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+    """Queries, keys, values [batch, heads, length, width] or [batch, length, heads x width]; mask, past keys and values."""
+    q, k, v = s[:3]
+    if q is None or k is None or v is None or {len(q), len(k), len(v)} not in ({3}, {4}):
+        return None
+    flat = len(q) == 3
+    heads, kv = (attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0)) if flat else (q[1], k[1])
+    if not heads or not kv or heads % kv or (flat and (q[2] % heads or v[2] % kv)):
+        return Agreement({}, wrong=f"{heads} heads of queries and {kv} of keys and values do not fit")
+    width, wide = (q[2] // heads, v[2] // kv) if flat else (q[3], v[3])
+    past = s[4][2] if s[4] is not None and len(s[4]) == 4 else 0
+    length = k[1 if flat else 2]
+    dims = {
+        0: "B? Q _" if flat else "B? _ Q D",
+        1: "B? T KD" if flat else "B? H T D",
+        2: "B? T _" if flat else "B? H T _",
+        4: "B? H P D",
+        5: "B? H P E",
+        6: "B",
+    }
+    mask = s[3]
+    if mask is not None:
+        dims[3] = " ".join(
+            ["B?", "HEADS?", "Q?", "ALL?" if not mask or mask[-1] > length + past else "_"][-len(mask) :]
+            if mask
+            else []
+        )
+    return Agreement(
+        dims,
+        {"D": width, "E": wide, "H": kv, "KD": kv * width, "HEADS": heads, "ALL": length + past, "T": length},
+    )
+
+
+def _per_channel(*at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
+    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+        x = s[0]
+        return None if x is None or len(x) < 2 else Agreement(dict.fromkeys(at, "C"), {"C": x[1]})
+
+    return rule
+
+
+def _per_row(*at: int) -> Callable[[Slots, Mapping[str, Any]], Agreement | None]:
+    """Operands that are broadcast to the last dimensions of the first."""
+
+    def rule(s: Slots, attrs: Mapping[str, Any]) -> Agreement | None:
+        x = s[0]
+        if x is None:
+            return None
+        letters = [f"D{i}" for i in range(len(x))]
+        dims = {
+            i: " ".join(f"{c}?" for c in letters[len(x) - len(own) :])
+            for i in at
+            if (own := s[i]) is not None and len(own) <= len(x)
+        }
+        return Agreement(dims, dict(zip(letters, x, strict=True)))
+
+    return rule
+
+
+RULES: dict[str, Callable[[Slots, Mapping[str, Any]], Agreement | None]] = {
+    "Conv": _conv(0, 1, 2),
+    "ConvInteger": _conv(0, 1, -1),
+    "QLinearConv": _conv(0, 3, 8),
+    "ConvTranspose": _conv_transpose,
+    "DeformConv": _deform,
+    "Gemm": _gemm,
+    "MatMul": _matmul(0, 1),
+    "MatMulInteger": _matmul(0, 1),
+    "FusedMatMul": _matmul(0, 1),
+    "QLinearMatMul": _matmul(0, 3),
+    "Einsum": _einsum,
+    **{kind: _recurrent(kind) for kind in GATES},
+    "Attention": _attention,
+    "BatchNormalization": _per_channel(1, 2, 3, 4),
+    "InstanceNormalization": _per_channel(1, 2),
+    "LayerNormalization": _per_row(1, 2),
+    "RMSNormalization": _per_row(1),
+    "PRelu": _per_row(1),
+}
