@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -168,7 +169,8 @@ def _lock(path: Path) -> int:
         os.close(handle)
         raise
     except OSError as fault:
-        holder = "".join(c for c in os.read(handle, 200).decode(errors="replace").strip() if c.isprintable())
+        said = re.fullmatch(rb"process \d+ on [\w.-]+", os.read(handle, 200))
+        holder = said[0].decode() if said else f"{path / '.lock'} does not say which"
         os.close(handle)
         if fault.errno not in (errno.EAGAIN, errno.EACCES):
             raise

@@ -11,7 +11,7 @@ from dse import folder, keys, record, stack
 from dse.study import read
 from dse.study import study as studies
 from hw import machine
-from workloads import catalog, document
+from workloads import catalog, document, text
 from workloads.graph import Layer, layer_table, warning
 
 KINDS = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": {"name", "extents", "einsums", "weights"}}
@@ -48,6 +48,7 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
 def _kind(path: Path) -> str:
     """By most known keys, so that one misspelt key does not make a machine a workload. Raises ValueError."""
     data, faults = document.read(path)
+    faults = faults if data is None or document.is_kind(data, {*machine.KEYS, *read.KIND, *text.KIND}) else []
     known = {kind: len(keys & set(data)) for kind, keys in KINDS.items()} if isinstance(data, dict) else {}
     kind = max(known, key=lambda kind: known[kind], default="")
     if not faults and not (kind and known[kind]):

@@ -469,7 +469,7 @@ def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tu
 def words_of(path: Path) -> str | None:
     """The text of a file of directives, None for another one. Raises ValueError naming the file."""
     begin = path.read_bytes()[:BEGIN].lstrip() if path.is_file() else b""
-    if not begin.startswith(HEAD.encode()):
+    if begin.partition(b"\n")[0].split() not in (HEAD.encode().split(), WHOLE.encode().split()):
         if b"tensor{" in begin:
             raise ValueError(f'{path}: directives begin with the line "{HEAD}", or "{WHOLE}"; add it')
         return None

@@ -205,11 +205,15 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
             text = file.read(document.MOST_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         raise ValueError(f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); see dse map --format yaml") from None
-    data, wrong = (text, []) if text.lstrip().startswith(("layout", "share", "store", "for", "spatial", OUTSIDE)) else document.parse(text)
-    if wrong or len(text) > document.MOST_BYTES:
+    data, wrong = (text, []) if is_text(text) else document.parse(text)
+    if (data is None and wrong) or len(text) > document.MOST_BYTES:
         raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map --format yaml")
     if data is None:
         raise ValueError(f"{path}: holds no mapping, the file is empty; see dse map --format yaml")
+    if not _is_mapping(data, [*names, *equal]):
+        raise ValueError(f"{path}: is no mapping (lines like store LEVEL TENSOR, or YAML of a nest per einsum); see dse map --format yaml")
+    if wrong:
+        raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0]}); see dse map --format yaml")
     if isinstance(data, str | list):
         data = {names[0]: data} if len(names) == 1 else {"": data}
     strange = [str(name) for name in data if name not in names and name not in equal and not COPY.match(str(name))] if isinstance(data, dict) else []
@@ -225,6 +229,23 @@ def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[st
     if lines:
         raise ValueError("\n".join(lines))
     return found
+
+
+def is_text(text: str) -> bool:
+    """Has a text a line that only nests have, or begins as that of what is no nest? Only then may a fault quote it."""
+    lines = [line.strip() for line in text.splitlines()]
+    return text.lstrip().startswith(OUTSIDE) or "mac" in lines or any(
+        form.match(line) for line in lines for form in (LOOP, SPATIAL, LAYOUT, SHARE))
+
+
+def _is_mapping(data: object, names: Sequence[str]) -> bool:
+    """Is a document, or a part of it, a nest, or one by the name of an einsum?"""
+    if isinstance(data, dict):
+        named = any(str(key) in names or COPY.match(str(key)) for key in data)
+        return named or any(_is_mapping(value, ()) for value in data.values() if not isinstance(value, dict))
+    if isinstance(data, list):
+        return any(isinstance(entry, dict) and {"store", "for", "spatial", "layout", "share"} & entry.keys() for entry in data)
+    return isinstance(data, str) and is_text(data)
 
 
 def role(e: Einsum, tensor: str) -> str:

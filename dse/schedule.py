@@ -263,6 +263,8 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 1 << 24 else ""
         if text.lstrip().startswith(STARTS):
+            if not _is_schedule(text):
+                raise ValueError("is no schedule: it has no line segment or einsum NAME; see dse map --format schedule")
             found = parse_schedule(text)
             branches = [(branch, segment.nodes) for segment in found.segments for branch in segment.branches]
             return _with_copies(workload, [(branch.einsum, *shared, *branch.mapping.nodes) for branch, shared in branches]), found
@@ -273,6 +275,12 @@ def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload
         raise ValueError(f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml") from None
     except ValueError as fault:
         raise ValueError("\n".join(line if line.startswith(str(path)) else f"{path}: {line}" for line in str(fault).splitlines())) from None
+
+
+def _is_schedule(text: str) -> bool:
+    """Has a text a line that only schedules have? Only then may a fault quote it."""
+    lines = [line.strip() for line in text.splitlines()]
+    return "segment" in lines or any(HEAD.match(line) or KEEP.match(line) for line in lines)
 
 
 def _with_copies(workload: Workload, nests: Sequence[tuple[str | Loop | Store, ...]]) -> Workload:

@@ -29,6 +29,8 @@ from workloads import document
 MACHINES = Path(__file__).parent / "machines"
 ROLES: dict[str, type[Memory] | type[Array] | type[Lane]] = {"memory": Memory, "array": Array, "compute": Lane}
 HEAD = tuple(f.name for f in fields(Machine) if f.name != "nodes")
+KEYS = {*HEAD, "nodes"} - {"name"}  # a document with one of them is a machine
+NO_MACHINE = "must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"
 INNER = {"tiling": tuple(f.name for f in fields(Tiling))}  # keys of what is a mapping itself
 WHOLE: TypeAdapter[Machine] = TypeAdapter(Machine)
 PARTS: dict[str, TypeAdapter[Node]] = {role: TypeAdapter(kind) for role, kind in ROLES.items()}
@@ -60,7 +62,9 @@ def load(name_or_path: str) -> Machine:
     path = find(name_or_path)
     data, faults = document.read(path)
     spec = STAND_IN
-    if data is not None or not faults:
+    if data is not None and not document.is_kind(data, KEYS):
+        faults = [NO_MACHINE]
+    elif data is not None or not faults:
         spec, more = parse(data, path.stem)
         faults = faults + more
     if faults:
@@ -71,7 +75,7 @@ def load(name_or_path: str) -> Machine:
 def parse(data: object, name: str) -> tuple[Machine, list[str]]:
     """The machine of a YAML document and its faults; with faults the machine is only a stand-in. name: where the document gives none."""
     if not isinstance(data, dict):
-        return STAND_IN, ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]
+        return STAND_IN, [NO_MACHINE]
     head, faults = _head({"name": name, **data})
     listed = data.get("nodes")
     if "nodes" not in data and any(line.endswith("did you mean nodes?") for line in faults):

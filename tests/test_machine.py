@@ -237,10 +237,10 @@ BROKEN = [
     ("empty", "", ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]),
     ("no YAML", "clock_mhz: [1\n", ["line 2: no YAML (did not find expected ',' or ']'); correct it"]),
     ("code", "clock_mhz: !!python/object/apply:os.system [echo]\n", [
-        "line 1: no YAML (could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.system'); correct it"]),
+        "line 1: no YAML (could not determine a constructor for the tag); correct it"]),
     ("control character", "clock_mhz: \x07\n", [
-        'no YAML (unacceptable character #x0007: control characters are not allowed in "<unicode string>", position 11); correct it']),
-    ("no such day", "clock_mhz: 2020-13-45\n", ["no YAML (month must be in 1..12); correct it"]),
+        "no YAML (characters that YAML does not allow); correct it"]),
+    ("no such day", "clock_mhz: 2020-13-45\n", ["no YAML (a date that does not exist, a number that is none, or a key that is a list); correct it"]),
     ("all at once", GOOD.replace("500", "-1").replace("width_bits: 128", "width_bits: 96, capacty: 2").replace("int8", "int9"), [
         "clock_mhz = -1 must be above 0; raise it", "gbuf.capacty = 2 is no known key; did you mean capacity?",
         'mac.kind = "int9" is unknown; did you mean int8?']),

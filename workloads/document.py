@@ -1,11 +1,14 @@
 """YAML files as plain data, read within limits: a short text can stand for a tree that fills the memory, or for one that is deeper than any stack.
 
-No code runs, no tag is obeyed. Of the packages that know nothing of each other, `hw` reads its files with it too.
+No code runs, no tag is obeyed, and nothing of a file is shown before it is known to be of the kind that is asked for:
+any path may stand in a study.
+Of the packages that know nothing of each other, `hw` reads its files with it too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,11 @@ def read(path: Path) -> tuple[object, list[str]]:
     return parse(text)
 
 
+def is_kind(data: object, keys: Collection[str]) -> bool:
+    """Is a document of the kind that has these keys? Only then may a fault quote it."""
+    return isinstance(data, dict) and any(key in keys for key in data if isinstance(key, str))
+
+
 def parse(text: str) -> tuple[object, list[str]]:
     """As `read`, of a text."""
     try:
@@ -61,9 +69,16 @@ def parse(text: str) -> tuple[object, list[str]]:
     except yaml.YAMLError as fault:
         mark = getattr(fault, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        return None, [f"{where}no YAML ({getattr(fault, 'problem', None) or ' '.join(str(fault).split())}); correct it"]
-    except (ValueError, TypeError, RecursionError, OverflowError) as fault:  # a date that does not exist, a number that is none, a key that is a list
-        return None, [f"no YAML ({' '.join(str(fault).split())[:200]}); correct it"]
+        problem = getattr(fault, "problem", None) or "characters that YAML does not allow"
+        return None, [f"{where}no YAML ({_unquoted(problem)}); correct it"]
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):  # of tags on values that are none
+        return None, ["no YAML (a date that does not exist, a number that is none, or a key that is a list); correct it"]
+
+
+def _unquoted(problem: str) -> str:
+    """What the YAML reader complains of, without a piece of the file that it quotes; brackets and commas are its own."""
+    own = re.sub(r"'[^\w'\"`]{1,9}'", "", problem)
+    return problem if not re.search("[\"'`]", own) else re.split("[\"'`]", problem)[0].rstrip(" :")
 
 
 def _too_much(text: str) -> str:
@@ -85,7 +100,7 @@ def _too_much(text: str) -> str:
         elif isinstance(event, yaml.AliasEvent):
             anchor = str(event.anchor)
             if anchor in names:
-                return f"{where}*{anchor[:40]} stands inside of itself; correct it"
+                return f"{where}an alias stands inside of itself; correct it"
             size, name = known.get(anchor, 1), None
         elif isinstance(event, yaml.ScalarEvent):
             size, name = 1, event.anchor

@@ -27,6 +27,7 @@ from workloads.graph import Workload, counts, in_order
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
+KIND = ("extents", "einsums")  # a document with one of them is a workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,10 @@ def load(path: str | Path) -> Workload:
     Raises WorkloadError: one line per fault with file and key, all faults of the file.
     """
     raw, wrong = document.read(Path(path))
-    if wrong:
+    if (raw is not None or not wrong) and not document.is_kind(raw, KIND):
+        wrong = ["must hold keys, among them extents and einsums"]
+    if wrong or not isinstance(raw, dict):
         raise WorkloadError("\n".join(f"{path}: {line}" for line in wrong))
-    if not isinstance(raw, dict):
-        raise WorkloadError(f"{path}: must hold keys, among them extents and einsums")
     if isinstance(raw.get("einsums"), list):
         raw["einsums"] = [{"text": e} if isinstance(e, str) else e for e in raw["einsums"]]
     try:

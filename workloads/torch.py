@@ -112,8 +112,8 @@ def _read(path: Path) -> Any:
         logging.disable(logging.ERROR)  # torch logs the traceback of a reader of its own that fails, and tries an older one
         return torch.export.load(archive)
     except DAMAGED as fault:
-        why = next(iter(str(fault).splitlines()), type(fault).__name__)
-        raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why[:160]}") from None
+        why = str(fault) if isinstance(fault, _Unpacks) else type(fault).__name__  # words of torch may quote the file
+        raise WorkloadError(f"{path}: not a program of torch.export.save, or a damaged one: {why}") from None
     finally:
         logging.disable(level)
         os.environ.pop(FORCED, None)
@@ -121,14 +121,18 @@ def _read(path: Path) -> Any:
             os.environ[FORCED] = before
 
 
+class _Unpacks(ValueError):
+    """An archive that is not as torch.export.save packs."""
+
+
 def _sizes(archive: BytesIO) -> None:
-    """Raises ValueError for an archive that unpacks to much more than it is, or out of its folder: torch.export.save packs weights as they are."""
+    """Raises _Unpacks for an archive that unpacks to much more than it is, or out of its folder: torch.export.save packs weights as they are."""
     with zipfile.ZipFile(archive) as packed:
         entries = packed.infolist()
     if sum(entry.file_size for entry in entries) > LARGER * archive.getbuffer().nbytes + (1 << 20):
-        raise ValueError(f"it unpacks to more than {LARGER} times its size")
+        raise _Unpacks(f"it unpacks to more than {LARGER} times its size")
     if any(entry.filename.startswith("/") or ".." in entry.filename.split("/") for entry in entries):
-        raise ValueError("an entry of it leads out of the archive")
+        raise _Unpacks("an entry of it leads out of the archive")
     archive.seek(0)
 
 

@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 KEYS = ("name", "workloads", "machine", "space", "constraints", "objectives", "search", "stop", "solver", "limits", "workers", "sink", "unknown")
 NEEDED = ("workloads", "machine", "space", "objectives")
+KIND = (*NEEDED, "constraints", "solver")  # a document with one of them is a study
 WORKLOAD_KEYS = ("workload", "file", "bind", "weight", "name", "bits")
 SUFFIXES = catalog.SUFFIXES
 PARAMETER = re.compile(r"\w+=[^\s:=]+")  # of a catalog name
@@ -69,10 +70,11 @@ class WorkloadRef:
 def document(path: Path, sets: Sequence[str], faults: Faults) -> dict[str, Any] | None:
     """The file with `sets` put over it; None if it is no mapping."""
     raw, wrong = documents.read(path)
+    known = documents.is_kind(raw, KIND)
+    if not known and (raw is not None or not wrong):
+        wrong = ["must be a mapping with workloads, machine, space and objectives; see studies/edge_cnn.yaml"]
     faults.lines.extend(wrong)
-    if not isinstance(raw, dict):
-        if not wrong:
-            faults.add("must be a mapping with workloads, machine, space and objectives; see studies/edge_cnn.yaml")
+    if not known or not isinstance(raw, dict):
         return None
     raw = {"name": path.stem, **raw}
     for text in sets:

@@ -1,0 +1,219 @@
+"""No reader shows what stands in a file that is not of its kind: any path may stand in a study or on the command line."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cluster import store
+from dse import cache, check, cli, directives, door, folder, nest, schedule
+from dse.study import study as studies
+from hw import machine
+from workloads import catalog, text
+from workloads.matrix import read_matrix
+
+ROOT = Path(__file__).parents[1]
+SECRET = "hunter2"
+WORKLOAD, ARCH = catalog.load("gemm:m=4,n=4,k=4"), machine.arch(machine.load("a2"))
+CONTENTS = {
+    "lines": f"root:x:0:{SECRET}:/root\n{SECRET}:x:1\n",
+    "a sentence": f"{SECRET}\n",
+    "keys": f"password: {SECRET}\n{SECRET}: 1\n",
+    "a name": f"name: {SECRET}\n",
+    "a key twice": f"{SECRET}: 1\n{SECRET}: 2\n",
+    "a list": f"- {SECRET}\n- {{user: {SECRET}}}\n",
+    "numbers as keys": f"1: {SECRET}\n",
+    "json": f'{{"token": "{SECRET}", "{SECRET}": [1, 2]}}',
+    "deep": f"a: {{b: {{{SECRET}: {SECRET}}}}}\n",
+    "csv": f"user,password\nme,{SECRET}\n",
+    "a tag": f"!{SECRET} x\n",
+    "a tag of another": f"!!python/object:{SECRET} x\n",
+    "an alias": f"a: *{SECRET}\n",
+    "an anchor twice": f"[&{SECRET} 1, &{SECRET} 2]\n",
+    "an anchor in itself": f"&{SECRET} [*{SECRET}]\n",
+    "a truth": f"!!bool {SECRET}\n",
+    "a number": f"!!int {SECRET}\n",
+    "a date": f"!!timestamp {SECRET}\n",
+    "bytes": f"!!binary {SECRET}'\n",
+    "a merge": f"<<: {SECRET}\n",
+    "an open string": f'a: "{SECRET}\n',
+    "two documents": f"---\n{SECRET}\n---\n{SECRET}: 2\n",
+    "an indent": f"a: 1\n {SECRET}: 2\n",
+    "a control character": f"{SECRET}\a\n",
+    "a quote": f"a: {SECRET}: '{SECRET}'\n",
+    **{
+        f"begins with {word}": f"{word} {SECRET}\n{SECRET} x\n"
+        for word in (
+            "store",
+            "for",
+            "spatial",
+            "layout",
+            "share",
+            "segment",
+            "keep",
+            "weights",
+            "fills",
+            "einsum",
+            "hold",
+            "directives",
+            "mac",
+            "%%MatrixMarket",
+            "outside",
+        )
+    },
+    "a script": f"for x in {SECRET}; do\n  echo {SECRET}\ndone\n",
+    "tensors": f"tensor{{{SECRET}}}(m=1)\n",
+}
+
+
+def readers(path: Path) -> dict[str, Callable[[], object]]:
+    """What reads a file that a user names, by kind; each raises, or says, what is wrong with it."""
+    return {
+        "machine": lambda: machine.load(str(path)),
+        "workload": lambda: text.load(path),
+        "study": lambda: studies.load(path),
+        "check": lambda: check.file(str(path)),
+        "mapping": lambda: nest.read(path, ["gemm"]),
+        "schedule": lambda: schedule.load(path, WORKLOAD),
+        "directives": lambda: directives.load(path, WORKLOAD, ARCH),
+        "matrix": lambda: read_matrix(path),
+        "onnx": lambda: catalog.load(str(path.rename(path.with_suffix(".onnx")))),
+        "torch": lambda: catalog.load(str(path.rename(path.with_suffix(".pt2")))),
+    }
+
+
+READERS = list(readers(Path("x.yaml")))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_reader_shows_another_kind_of_file(reader: str, tmp_path: Path) -> None:
+    for name, content in CONTENTS.items():
+        for data in (content.encode(), b"\xff\xfe" + content.encode("utf-16-le"), content.encode() + b"\0"):
+            path = tmp_path / "file.yaml"
+            path.write_bytes(data)
+            try:
+                said = str(readers(path)[reader]())
+            except ValueError as fault:
+                said = str(fault)
+            assert SECRET not in said, f"{reader}, {name}: {said}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check FILE",
+        "map FILE a2",
+        "map gemm:m=4,n=4,k=4 FILE",
+        "run FILE",
+        "run study.yaml",
+        "run listed.yaml",
+        "simulate gemm:m=4,n=4,k=4 a2 FILE",
+        "map gemm:m=4,n=4,k=4 a2 --schedule FILE",
+    ],
+)
+def test_no_command_shows_another_kind_of_file(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The studies name the file as their machine, and as a workload."""
+    monkeypatch.chdir(tmp_path)
+    rest = "space: {clock_mhz: [100, 200]}\nobjectives: [energy_pj]\n"
+    Path("study.yaml").write_text(f"workloads: [mlp_s]\nmachine: file.yaml\n{rest}")
+    Path("listed.yaml").write_text(f"workloads: [{{file: file.yaml}}]\nmachine: a2\n{rest}")
+    for content in CONTENTS.values():
+        Path("file.yaml").write_text(content)
+        with suppress(SystemExit):
+            cli.main(command.replace("FILE", "file.yaml").split())
+        out, err = capfd.readouterr()
+        assert SECRET not in out + err, f"{content}: {out}{err}"
+
+
+def test_no_file_of_a_run_or_of_the_cache_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each stands in the place of one of ours."""
+    caplog.set_level(logging.DEBUG)
+    for content in CONTENTS.values():
+        for name in (folder.MANIFEST, folder.STATUS, folder.ENV, folder.STUDY, folder.BEFORE):
+            (tmp_path / name).write_text(content)
+            for reads in (
+                lambda: door.open(tmp_path),
+                lambda: folder.sound(tmp_path),
+                lambda: check.status(tmp_path, True),
+            ):
+                try:
+                    said = repr(reads())
+                except ValueError as fault:
+                    said = str(fault)
+                assert SECRET not in said + caplog.text, f"{name}: {said}"
+            (tmp_path / name).unlink()
+        (tmp_path / "kept").write_text(content)
+        assert cache.read(tmp_path / "kept") is None and SECRET not in caplog.text
+
+
+def test_a_lock_says_who_holds_it_and_nothing_else(tmp_path: Path) -> None:
+    held, _ = store.open_run(tmp_path)
+    (tmp_path / ".lock").write_text(f"{SECRET}\nprocess 1 on {SECRET}")
+    with pytest.raises(ValueError, match="another run writes into this folder") as fault:
+        store.open_run(tmp_path)
+    store.close(held)
+    assert SECRET not in str(fault.value)
+
+
+OPENS = {"open", "read_text", "read_bytes", "ParquetFile", "mmread"}
+OWN = (
+    "analysis/",
+    "hw/component.py",
+    "cluster/pool.py",
+    "cluster/worker.py sources",
+    "dse/cache.py sources",
+    "dse/cache.py claim",
+    "dse/compile.py",
+    "dse/cli.py _new",
+    "dse/folder.py sync",
+    "dse/folder.py created",
+)  # files of ours, or that are written
+CALLS = {"dse/cli.py _open", "dse/cli.py _plot", "dse/door.py sweep"}  # of dse.open
+COPIED = {
+    "dse/study/study.py files",
+    "cluster/driver.py _write_head",
+    "cluster/driver.py _log",
+    "cluster/store.py _publish",
+}  # bytes of checked files
+TRIED = {
+    "workloads/document.py read",
+    "dse/nest.py read",
+    "dse/schedule.py load",
+    "dse/directives.py words_of",
+    "workloads/matrix.py read_matrix",
+    "workloads/matrix.py _scanned",
+    "workloads/torch.py _read",
+    "dse/cache.py read",
+    "cluster/store.py _lock",
+}  # with CONTENTS, above
+SEALED = {
+    "dse/folder.py asks_of",
+    "dse/folder.py _whole",
+    "dse/folder.py crc",
+    "dse/asked.py _nests",
+    "cluster/store.py batches",
+    "cluster/store.py _read_part",
+    "cluster/store.py _rows_of",
+}  # by a checksum that another file does not have
+
+
+def test_every_reader_is_known() -> None:
+    """Where the packages open a file: a new place is tried above, or says here why it shows nothing."""
+    found = set()
+    for package in ("workloads", "hw", "dse", "cluster", "analysis"):
+        for path in (
+            p for p in (ROOT / package).rglob("*.py") if re.search(rf"\b({'|'.join(OPENS)})\(", p.read_text())
+        ):
+            for one in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)):
+                calls = (c.func for c in ast.walk(one) if isinstance(c, ast.Call))
+                if {getattr(f, "attr", getattr(f, "id", "")) for f in calls} & OPENS:
+                    found.add(f"{path.relative_to(ROOT)} {one.name}")
+    assert {place for place in found if not place.startswith(OWN)} == CALLS | COPIED | TRIED | SEALED
