@@ -12,7 +12,7 @@ from dse.study import read
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog, document, text
-from workloads.graph import Layer, layer_table, warning
+from workloads.graph import Layer, Workload, layer_table, warnings
 
 KINDS = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": {"name", "extents", "einsums", "weights"}}
 
@@ -31,7 +31,8 @@ def file(text: str) -> tuple[str, list[Layer]]:
         return f"machine {arch.name}, {arch.instances(len(arch.levels))} lanes, {arch.area_mm2():.4g} mm2", []
     if kind == "study":
         study = studies.load(path)
-        return f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}", []
+        line = f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}"
+        return line + _warned(*study.loaded), []
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
     if found.suffix.lower() not in read.SUFFIXES or not found.is_file():
         raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx or a .pt2 file")
@@ -42,7 +43,11 @@ def _workload(source: str) -> tuple[str, list[Layer]]:
     workload = catalog.load(source)
     fused = f", {len(workload.folded)} operators fused into their producers" if workload.folded else ""
     line = f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters{fused}"
-    return line + "".join(f"\nwarning: {text}" for text in [warning(workload)] if text), layer_table(workload)
+    return line + _warned(workload), layer_table(workload)
+
+
+def _warned(*workloads: Workload) -> str:
+    return "".join(f"\nwarning: {line}" for line in dict.fromkeys(line for w in workloads for line in warnings(w)))
 
 
 def _kind(path: Path) -> str:

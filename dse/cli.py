@@ -77,9 +77,9 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _warn(*workloads: Workload) -> None:
-    from workloads.graph import warning
+    from workloads.graph import warnings
 
-    for line in filter(None, map(warning, workloads)):
+    for line in dict.fromkeys(line for workload in workloads for line in warnings(workload)):
         print(_plain(f"warning: {line}"), file=sys.stderr)
 
 
@@ -310,8 +310,11 @@ def _simulate(given: argparse.Namespace) -> int:
     from hw import machine, space
     from workloads import catalog
 
-    arch = machine.arch(space.override(machine.load(given.machine), read.assignments(given.set)))
-    path, asked = Path(given.mapping), catalog.load(given.workload)
+    sets = read.assignments(given.set)
+    fuse = bool(sets.pop("solver.fuse_elementwise", True))
+    arch = machine.arch(space.override(machine.load(given.machine), sets))
+    path, asked = Path(given.mapping), catalog.load(given.workload, fuse_elementwise=fuse)
+    _warn(asked)
     if (unnested := directed.priced(path, asked, arch)) is not None:
         return _print_mapped(door.Mapped(arch, asked, unnested), given)
     workload, given_schedule = directives.load(path, asked, arch)

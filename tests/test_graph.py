@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse import check
 from workloads.einsum import WorkloadError, compulsory_elems, einsum
-from workloads.graph import Workload, counts, dag, in_order, ride, unique, with_bits
+from workloads.graph import Workload, counts, dag, in_order, ride, unique, warnings, with_bits
 from workloads.text import load, workload
 
 FFN = workload({"b": 2, "m": 8, "d": 16, "f": 32, "g": 16}, "H[b,m,f] += X[b,m,d] * W1[d,f]", "A[b,m,f] = gelu(H[b,m,f])",
@@ -168,3 +169,37 @@ def test_what_is_no_workload_file(tmp_path: Path, content: bytes, fault: str) ->
     assert "\n" not in str(caught.value)
     with pytest.raises(WorkloadError, match=r"cannot be read \(No such file"):
         load(tmp_path / "absent.yaml")
+
+
+# Borders that nobody told
+
+WINDOW = {"k": 4, "h": 28, "w": 28, "r": 3, "s": 3, "p": 112, "t": 7}
+
+
+def lines(extents: dict[str, int], *texts: str) -> list[str]:
+    """Warnings without the place of their einsum."""
+    return [line.partition("]: ")[2] for line in warnings(workload(extents, *texts))]
+
+
+def test_a_border_that_nobody_told_is_a_warning() -> None:
+    """All that the indices reach from 0 on, against the size that they leave on both sides alike; a stride may leave less at the end."""
+    assert lines(WINDOW, "O[k,h,w] += I[h+r-1,w+s-1] * W[k,r,s]") == [
+        "I[h+r-1,w+s-1] is stored as 29 x 29; padded alike on both sides it is 28 x 28; say which with sizes: {I: [28, 28]}, "
+        "or [29, 29] to keep it"]
+    assert lines(WINDOW, "O[k,p] += I[2*p+t-3] * W[k,t]") == [
+        "I[2*p+t-3] is stored as 226; padded alike on both sides it is 223 to 224; say which with sizes: {I: [224]}, or [226] to keep it"]
+    assert lines(WINDOW, "O[2*h+r-1] += I[h] * W[r]")[0].startswith("O[2*h+r-1] is stored as 56; padded alike on both sides it is 55; ")
+    assert lines(WINDOW, "O[k,h] += I[h+r] * W[k,r]") == lines(WINDOW, "O[h] = I[h+4]") == []
+
+
+def test_a_size_that_is_told_or_made_is_no_warning(tmp_path: Path) -> None:
+    """Of an einsum before, or in the file; but indices that leave it at the end more than at the start are."""
+    assert lines(WINDOW, "A[h] = f(X[h])", "O[h] += A[h+r-1] * W[r]") == []
+    assert lines(WINDOW, "A[h] = f(X[h])", "O[h] += A[h+r] * W[r]") == [
+        "A[h+r] is stored as 28; padded alike on both sides it is 30; say which with sizes: {A: [30]}, or [28] to keep it"]
+    (tmp_path / "w.yaml").write_text('extents: {h: 28, r: 3}\neinsums: [{text: "O[h] += I[h+r-1] * W[r]", sizes: {I: [29]}}]\n')
+    assert load(tmp_path / "w.yaml").warnings == ()
+    (tmp_path / "v.yaml").write_text('extents: {h: 28, r: 3}\neinsums: ["O[h] += I[h+r-1] * W[r]"]\n')
+    assert "\nwarning: " in check.file(str(tmp_path / "v.yaml"))[0] and "warning" not in check.file(str(tmp_path / "w.yaml"))[0]
+    many = workload(WINDOW, *(f"O{i}[h] += I{i}[h+r-1] * W{i}[r]" for i in range(9)), name="net")
+    assert len(many.warnings) == 9 and len(warnings(many)) == 6 and warnings(many)[-1] == "net: 4 more warnings of this kind"

@@ -205,12 +205,9 @@ def _check(text: str, projections: list[Projection], named: Mapping[str, Mapping
 
 def show(e: Einsum) -> str:
     """The text form, parsed again by `einsum` with the same extents and sizes."""
-    def access(p: Projection) -> str:
-        return f"{p.tensor}[{','.join(_show_dim(d) for d in p.dims)}]"
-
-    inputs = [access(p) for p in e.inputs]
+    inputs = [show_access(p) for p in e.inputs]
     reduces = bool(set(e.sizes()) - e.output.ranks())
-    left, many = access(e.output), len(inputs) > 1
+    left, many = show_access(e.output), len(inputs) > 1
     if e.kind == "mac" and many:
         return f"{left} += {' * '.join(inputs)}"
     if e.kind == "max" and reduces:
@@ -222,6 +219,11 @@ def show(e: Einsum) -> str:
     if e.kind == "copy" and not many:
         return f"{left} = {inputs[0]}"
     return f"{left} = {e.kind}({', '.join(inputs)})"
+
+
+def show_access(p: Projection) -> str:
+    """A tensor with its indices, as in the text of its einsum."""
+    return f"{p.tensor}[{','.join(_show_dim(d) for d in p.dims)}]"
 
 
 def _show_dim(d: Dim) -> str:

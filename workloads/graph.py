@@ -30,6 +30,7 @@ class Workload:
     folded, moved: what rides on a producer's output for free, and operators that are counted as data movement, by name.
     unknown: einsums of operators that nobody knows and that could be products: counted as data movement.
     carried: of a loop, (result, the name by which a further step reads it): what the einsums hand on, and what they begin with.
+    warnings: what a reader of the file should know, one line each.
     stored_as: (result of a function that is fused into its producer, the producer's tensor: the name it is stored under).
     """
 
@@ -43,6 +44,7 @@ class Workload:
     unknown: tuple[str, ...] = ()
     carried: tuple[tuple[str, str], ...] = ()
     stored_as: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def macs(self) -> int:
         return sum(e.macs() * n for e, n in zip(self.einsums, counts(self), strict=True))
@@ -230,6 +232,12 @@ def warning(workload: Workload) -> str:
     listed = ", ".join(workload.unknown[:5]) + (f" and {len(workload.unknown) - 5} more" if len(workload.unknown) > 5 else "")
     return (f"{workload.name}: {len(workload.unknown)} unknown operators count as data movement, their products, if they have any, as nothing: {listed}; "
             f"they write {100 * wrote / max(activations(workload), 1):.3g} % of all elements")
+
+
+def warnings(workload: Workload) -> list[str]:
+    """Lines that a screen shows of a workload: unknown operators, and what its file leaves open; the first five of the latter."""
+    more = [f"{workload.name}: {len(workload.warnings) - 5} more warnings of this kind"] if len(workload.warnings) > 5 else []
+    return [line for line in (warning(workload), *workload.warnings[:5], *more) if line]
 
 
 def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:

@@ -14,7 +14,7 @@ A function may bear any name: it is then an operator of your own, which costs wh
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from workloads import document
-from workloads.einsum import Einsum, WorkloadError, einsum
+from workloads.einsum import Dim, Einsum, WorkloadError, einsum, show_access
 from workloads.graph import Workload, counts, in_order
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
@@ -138,8 +138,35 @@ def _build(where: str, name: str, extents: Mapping[str, int], entries: Sequence[
     ordered = in_order(where, einsums)
     repeat = {e.name: entry.repeat for e, entry in zip(einsums, entries, strict=True)}
     repeats = tuple(repeat[e.name] for e in ordered)
-    found = Workload(name, ordered, frozenset(weights), repeats if max(repeats) > 1 else ())
+    lines = [f"{where}: einsums[{i}]: {line}" for i, (e, entry) in enumerate(zip(einsums, entries, strict=True))
+             for line in _borders(e, entry, {other.output.tensor for other in einsums})]
+    found = Workload(name, ordered, frozenset(weights), repeats if max(repeats) > 1 else (), warnings=tuple(lines))
     return replace(found, parameters=_parameters(found))
+
+
+def _borders(e: Einsum, entry: Entry, made: Collection[str]) -> Iterator[str]:
+    """Tensors whose border nobody told: what is stored is all that the indices reach, or what an einsum made of them."""
+    for p in e.tensors():
+        alike = [_symmetric(d, e, p.tensor in made and p is not e.output) for d in p.dims]
+        if p.tensor in entry.sizes or all(d.size in sizes for sizes, d in zip(alike, p.dims, strict=True)):
+            continue
+        own, largest = [d.size for d in p.dims], [sizes[-1] for sizes in alike]
+        shown = [str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" for sizes in alike]
+        yield (f"{show_access(p)} is stored as {' x '.join(map(str, own))}; padded alike on both sides it is {' x '.join(shown)}; "
+               f"say which with sizes: {{{p.tensor}: {largest}}}, or {own} to keep it")
+
+
+def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
+    """Sizes of a dimension that its indices leave on both sides alike, or at the end by less than a stride; its own where they leave it at no side.
+
+    given: its size is that of the einsum that makes it, so that only a border that is wider at the end is another one.
+    """
+    sizes, steps = e.sizes(), [c for rank, c in d.terms if rank in e.output.ranks()]
+    end, before = d.offset + sum(c * (sizes[rank] - 1) for rank, c in d.terms) + 1, max(-d.offset, 0)
+    if (given and end - d.size <= before) or (not given and not before):
+        return range(d.size, d.size + 1)
+    least = max(end - before, 1)
+    return range(least, least + min(steps, default=1))
 
 
 def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
