@@ -16,7 +16,7 @@ from tests.prove.__main__ import PARTS
 ROOT = Path(__file__).parents[1]
 # Import order: a file may import only what stands above it. cli joins all and comes last.
 ORDER = """workloads/document workloads/einsum workloads/operators workloads/graph workloads/lowered workloads/rebind
-workloads/operands workloads/facts workloads/onnx workloads/text workloads/retrace workloads/torch
+workloads/operands workloads/bodies workloads/facts workloads/onnx workloads/text workloads/retrace workloads/torch
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/columns hw/machine

@@ -7,6 +7,7 @@ than the file fixes, mends what has the old one built in (workloads/rebind.py).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -16,9 +17,10 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from workloads import bodies
 from workloads.einsum import WorkloadError
 from workloads.lowered import RULES, lowered
 from workloads.operands import disagreement
@@ -34,12 +36,15 @@ RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}  # gates
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 SMALL_INTS, SMALL_FLOATS = 4096, 16
 NEWEST = onnx.defs.onnx_opset_version()
+Types = dict[str, TypeProto]
 
 
 @dataclass(slots=True)
 class Facts:
-    """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant that a view shows;
-    refusals: why a shape is not known; stored: the type that a tensor is kept in, where it is not its own."""
+    """Types, constants and small values of tensors. shaped: values computed from shapes; roots: the constant that a view
+    shows; refusals: why a shape is not known; warnings: what of the file the standard does not know; trips: how often the
+    node that makes a tensor runs, in loops; carried: states that a trip hands to the next one; stored: the type that a
+    tensor is kept in, where it is not its own."""
 
     types: dict[str, TypeProto] = field(default_factory=dict)
     constants: set[str] = field(default_factory=set)
@@ -47,6 +52,9 @@ class Facts:
     shaped: set[str] = field(default_factory=set)
     roots: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    trips: dict[str, int] = field(default_factory=dict)
+    carried: set[str] = field(default_factory=set)
     stored: dict[str, int] = field(default_factory=dict)
 
     def kept(self, tensor: str) -> int:
@@ -110,6 +118,16 @@ def ordered(where: str, graph: GraphProto) -> list[NodeProto]:
         raise WorkloadError(f"{where}: operators form a cycle: {cycle}") from None
 
 
+ANONYMOUS = {"", "?", "*", "-1", "None", "none", "unk", "unknown", "dynamic"}  # names that exporters give to any dimension
+
+
+def _dimension(d: TensorShapeProto.Dimension, place: str) -> int | str:
+    """Size or symbol of a dimension; one without a name of its own is known by its place."""
+    if d.HasField("dim_value") and d.dim_value > 0:
+        return int(d.dim_value)
+    return place if d.dim_param in ANONYMOUS else str(d.dim_param)
+
+
 def feeds_of(where: str, graph: GraphProto, bind: dict[str, int], batch: int | None) -> tuple[dict[str, Shape], dict[str, Shape] | None]:
     """Shapes of the inputs, and their shapes as written where a new batch replaces a written one."""
     weights = {i.name for i in graph.initializer}
@@ -119,13 +137,14 @@ def feeds_of(where: str, graph: GraphProto, bind: dict[str, int], batch: int | N
         if not i.type.HasField("tensor_type"):
             faults.append(f"{where}: input {i.name} is no tensor; only tensors can be costed")
         shape = i.type.tensor_type.shape.dim
-        dims[i.name] = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else d.dim_param or f"{i.name}[{at}]" for at, d in enumerate(shape)]
+        dims[i.name] = [_dimension(d, f"{i.name}[{at}]") for at, d in enumerate(shape)]
     symbols = list(dict.fromkeys(d for shape in dims.values() for d in shape if isinstance(d, str)))
     leading = next((shape[0] for shape in dims.values() if shape), None)
     faults += _bind_faults(where, bind, symbols, batch, leading)
     bound = bind if batch is None or not isinstance(leading, str) else {leading: batch, **bind}
-    faults += [f'{where}: size of symbol "{s}" is not bound; bind it, e.g. {Path(where).name}:{s}=1, or bind: {{{s}: 1}} in a study'
-               for s in symbols if s not in bound]
+    for s in (s for s in symbols if s not in bound):
+        key = s if re.fullmatch(r"\w+", s) else f'"{s}"'
+        faults.append(f'{where}: size of symbol "{s}" is not bound; bind it, e.g. {Path(where).name}:{s}=1, or bind: {{{key}: 1}} in a study')
     if faults:
         raise WorkloadError("\n".join(faults))
     written = {i: tuple(bound[d] if isinstance(d, str) else d for d in shape) for i, shape in dims.items()}
@@ -199,7 +218,18 @@ def _constant(where: str, t: TensorProto, facts: Facts) -> None:
 def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]) -> list[NodeProto]:
     """The node, or those that stand for it: the branch of an If that a constant takes, the standard's operators for one of onnxruntime."""
     if node.op_type == "If" and (taken := facts.values.get(node.input[0])) is not None:
-        return [n for part in _branch(node, bool(taken), walk.where, facts) for n in _walked(part, walk, facts, opsets, declared)]
+        nodes, constants = bodies.branch(node, bool(taken))
+        return _inside(nodes, constants, walk, facts, opsets, declared)
+    if node.domain == bodies.LINKS:
+        _link(node, facts)
+        return [node]
+    if node.op_type in ("Loop", "Scan") and walk.batch is None:
+        try:
+            found = bodies.body(node, {i: facts.shape(i) for i in node.input}, facts.values)
+        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
+            raise WorkloadError(f"{walk.where}: {title(node)}: its body does not fit its inputs; export it again") from None
+        if found is not None:
+            return _repeated(node, found, walk, facts, opsets, declared)
     known = [i for i in node.input if i in facts.types]
     site = lowered(node, {i: shape for i in known if (shape := facts.shape(i)) is not None}, {i: facts.types[i].tensor_type.elem_type for i in known})
     if site is not None and site.wrong:
@@ -217,23 +247,39 @@ def _walked(node: NodeProto, walk: Walk, facts: Facts, opsets: Mapping[str, int]
     return [node]
 
 
-def _branch(node: NodeProto, taken: bool, where: str, facts: Facts) -> list[NodeProto]:
-    """Nodes of the branch that is taken, its tensors named after the If, and one that hands on each result."""
-    graph = next(a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch"))
-    own = {t.name for t in graph.initializer} | {o for n in graph.node for o in n.output if o}
-    names = {name: f"{node.output[0]}/{name}" for name in own}
-    for t in graph.initializer:
-        renamed = TensorProto()
-        renamed.CopyFrom(t)
-        renamed.name = names[t.name]
-        _constant(where, renamed, facts)
-    found = []
-    for n in graph.node:
-        inner = NodeProto()
-        inner.CopyFrom(n)
-        inner.input[:], inner.output[:] = [names.get(i, i) for i in n.input], [names.get(o, o) for o in n.output]
-        found.append(inner)
-    return [*found, *(helper.make_node("Identity", [names.get(o.name, o.name)], [result]) for o, result in zip(graph.output, node.output, strict=False))]
+def _inside(
+    nodes: Sequence[NodeProto], constants: Sequence[TensorProto], walk: Walk, facts: Facts, opsets: Mapping[str, int],
+    declared: Mapping[str, TypeProto]
+) -> list[NodeProto]:
+    """Nodes of a graph inside of an operator, walked in its place."""
+    for t in constants:
+        _constant(walk.where, t, facts)
+    return [n for part in nodes for n in _walked(part, walk, facts, opsets, declared)]
+
+
+def _link(node: NodeProto, facts: Facts) -> None:
+    """Type behind a link of a repeated body; what a trip reads is no constant, even where the first one reads one."""
+    source, shape = node.input[0], facts.shape(node.input[0])
+    if shape is not None:
+        kind = facts.types[source].tensor_type.elem_type
+        facts.types[node.output[0]] = helper.make_tensor_type_proto(kind, bodies.linked(node, shape))
+
+
+def _repeated(
+    node: NodeProto, found: bodies.Body, walk: Walk, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
+) -> list[NodeProto]:
+    """The body of a loop, each of whose nodes runs once per trip. Raises where a state changes its shape from trip to trip."""
+    if found.counter:
+        facts.types[found.counter] = helper.make_tensor_type_proto(TensorProto.INT64, ())
+    nodes = _inside(found.nodes, found.constants, walk, facts, opsets, declared)
+    for before, after in found.states:
+        if facts.shape(before) != facts.shape(after):
+            shapes = f"{list(facts.shape(before) or ())} to {list(facts.shape(after) or ())}"
+            raise WorkloadError(f"{walk.where}: {title(node)}: its state {after} changes from {shapes} in a trip; unroll it on export")
+    for n in nodes:
+        facts.trips[n.output[0]] = facts.trips.get(n.output[0], 1) * found.trips
+    facts.carried.update(after for _, after in found.states)
+    return nodes
 
 
 def _rebound(walk: Walk, batch: Batch, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> NodeProto:
@@ -344,7 +390,7 @@ def _infer(walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int],
     known = onnx.defs.has(node.op_type, opsets.get(domain, 1), domain)
     shapes = [facts.shape(i) if i else None for i in node.input]
     standard = domain == "" or domain.startswith("com.microsoft")
-    if standard and (wrong := disagreement(node.op_type, node.input, shapes, attributes(node))):
+    if standard and (wrong := _disagreement(node, shapes)):
         raise WorkloadError(f"{walk.where}: {title(node)}: {wrong}")
     if known and all(i in facts.types for i in node.input if i):
         _infer_known(walk, node, facts, opsets, declared)
@@ -360,6 +406,14 @@ def _infer(walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int],
             facts.types[output] = declared[output]
 
 
+def _disagreement(node: NodeProto, shapes: Sequence[Shape | None]) -> str:
+    try:
+        return disagreement(node.op_type, node.input, shapes, attributes(node))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:  # attributes of any type and size
+        seen = [f"{i} {list(s)}" for i, s in zip(node.input, shapes, strict=True) if s is not None]
+        return f"its attributes and shapes do not fit ({type(fault).__name__}): {', '.join(seen)}"
+
+
 def _infer_known(
     walk: Walk, node: NodeProto, facts: Facts, opsets: Mapping[str, int], declared: Mapping[str, TypeProto]
 ) -> None:
@@ -370,8 +424,9 @@ def _infer_known(
     data = {i: numpy_helper.from_array(np.asarray(facts.values[i]), i) for i in node.input if i in facts.values}
     imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
     try:
+        eased, types, lines = _eased(schema, _explicit(node), types)
         found = shape_inference.infer_node_outputs(
-            schema, _explicit(node), types, data, opset_imports=imports, ir_version=walk.model.ir_version)
+            schema, eased, types, data, opset_imports=imports, ir_version=walk.model.ir_version)
     except (onnx.checker.ValidationError, shape_inference.InferenceError, KeyError, ValueError) as fault:
         if _has_graph(node) and all(o in declared for o in node.output if o):
             return
@@ -379,7 +434,48 @@ def _infer_known(
         why = " ".join(str(fault).replace("[ShapeInferenceError]", "").split())[:200]
         reason = f"{why}; it reads {seen or 'tensors of shapes that are not known'}"
         raise WorkloadError(f"{walk.where}: {title(node)}: {reason}") from None
-    facts.types.update(found)
+    given = next((facts.types[i] for i in node.input if i and types[i] is not facts.types[i]), None)
+    for name, own in found.items():
+        if given is not None and own.tensor_type.elem_type == TensorProto.FLOAT:
+            own.tensor_type.elem_type = given.tensor_type.elem_type
+        facts.types[name] = own
+    facts.warnings += [f"{walk.where}: {title(node)}: {line}" for line in lines]
+
+
+def _eased(schema: Any, node: NodeProto, types: Types) -> tuple[NodeProto, Types, list[str]]:
+    """A node and the types of its inputs as its rule allows them, and a line for what the standard does not know: attributes of
+    another tool, and types of numbers, which change no shape."""
+    strange = [a.name for a in node.attribute if isinstance(a.name, str) and a.name not in schema.attributes]
+    lines = [f"attribute {name} is none that the standard knows of {node.op_type}; it is left out" for name in strange]
+    if strange:
+        changed = NodeProto()
+        changed.CopyFrom(node)
+        del changed.attribute[:]
+        changed.attribute.extend(a for a in node.attribute if a.name not in strange)
+        node = changed
+    places = [schema.inputs[min(at, len(schema.inputs) - 1)] for at in range(len(node.input))] if schema.inputs else []
+    formal = [place.type_str if place.is_homogeneous else "" for place in places]
+    allowed = {one.type_param_str: set(one.allowed_type_strs) for one in schema.type_constraints}
+    own = {i: f"tensor({_type_name(types[i])})" for i in node.input if i and types[i].HasField("tensor_type")}
+    for kind, known in allowed.items():
+        of = [i for i, form in zip(node.input, formal, strict=True) if form == kind and i in own]
+        kinds = {own[i] for i in of}
+        if (kinds <= known and len(kinds) <= 1) or "tensor(float)" not in known:
+            continue
+        lines.append(f"{', '.join(f'{i} {own[i]}' for i in of)}: types that the standard does not know of {node.op_type}; counted as they are")
+        types = types | {i: _as_float(types[i]) for i in of}
+    return node, types, lines
+
+
+def _as_float(kind: TypeProto) -> TypeProto:
+    real = TypeProto()
+    real.CopyFrom(kind)
+    real.tensor_type.elem_type = TensorProto.FLOAT
+    return real
+
+
+def _type_name(kind: TypeProto) -> str:
+    return str(TensorProto.DataType.Name(kind.tensor_type.elem_type)).lower()
 
 
 def _has_graph(node: NodeProto) -> bool:
@@ -433,10 +529,18 @@ def _fold(where: str, node: NodeProto, facts: Facts, opsets: Mapping[str, int]) 
         facts.values[output] = np.array(part if node.op_type == "Shape" else prod(dims), dtype=np.int64)
     elif shape is not None and _small(facts.types[output].tensor_type.elem_type, prod(shape)) and _wanted(node, facts):
         try:
-            results = ReferenceEvaluator(node, opsets=dict(opsets)).run(None, {i: facts.values[i] for i in seen})
+            results = _computed(node, facts, opsets)
         except Exception as fault:  # of any kind: the evaluator trusts its file
             raise WorkloadError(f"{where}: {title(node)}: its value cannot be computed ({' '.join(str(fault).split())[:200]}); export it again") from None
-        facts.values.update({o: np.asarray(r) for o, r in zip(node.output, results, strict=False) if o})
+        facts.values.update({o: np.asarray(r) for o, r in zip(filter(None, node.output), results, strict=False)})
+
+
+def _computed(node: NodeProto, facts: Facts, opsets: Mapping[str, int]) -> Sequence[Any]:
+    """Values of a node's outputs. As a graph: of a node alone the reference takes the newest version, where axes are no attribute."""
+    inputs = [helper.make_value_info(i, facts.types[i]) for i in dict.fromkeys(i for i in node.input if i)]
+    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
+    graph = helper.make_graph([node], "one", inputs, outputs)
+    return list(ReferenceEvaluator(graph, opsets=dict(opsets)).run(None, {i.name: facts.values[i.name] for i in inputs}))
 
 
 def _wanted(node: NodeProto, facts: Facts) -> bool:

@@ -26,6 +26,7 @@ import onnx.inliner
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from workloads.bodies import LINKS
 from workloads.einsum import Einsum, Projection, WorkloadError, squeezed
 from workloads.facts import FREE, RECURRENT, Facts, Walk, attributes, facts_of, feeds_of, live_nodes, ordered, reads, title
 from workloads.graph import AGAIN, Workload, in_order, ride
@@ -163,21 +164,26 @@ def _emit(where: str, label: str, nodes: Sequence[NodeProto], facts: Facts, resu
         raise WorkloadError("\n".join(dict.fromkeys(faults)))
     for node in nodes:
         source = next((i for i in reads(node) if i not in facts.constants), "")
-        result = node.output[0]
-        if _is_view(node, facts):
+        result, before = node.output[0], len(draft.einsums)
+        if node.domain == LINKS and node.op_type == "Step":
+            _name(result, draft, facts)  # a tensor of its own, which every trip reads
+        elif _is_view(node, facts):
             draft.names[result] = _name(source, draft, facts)
         else:
             try:
                 _added(node)(node, facts, draft, readers)
             except (IndexError, KeyError, TypeError, ValueError) as fault:  # what the operator's own shape rule lets pass
                 raise WorkloadError(f"{where}: {title(node)}: its attributes and shapes do not fit: {fault}") from None
+        if (trips := facts.trips.get(result, 1)) > 1:
+            draft.repeats.update({e.name: trips * draft.repeats.get(e.name, 1) for e in draft.einsums[before:]})
     weights = {draft.names[t] for t in facts.constants if t in draft.names}
     read = {p.tensor for e in draft.einsums for p in e.inputs}
     ordered = _typed(in_order(where, draft.einsums), draft.types)
     repeats = tuple(draft.repeats.get(e.name, 1) for e in ordered) if draft.repeats else ()
     found = Workload(label, ordered, frozenset(weights & read), repeats, _parameters(nodes, facts),
-                     moved=tuple(draft.moved), unknown=tuple(draft.unknown))
-    return _in_words(ride(found, fuse, [draft.names[t] for t in results if t in draft.names]))
+                     moved=tuple(draft.moved), unknown=tuple(draft.unknown), warnings=tuple(dict.fromkeys(facts.warnings)))
+    wanted = [draft.names[t] for t in (*results, *facts.carried) if t in draft.names]
+    return _in_words(ride(found, fuse, wanted))
 
 
 def _name(tensor: str, draft: Draft, facts: Facts) -> str:
@@ -220,13 +226,18 @@ def _shape_fault(where: str, node: NodeProto, tensor: str, facts: Facts) -> Iter
             yield f"{where}: {title(node)}: the shape of {tensor} is not known: {facts.refusals.get(tensor) or 'it depends on data; give fixed shapes'}"
     elif shape is None:
         yield f"{where}: {title(node)} is an unknown operator: declare the shape of {tensor} in the model's value_info"
-    elif 0 in shape:
+    elif 0 in shape and not _is_left_out(node, tensor, facts):
         yield f"{where}: {title(node)}: tensor {tensor} of shape {list(shape)} is empty; bind sizes of at least 1"
+
+
+def _is_left_out(node: NodeProto, tensor: str, facts: Facts) -> bool:
+    """An empty constant that says nothing: an optional input written so (the roi of Resize), a piece of a Concat."""
+    return tensor in facts.constants and tensor in node.input and node.op_type in ("Resize", "Upsample", "Concat")
 
 
 def _is_view(node: NodeProto, facts: Facts) -> bool:
     shape, result = facts.shape(next(i for i in reads(node) if i)), facts.shape(node.output[0])
-    if node.op_type == "DequantizeLinear" or node.op_type in FREE or (node.op_type == "Concat" and len(node.input) == 1):
+    if node.op_type == "DequantizeLinear" or node.op_type in FREE or node.domain == LINKS or (node.op_type == "Concat" and len(node.input) == 1):
         return True
     if node.op_type == "Transpose" and shape is not None:
         axes = [a for a in attributes(node).get("perm", range(len(shape))[::-1]) if shape[a] > 1]
@@ -237,7 +248,7 @@ def _is_view(node: NodeProto, facts: Facts) -> bool:
 def _add_einsums(node: NodeProto, facts: Facts, draft: Draft, readers: Mapping[str, int]) -> None:
     """One einsum per output that is read; a bias that is not constant is added by one more."""
     attrs, at = attributes(node), OPERANDS.get(node.op_type)
-    inputs = [node.input[i] for i in at] if at else reads(node)
+    inputs = [node.input[i] for i in at] if at else [i for i in reads(node) if 0 not in (facts.shape(i) or ())]
     before = 0
     for result in node.output:
         shape = facts.shape(result)

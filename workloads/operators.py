@@ -98,6 +98,28 @@ def _conv_transpose(op: Op) -> Einsum:
     return einsum(f"{op.output}[n,g,k,{index}] += {x}[n,g,c,{p}] * {w}[g,c,k,{r}]", extents, sizes={op.output: (n, g, filters, *op.shape[2:])})
 
 
+def _deform_conv(op: Op) -> Einsum | None:
+    """A convolution whose taps are read where the offsets (and the mask) say: those are operands too, the window is as wide as without them."""
+    (n, channels, *image), (filters, depth, *kernel) = op.shapes[:2]
+    groups, own = op.attrs.get("group", 1), op.attrs.get("offset_group", 1)
+    if len(kernel) != 2 or (groups > 1 and own > 1):
+        return None
+    x, w, offset = op.inputs[:3]
+    taps, part = kernel[0] * kernel[1], depth // own
+    c = f"{part}*u+c" if own > 1 else "c"
+    extents = {"n": n, "g": groups, "u": own, "k": filters // groups, "c": part, **_spatial(OUT, op.shape[2:]), **_spatial(KERNEL, kernel)}
+    group = f"{2 * taps}*u+" if own > 1 else ""
+    reads = [f"{x}[n,g,{c},{_windows(op, tuple(kernel), tuple(image))}]", f"{w}[g,k,{c},r,s]",
+             f"{offset}[n,{group}{2 * kernel[1]}*r+2*s,p,q]"]
+    sizes = {x: (n, groups, channels // groups, *image), offset: op.shapes[2]}
+    for mask, shape in zip(op.inputs[3:], op.shapes[3:], strict=True):
+        if len(shape) == 4:  # else a bias
+            group = f"{taps}*u+" if own > 1 else ""
+            reads.append(f"{mask}[n,{group}{kernel[1]}*r+s,p,q]")
+            sizes[mask] = shape
+    return einsum(f"{op.output}[n,g,k,p,q] += {' * '.join(reads)}", extents, sizes=sizes)
+
+
 def _gemm(op: Op) -> Einsum:
     a, b = op.inputs[:2]
     left, right = "k,m" if op.attrs.get("transA") else "m,k", "n,k" if op.attrs.get("transB") else "k,n"
@@ -125,39 +147,43 @@ def _matmul(op: Op) -> Einsum:
     return einsum(f"{op.output}[{','.join((*batches, *m, *n))}] += {a}[{i}] * {b}[{j}]", extents)
 
 
-def plain(equation: str, shapes: Sequence[Shape]) -> tuple[str, str, str] | None:
-    """The indices of two operands and of the result, if each index stands once in each, and none is of one operand alone and summed.
+def plain(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str] | None:
+    """The indices of the operands and of the result, if each index stands once in each, and none is of one operand alone and summed.
 
     An ellipsis becomes indices; operands are aligned at its last dimension.
     >>> plain("...ij,jk", [(7, 2, 3), (3, 4)])
-    ('Aij', 'jk', 'Aik')
+    (['Aij', 'jk'], 'Aik')
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     operands = left.split(",")
-    if len(operands) != 2 or len(shapes) != 2:
+    if len(operands) < 2 or len(operands) != len(shapes):
         return None
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
     dots = [len(shape) - len(part.replace("...", "")) if "..." in part else 0 for part, shape in zip(operands, shapes, strict=True)]
     whole = free[:max(dots)]
-    a, b = (part.replace("...", "".join(whole[len(whole) - n:])) for part, n in zip(operands, dots, strict=True))
-    once = "".join(sorted(c for c in (a + b) if (a + b).count(c) == 1 and c not in whole))
+    parts = [part.replace("...", "".join(whole[len(whole) - n:])) for part, n in zip(operands, dots, strict=True)]
+    every = "".join(parts)
+    once = "".join(sorted(c for c in every if every.count(c) == 1 and c not in whole))
     out = right.replace("...", "".join(whole)) if arrow else "".join(whole) + once
-    fits = all(part.isalpha() and len(set(part)) == len(part) == len(shape) for part, shape in zip((a, b), shapes, strict=True))
-    alone = (set(a) ^ set(b)) - set(out)
-    return (a, b, out) if fits and len(set(out)) == len(out) and set(out) <= set(a + b) and not alone else None
+    fits = all(part.isalpha() and len(set(part)) == len(part) == len(shape) for part, shape in zip(parts, shapes, strict=True))
+    alone = {c for c in every if every.count(c) == 1} - set(out)
+    return (parts, out) if fits and len(set(out)) == len(out) and set(out) <= set(every) and not alone else None
 
 
 def _einsum(op: Op) -> Einsum | None:
-    """ONNX Einsum of two plain operands; anything else is not known."""
+    """ONNX Einsum of plain operands, one nest for all of them; anything else is not known."""
     equation = op.attrs["equation"]
     found = plain(equation.decode() if isinstance(equation, bytes) else equation, op.shapes)
     if found is None:
         return None
-    extents = {c: max(size for part, shape in zip(found[:2], op.shapes, strict=True) for d, size in zip(part, shape, strict=True) if d == c)
-               for c in dict.fromkeys(found[0] + found[1])}
-    a, b = (",".join(c if size == extents[c] else "0" for c, size in zip(part, shape, strict=True))
-            for part, shape in zip(found[:2], op.shapes, strict=True))
-    return einsum(f"{op.output}[{','.join(found[2])}] += {op.inputs[0]}[{a}] * {op.inputs[1]}[{b}]", extents)
+    parts, out = found
+    sizes = [(c, size) for part, shape in zip(parts, op.shapes, strict=True) for c, size in zip(part, shape, strict=True)]
+    extents = {c: max(size for d, size in sizes if d == c) for c, _ in sizes}
+    reads = []
+    for tensor, part, shape in zip(op.inputs, parts, op.shapes, strict=True):
+        index = ",".join(c if size == extents[c] else "0" for c, size in zip(part, shape, strict=True))
+        reads.append(f"{tensor}[{index}]")
+    return einsum(f"{op.output}[{','.join(out)}] += {' * '.join(reads)}", extents)
 
 
 def recurrent(op: Op, gates: int) -> list[Einsum]:
@@ -385,7 +411,7 @@ def movement(op: Op) -> Einsum:
 
 
 OPERATORS: dict[str, Callable[[Op], Einsum | None]] = {  # None: not of a form that is known
-    "Conv": _conv, "ConvInteger": _conv, "QLinearConv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
+    "Conv": _conv, "DeformConv": _deform_conv, "ConvInteger": _conv, "QLinearConv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm,
     "MatMul": _matmul, "FusedMatMul": _matmul, "MatMulInteger": _matmul, "QLinearMatMul": _matmul, "Einsum": _einsum,
     "MaxPool": _pool, "AveragePool": _pool, "LpPool": _pool, "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool, "LRN": _lrn,
     "Concat": _concat, "Transpose": _transpose, "Slice": _slice, "SliceScatter": _slice_scatter, "Split": _split, "Pad": _pad, "Gather": _gather,

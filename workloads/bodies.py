@@ -1,0 +1,196 @@
+"""Graphs inside of ONNX operators, in place of them: the branch of an If that is taken, the body of a Loop or Scan with known trips.
+
+A body is written once and repeated: `Step` hands in what each trip reads (its slice of a scan input, or a state),
+`Stacked` hands on what the trips leave. Both are links of the domain LINKS and move nothing by themselves: an einsum of
+the body reads its operand each time, and writes its share of a result each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from workloads.operators import Shape
+
+LINKS = "dse.loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Nodes of a body with their links, repeated `trips` times; constants: its own, renamed. states: (as a trip finds it, as it leaves it)."""
+
+    nodes: tuple[NodeProto, ...]
+    constants: tuple[TensorProto, ...]
+    trips: int
+    states: tuple[tuple[str, str], ...]
+    counter: str = ""
+
+
+def inlined(
+    graph: GraphProto, prefix: str
+) -> tuple[list[NodeProto], list[TensorProto], Callable[[str], str]]:
+    """Nodes and constants of a graph, its tensors named after the operator that holds it, and how they are named."""
+    own = (
+        {i.name for i in graph.input}
+        | {t.name for t in graph.initializer}
+        | {o for n in graph.node for o in n.output if o}
+    )
+    names = {name: f"{prefix}/{name}" for name in own}
+    constants = []
+    for t in graph.initializer:
+        renamed = TensorProto()
+        renamed.CopyFrom(t)
+        renamed.name = names[t.name]
+        constants.append(renamed)
+    return [_renamed(n, names) for n in graph.node], constants, lambda name: names.get(name, name)
+
+
+def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
+    """A node that reads and makes tensors under their new names, in graphs of its own too."""
+    found = NodeProto()
+    found.CopyFrom(node)
+    found.input[:], found.output[:] = (
+        [names.get(i, i) for i in node.input],
+        [names.get(o, o) for o in node.output],
+    )
+    for attribute in found.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            graph = attribute.g
+            inner = (
+                {i.name for i in graph.input}
+                | {t.name for t in graph.initializer}
+                | {o for n in graph.node for o in n.output}
+            )
+            outer = {a: b for a, b in names.items() if a not in inner}
+            nodes = [_renamed(n, outer) for n in graph.node]
+            del graph.node[:]
+            graph.node.extend(nodes)
+            for output in graph.output:
+                output.name = outer.get(output.name, output.name)
+    return found
+
+
+def branch(node: NodeProto, taken: bool) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Nodes of the branch that is taken, its tensors named after the If, and one that hands on each result."""
+    graph = _graph(node, "then_branch" if taken else "else_branch")
+    nodes, constants, named = inlined(graph, node.output[0])
+    ends = [
+        helper.make_node("Identity", [named(o.name)], [r])
+        for o, r in zip(graph.output, node.output, strict=False)
+    ]
+    return [*nodes, *ends], constants
+
+
+def body(node: NodeProto, shapes: Mapping[str, Shape | None], values: Mapping[str, Any]) -> Body | None:
+    """What stands for a Loop or Scan; None: its trips are not known, or end on a condition."""
+    return _scan(node, shapes) if node.op_type == "Scan" else _loop(node, values)
+
+
+def _scan(node: NodeProto, shapes: Mapping[str, Shape | None]) -> Body | None:
+    attrs = {
+        a.name: helper.get_attribute_value(a) for a in node.attribute if a.type != onnx.AttributeProto.GRAPH
+    }
+    graph, scanned = _graph(node, "body"), attrs["num_scan_inputs"]
+    states = len(node.input) - scanned
+    axes = attrs.get("scan_input_axes") or [0] * scanned
+    lengths = {_length(shapes.get(name), axis) for name, axis in zip(node.input[states:], axes, strict=True)}
+    if len(graph.input) != len(node.input) or len(lengths) != 1 or not (trips := lengths.pop()):
+        return None
+    nodes, constants, named = inlined(graph, _label(node))
+    given = [
+        _step(name, named(i.name), None)
+        for name, i in zip(node.input[:states], graph.input[:states], strict=True)
+    ]
+    given += [
+        _step(name, named(i.name), axis)
+        for name, i, axis in zip(node.input[states:], graph.input[states:], axes, strict=True)
+    ]
+    out = attrs.get("scan_output_axes") or [0] * (len(graph.output) - states)
+    ends = _ends([named(o.name) for o in graph.output], node.output, states, trips, out)
+    carried = tuple(
+        (named(i.name), named(o.name))
+        for i, o in zip(graph.input[:states], graph.output[:states], strict=True)
+    )
+    return Body((*given, *nodes, *ends), tuple(constants), trips, carried)
+
+
+def _loop(node: NodeProto, values: Mapping[str, Any]) -> Body | None:
+    graph = _graph(node, "body")
+    count = values.get(node.input[0]) if node.input[0] else None
+    first = values.get(node.input[1], True if not node.input[1] else None) if len(node.input) > 1 else True
+    if count is None or int(count) < 1 or first is None or not bool(first) or not _goes_on(graph):
+        return None
+    trips, states = int(count), len(node.input) - 2
+    nodes, constants, named = inlined(graph, _label(node))
+    given = [
+        _step(name, named(i.name), None) for name, i in zip(node.input[2:], graph.input[2:], strict=True)
+    ]
+    results = [named(o.name) for o in graph.output[1:]]
+    ends = _ends(results, node.output, states, trips, [0] * (len(results) - states))
+    always = helper.make_tensor(named(graph.input[1].name), TensorProto.BOOL, (), [True])
+    carried = tuple((named(i.name), o) for i, o in zip(graph.input[2:], results[:states], strict=True))
+    return Body((*given, *nodes, *ends), (*constants, always), trips, carried, named(graph.input[0].name))
+
+
+def _goes_on(graph: GraphProto) -> bool:
+    """Does a body never end the loop: is its condition the one that it got, or a constant?"""
+    name = graph.output[0].name
+    makers = {o: n for n in graph.node for o in n.output}
+    while name in makers and makers[name].op_type == "Identity":
+        name = makers[name].input[0]
+    if name == graph.input[1].name:
+        return True
+    known = [t for t in graph.initializer if t.name == name]
+    if name in makers and makers[name].op_type == "Constant":
+        known = [a.t for a in makers[name].attribute if a.name == "value"]
+    return bool(known) and bool(onnx.numpy_helper.to_array(known[0]).all())
+
+
+def _ends(
+    made: Sequence[str], results: Sequence[str], states: int, trips: int, axes: Sequence[int]
+) -> list[NodeProto]:
+    """Links to the results: each also reads the states, which all trips need."""
+    own = [None] * states + list(axes)
+    return [
+        _link("Stacked", [name, *made[:states]], result, axis, trips)
+        for name, result, axis in zip(made, results, own, strict=False)
+        if result
+    ]
+
+
+def _step(source: str, target: str, axis: int | None) -> NodeProto:
+    return _link("Step", [source], target, axis, 1)
+
+
+def _link(kind: str, inputs: Sequence[str], result: str, axis: int | None, trips: int) -> NodeProto:
+    more: dict[str, Any] = {} if axis is None else {"axis": axis, "trips": trips}
+    return helper.make_node(kind, list(inputs), [result], name=result, domain=LINKS, **more)
+
+
+def linked(node: NodeProto, shape: Shape) -> Shape:
+    """Shape behind a link: without the axis of the trips, or with it."""
+    attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if "axis" not in attrs:
+        return shape
+    if node.op_type == "Step":
+        axis = attrs["axis"] % len(shape)
+        return (*shape[:axis], *shape[axis + 1 :])
+    axis = attrs["axis"] % (len(shape) + 1)
+    return (*shape[:axis], attrs["trips"], *shape[axis:])
+
+
+def _length(shape: Shape | None, axis: int) -> int:
+    return shape[axis] if shape and -len(shape) <= axis < len(shape) else 0
+
+
+def _graph(node: NodeProto, name: str) -> GraphProto:
+    graph: GraphProto = next(a.g for a in node.attribute if a.name == name)
+    return graph
+
+
+def _label(node: NodeProto) -> str:
+    return node.name or next(o for o in node.output if o)
