@@ -7,8 +7,9 @@ not read again. Small results stay in registers (`operations.SMALL`) and are no 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import inf
@@ -18,6 +19,7 @@ from dse.reuse.operations import SMALL, Graph, blocks
 from workloads.einsum import Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
+Step = Callable[[int, int, str], str]  # (source, which of its edges, the rank it steps through) -> the target's rank, or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ def access_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = N
     read = {p.tensor for e in graph.operations for p in e.inputs}
     hidden |= {t for t in inside & read if t not in graph.outputs}
     mortal = (set(made) | graph.state) - graph.outputs - hidden
-    accesses = [Access(a.read, a.made, phase.held) for row, phase, stages in rows
-                for a in _phase(graph, row, stages, hidden, {t: last[t] for t in mortal if t in last}, home, shared)]
+    dying = {t: last[t] for t in mortal if t in last}
+    accesses = [Access(a.read, a.made, phase.held) for row, phase, stages in rows for a in _phase(graph, row, stages, hidden, dying, home, shared)]
     named = {t for a in accesses for t in (*a.read, *a.made)}
     return AccessList(tuple(accesses), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
 
@@ -137,50 +139,62 @@ def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_b
     held = dict.fromkeys(group, 0)
     words = graph.words(word_bits)
     siblings: dict[int, list[int]] = defaultdict(list)
+    after: dict[int, list[Edge]] = defaultdict(list)
     for e in own:
+        after[e.source].append(e)
         if e.multicast:
             siblings[e.source].append(e.target)
     pairs = [(e.source, e.target) for e in own if e.pattern in PIPELINED] + [pair for found in siblings.values() for pair in pairwise(found)]
+
+    @cache
+    def step(source: int, at: int, rank: str) -> str:
+        """The rank by which the target of an edge steps; empty if there is none."""
+        e = after[source][at]
+        ranks = {_followed(graph.operations[source].output, p, rank) for p in e.reads}
+        return ranks.pop() if len(ranks) == 1 else ""
+
     for a, b in sorted(pairs, key=max):
         if group[a] is group[b]:
             continue
         joined = sorted(group[a] + group[b])
-        need = _needs(graph, own, set(joined), words)
-        if need is None or need > capacity or not _convex(own, set(joined)):
+        need = _needs(graph, after, joined, words, step)
+        if need is None or need > capacity or not _convex(after, joined):
             continue
         for v in joined:
             group[v], held[v] = joined, need
     return _in_order(own, list({id(g): g for g in group.values()}.values()), held, at)
 
 
-def _convex(edges: Sequence[Edge], group: set[int]) -> bool:
-    """Whether no path leaves the group and comes back, and all that is handed over inside pipelines."""
-    outside: set[int] = set()
-    for e in edges:  # in order of sources: what lies behind the group is complete when its edges come
-        if e.source in group and e.target in group:
-            if e.pattern not in PIPELINED:
+def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
+    """Whether no path leaves the group and comes back, and all that is handed over inside pipelines. after: edges by their source."""
+    group, outside = set(members), set[int]()
+    for v in range(members[0], members[-1]):  # in order: what lies behind the group is complete when its edges come
+        for e in after.get(v, ()) if v in group or v in outside else ():
+            if v in group and e.target in group:
+                if e.pattern not in PIPELINED:
+                    return False
+            elif e.target in group:
                 return False
-        elif e.source in group or e.source in outside:
-            if e.target in group:
-                return False
-            outside.add(e.target)
+            else:
+                outside.add(e.target)
     return True
 
 
-def _needs(graph: Graph, edges: Sequence[Edge], group: set[int], words: Mapping[str, int]) -> int | None:
-    """Words that a pipeline of these operations holds on chip; None if they do not stream one rank.
+def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[int], words: Mapping[str, int], step: Step) -> int | None:
+    """Words that a pipeline of these operations holds on chip; None if they do not stream one rank. after: edges by their source.
 
     Each operation steps through one rank of its output, or, where nothing in the group reads it, of its inputs. Its consumers step through the same part of
     the tensor. What a consumer reads from elsewhere without that rank is needed in every step, and so is a result that it adds to in every step. The first
     operation of a pipeline reads as it would alone.
     """
-    inner = [e for e in edges if e.source in group and e.target in group]
-    fed = {e.target for e in inner}
+    group = set(members)
+    inner = [(i, e) for v in members for i, e in enumerate(after.get(v, ())) if e.target in group]
+    fed: dict[int, set[str]] = defaultdict(set)
+    for _, e in inner:
+        fed[e.target].add(e.tensor)
     total = 0
-    for first in sorted(group - fed):
-        if not any(e.source == first for e in inner):
-            continue
-        ways = [_streamed(graph, inner, first, rank, words) for rank in sorted(graph.operations[first].output.ranks())]
+    for first in dict.fromkeys(e.source for _, e in inner if e.source not in fed):
+        ways = [_streamed(graph, inner, fed, {first: rank}, words, step) for rank in sorted(graph.operations[first].output.ranks())]
         needs = [n for n in ways if n is not None]
         if not needs:
             return None
@@ -188,19 +202,18 @@ def _needs(graph: Graph, edges: Sequence[Edge], group: set[int], words: Mapping[
     return total
 
 
-def _streamed(graph: Graph, inner: Sequence[Edge], first: int, rank: str, words: Mapping[str, int]) -> int | None:
-    """Words held if the pipeline that begins with `first` steps through this rank."""
-    steps = {first: rank}
+def _streamed(graph: Graph, inner: Sequence[tuple[int, Edge]], fed: Mapping[int, set[str]], steps: dict[int, str], words: Mapping[str, int],
+              step: Step) -> int | None:
+    """Words held if the first operation of a pipeline steps through its rank in `steps`. fed: what each operation is handed over."""
     held: dict[str, int] = {}
-    for e in inner:
+    for i, e in inner:
         if e.source not in steps:
             continue
-        source, target = graph.operations[e.source], graph.operations[e.target]
-        ranks = {_followed(source.output, p, steps[e.source]) for p in e.reads}
-        if len(ranks) != 1 or not (found := ranks.pop()) or steps.setdefault(e.target, found) != found:
+        found = step(e.source, i, steps[e.source])
+        if not found or steps.setdefault(e.target, found) != found:
             return None
-        fed = {other.tensor for other in inner if other.target == e.target}
-        held |= {p.tensor: words[p.tensor] for p in target.tensors() if found not in p.ranks() and p.tensor not in fed and words[p.tensor] > SMALL}
+        held |= {p.tensor: words[p.tensor] for p in graph.operations[e.target].tensors()
+                 if p.tensor not in fed[e.target] and found not in p.ranks() and words[p.tensor] > SMALL}
     return sum(held.values())
 
 
@@ -216,18 +229,26 @@ def _followed(written: Projection, read: Projection, rank: str) -> str:
 def _in_order(edges: Sequence[Edge], groups: Sequence[Sequence[int]], held: Mapping[int, int], at: int) -> list[Phase]:
     """Groups as phases, each after those that it reads from, else by their first operation."""
     home = {v: g for g, members in enumerate(groups) for v in members}
-    before = [{home[e.source] for e in edges if home[e.target] == g} - {g} for g in range(len(groups))]
+    before: list[set[int]] = [set() for _ in groups]
+    after: list[set[int]] = [set() for _ in groups]
+    inside: list[list[Edge]] = [[] for _ in groups]
+    for e in edges:
+        a, b = home[e.source], home[e.target]
+        if a == b:
+            inside[a].append(e)
+        else:
+            before[b].add(a)
+            after[a].add(b)
     ready = [(members[0], g) for g, members in enumerate(groups) if not before[g]]
     heapify(ready)
     found: list[Phase] = []
     while ready:
         _, g = heappop(ready)
-        found.append(Phase(_stages(edges, groups[g], at), held[groups[g][0]]))
-        for other, waits in enumerate(before):
-            if g in waits:
-                waits.discard(g)
-                if not waits:
-                    heappush(ready, (groups[other][0], other))
+        found.append(Phase(_stages(inside[g], groups[g], at), held[groups[g][0]]))
+        for other in after[g]:
+            before[other].discard(g)
+            if not before[other]:
+                heappush(ready, (groups[other][0], other))
     return found
 
 
@@ -235,6 +256,8 @@ def _stages(edges: Sequence[Edge], members: Sequence[int], at: int) -> Stages:
     """Operations by the length of the longest way to them inside the group."""
     level = dict.fromkeys(members, 0)
     for e in edges:
-        if e.source in level and e.target in level:
-            level[e.target] = max(level[e.target], level[e.source] + 1)
-    return tuple(tuple(v - at for v in members if level[v] == n) for n in range(max(level.values()) + 1))
+        level[e.target] = max(level[e.target], level[e.source] + 1)
+    found: list[list[int]] = [[] for _ in range(max(level.values()) + 1)]
+    for v in members:
+        found[level[v]].append(v - at)
+    return tuple(map(tuple, found))

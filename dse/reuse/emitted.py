@@ -44,10 +44,11 @@ def phases_of(workload: Workload, operations: Sequence[Einsum], phases: Sequence
     place = {e.name: i for i, e in enumerate(workload.einsums)}
 
     def own(e: Einsum) -> Iterator[str]:
-        for p in e.inputs:
-            if p.tensor in makers and p.tensor not in results:
-                yield from own(makers[p.tensor])
-        yield e.name
+        left = [e]  # a sum of sums may have taken in thousands
+        while left:
+            one = left.pop()
+            left += [makers[p.tensor] for p in one.inputs if p.tensor in makers and p.tensor not in results]
+            yield one.name
 
     return [[sorted(set(own(makers[operations[at].output.tensor])), key=place.__getitem__) for at in phase] for phase in phases]
 

@@ -62,21 +62,29 @@ def orders(graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0) -> 
     for link in links:
         if link.edge.multicast:
             together[link.source].append(link)
+    return _assigned(operations, ways, due, list(together.values()), penalty, lost)
+
+
+def _assigned(operations: Sequence[Einsum], ways: Sequence[Sequence[_Way]], due: Mapping[int, Sequence[tuple[_Link, bool]]],
+              together: Sequence[Sequence[_Link]], penalty: int, lost: int) -> Iterator[tuple[Order, ...]]:
+    """Depth first with a stack of its own: operations may be thousands. due: edges whose later end each operation is."""
     chosen: list[_Way] = []
-
-    def longer(left: int, losses: int) -> Iterator[tuple[Order, ...]]:
-        v = len(chosen)
-        if v == len(operations):
-            yield from product(*(way.orders for way in chosen))
-            return
-        for way in ways[v]:
-            chosen.append(way)
-            swizzles, broken = _spent(operations, chosen, due[v])
-            if swizzles <= left and broken <= losses and all(_alike(chosen, found) for found in together.values()):
-                yield from longer(left - swizzles, losses - broken)
-            chosen.pop()
-
-    return longer(penalty, lost)
+    stack = [(iter(ways[0]), penalty, lost)]  # per operation: ways to try, what may still be swizzled and given up
+    while stack:
+        untried, left, losses = stack[-1]
+        del chosen[len(stack) - 1:]
+        way = next(untried, None)
+        if way is None:
+            stack.pop()
+            continue
+        chosen.append(way)
+        swizzles, broken = _spent(operations, chosen, due.get(len(stack) - 1, ()))
+        if swizzles > left or broken > losses or not all(_alike(chosen, links) for links in together):
+            continue
+        if len(chosen) == len(operations):
+            yield from product(*(each.orders for each in chosen))
+        else:
+            stack.append((iter(ways[len(chosen)]), left - swizzles, losses - broken))
 
 
 def least(graph: Graph, edges: Sequence[Edge]) -> tuple[int, int, Iterator[tuple[Order, ...]]]:

@@ -5,7 +5,8 @@ What stays on chip depends on the order more than on the rule of eviction: CG th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from dse.reuse.accesses import Phase
@@ -21,7 +22,8 @@ def searched(graph: Graph, phases: Sequence[Phase], judge: Judge, floor: float, 
     All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps, from the best of the first orders. floor: no order
     costs less; one that costs no more ends the search.
     """
-    apart = [part for phase in phases for part in _parts(graph, phase)]
+    makers = graph.makers()
+    apart = [part for phase in phases for part in _parts(graph, makers, phase)]
     starts = [list(phases)] if len(apart) == len(phases) else [list(phases), apart]
     best, least, left = list(phases), judge(phases), tried - 1
     for start in starts:
@@ -58,10 +60,9 @@ def _moved(graph: Graph, best: list[Phase], least: float, judge: Judge, floor: f
     return best
 
 
-def _parts(graph: Graph, phase: Phase) -> Iterator[Phase]:
+def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Phase]:
     """The pipelines of a phase that hand nothing to each other, each as a phase."""
     members = sorted(v for stage in phase.stages for v in stage)
-    makers = graph.makers()
     root = {v: v for v in members}
     for v in members:
         for p in graph.operations[v].inputs:
@@ -85,17 +86,32 @@ def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:
 
 
 def _orders(phases: Sequence[Phase], before: Sequence[set[int]]) -> Iterator[list[Phase]]:
-    """Every order in which each phase comes after those that it reads from; the one given first, if it is one."""
+    """Every order in which each phase comes after those that it reads from; the one given first, if it is one. Without recursion: phases may be thousands."""
+    after: list[list[int]] = [[] for _ in phases]
+    for i, needs in enumerate(before):
+        for j in needs:
+            after[j].append(i)
+    missing = [len(needs) for needs in before]
+    ready = [i for i, n in enumerate(missing) if not n]  # ascending
     chosen: list[int] = []
-
-    def longer() -> Iterator[list[Phase]]:
+    at = 0  # of the next candidate in `ready`
+    while True:
+        if at < len(ready):
+            chosen.append(ready.pop(at))
+            for i in after[chosen[-1]]:
+                missing[i] -= 1
+                if not missing[i]:
+                    insort(ready, i)
+            at = 0
+            continue
         if len(chosen) == len(phases):
             yield [phases[i] for i in chosen]
+        if not chosen:
             return
-        for i in range(len(phases)):
-            if i not in chosen and before[i] <= set(chosen):
-                chosen.append(i)
-                yield from longer()
-                chosen.pop()
-
-    return longer()
+        last = chosen.pop()
+        for i in after[last]:
+            if not missing[i]:
+                ready.remove(i)
+            missing[i] += 1
+        insort(ready, last)
+        at = bisect_right(ready, last)

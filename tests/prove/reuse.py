@@ -1,9 +1,10 @@
 """What stays on chip: the linear program against every schedule of single words, loops against their whole lists, orders of operations on the solvers.
 
-    python -m tests.prove reuse [--lists 3000] [--loops 1500]
+    python -m tests.prove reuse [--lists 3000] [--loops 1500] [--chains 1]
 
 Mutants that the first part kills: spills that cost nothing, an interval that leaves a gap too early, outputs that spill, room that a phase holds given away.
 The second: periods between the ends that are tied by the wrong tensor, a bound of prices that one period more does not see.
+Chains of 1,100 and 3,000 operations, residency and mappings, unfused and fused: at the default limit of recursion.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from math import exp, log
 from multiprocessing import get_context
 from random import Random
 
+from dse import stack
 from dse.reuse.optimum import Room, optimum, steady
 from dse.reuse.traffic import Reuse, reuse
+from dse.stack import Picks
+from tests.chains import KINDS
 from tests.prove.mappers import asked
 from tests.residents import exhaustive, periods, small
+from tests.test_chains import TIGHT
 from workloads import hpc
 from workloads.matrix import MATRICES
 
@@ -66,12 +71,24 @@ def orders(found: list[tuple[str, Reuse]]) -> Iterator[str]:
             yield f"cg: a gap of {max(gaps) - 1} is left"
 
 
+def long_chain(at: tuple[str, int]) -> str:
+    kind, length = at
+    w = KINDS[kind](length)
+    try:
+        found = reuse(w, 300)
+        mapped = [stack.solve(TIGHT, w, Picks(reuse=name)) for name in ("none", "tiles")] if kind == "products" else []  # type: ignore[arg-type]
+    except RecursionError as fault:
+        return f"{length} {kind}: {fault}"
+    whole = found.optimal.bound <= found.optimal.cost * (1 + 1e-9) and all(isinstance(one, list) for one in mapped)
+    return "" if whole else f"{length} {kind}: {found.optimal.cost}, bound {found.optimal.bound}, {mapped}"
+
+
 def _mean(found: list[float]) -> float:
     return exp(sum(map(log, found)) / len(found))
 
 
 def main() -> int:
-    given = asked(__doc__, lists=3_000, loops=1_500)
+    given = asked(__doc__, lists=3_000, loops=1_500, chains=1)
     points = [("cg", n) for n in (1, 8, 16)] + [("bicgstab", n) for n in (1, 8, 16)] + [("gmres", 1)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         wrong = list(filter(None, pool.map(of_words, range(given.lists), chunksize=64)))
@@ -79,6 +96,9 @@ def main() -> int:
         loops = list(pool.map(of_loops, range(given.loops), chunksize=32))
         wrong += [line for line, _, _ in loops if line]
         print(f"  {sum(n for _, n, _ in loops)} loops: within cost and bound, {sum(n for _, _, n in loops)} proven without unrolling", flush=True)
+        if given.chains:
+            wrong += filter(None, pool.map(long_chain, product(KINDS, (1100, 3000))))
+            print("  chains of 1,100 and 3,000 operations: answered", flush=True)
         jobs = [(name, matrix, n, mib) for (name, n), matrix, mib in product(points, MATRICES, (1, 4, 16))]
         wrong += orders(list(pool.map(solver, *zip(*jobs, strict=True))))
     print("\n".join(f"  {line}" for line in wrong[:20]))

@@ -1,0 +1,138 @@
+"""Graphs of thousands of operations: nothing recurses as deep as they are long, neither in Python nor in C code that counts frames."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from dse import door, stack
+from dse.join import join, table
+from dse.reuse.accesses import one_by_one
+from dse.reuse.classify import classified
+from dse.reuse.emitted import phases_of
+from dse.reuse.operations import graph
+from dse.reuse.order import orders
+from dse.reuse.sequence import _before, _orders
+from dse.reuse.traffic import reuse
+from dse.stack import Picks
+from tests.chains import KINDS, SIZES, apart, products, recursive, shallow, sums
+from tests.test_emitted import FLAT
+from workloads import catalog
+from workloads.einsum import einsum, show
+from workloads.graph import Workload
+
+LENGTH = 150  # operations: more than `shallow` lets be
+BOUNDED = {  # what a recursion may be as deep as
+    "levels of a machine": {"dse/sim/times.py": {"_inside", "_level", "_paced", "_worked"}},
+    "prime factors or ranks of one einsum": {"dse/dataflow/exhaustive.py": {"chains"}, "dse/dataflow/improve.py": {"_primes"},
+                                             "dse/dataflow/random.py": {"primes"}, "dse/dataflow/lanes.py": {"_chosen", "_cut", "_perfect"}},
+    "einsums of one segment, at most six": {"dse/reuse/segments.py": {"laid.put"}, "dse/reuse/trips.py": {"_extended"},
+                                            "dse/reuse/whole.py": {"_Search.go_on"}, "dse/reuse/pipeline.py": {"_segment", "_stages"}},
+    "tensors of one einsum": {"dse/sim/boundary.py": {"_mixed"}},
+    "a call or two": {"dse/stack.py": {"_or_gogetas", "kept", "with_reuse"}, "dse/dataflow/optimal.py": {"_ragged", "optimal"},
+                      "dse/reuse/segments.py": {"chosen"}, "dse/record.py": {"dtype"}, "workloads/catalog.py": {
+                          "_arguments", "_maker", "_network", "_operator", "_solved", "_step", "load", "parameters", "train"}},
+    "nesting of a document, expression, statement or path": {
+        "analysis/computed.py": {"_conditions", "nodes"}, "analysis/db.py": {"_called", "_gate", "_harmless"}, "analysis/report.py": {"_plain"},
+        "dse/directives.py": {"_swapped", "mapping_of"}, "dse/folder.py": {"_below", "make"}, "dse/keys.py": {"_shown", "_values"},
+        "dse/screen.py": {"plain"}, "hw/space.py": {"_evaluate"}, "workloads/facts.py": {"_walked", "reads"},
+        "workloads/onnx.py": {"_function_faults.size", "_tensor_faults"}, "workloads/retrace.py": {"_grown"}, "workloads/torch.py": {"_nodes"}}}
+
+
+def test_every_recursion_has_a_bound_that_is_no_length_of_a_graph() -> None:
+    """A function that calls itself is listed here with what it is as deep as, or is written as a loop."""
+    known = {f"{file}:{name}" for files in BOUNDED.values() for file, names in files.items() for name in names}
+    assert recursive(("dse", "workloads", "hw", "cluster", "analysis")) == known
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_residency_of_long_graphs(kind: str) -> None:
+    w = KINDS[kind](LENGTH)
+    reuse(KINDS[kind](6), 300)
+    with shallow():
+        found = reuse(w, 300)
+        hash(found.operations), repr(found.optimal), pickle.dumps(found.order)
+    assert len(found.operations) == (1 if kind == "sums" else LENGTH)
+
+
+def test_residency_at_the_default_limit() -> None:
+    """Products, and longer ones: `make prove PART=reuse`."""
+    assert sys.getrecursionlimit() == 1000
+    found = reuse(apart(1100), 300)
+    assert len(found.operations) == 1100 and found.optimal.cost == found.optimal.bound == found.seq_flex
+
+
+def test_orders_of_many_phases_come_as_before() -> None:
+    """All orders of two chains of two, the one given first; the first ones of 3,000 phases apart, the last two swapped in the second."""
+    others = (einsum("U1[m,n] += U0[m,k] * V0[k,n]", SIZES, "u0"), einsum("U2[m,n] += U1[m,k] * V1[k,n]", SIZES, "u1"))
+    w = Workload("two", (*products(2).einsums, *others))
+    phases = one_by_one(graph(w))
+    found = [[phase.stages[0][0] for phase in order] for order in _orders(phases, _before(graph(w), phases))]
+    assert found == [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1], [2, 0, 1, 3], [2, 0, 3, 1], [2, 3, 0, 1]]
+    many = one_by_one(graph(apart(3000)))
+    first, second = islice(_orders(many, [set() for _ in many]), 2)
+    assert first == many and second == [*many[:-2], many[-1], many[-2]]
+
+
+def test_loop_orders_of_long_graphs() -> None:
+    g = graph(products(LENGTH))
+    edges = classified(g)
+    next(orders(graph(products(4)), classified(graph(products(4))), 0, 0))
+    with shallow():
+        assert len(next(orders(g, edges, 0, 0))) == LENGTH
+
+
+def test_an_operation_of_many_products_is_named_whole() -> None:
+    w = sums(LENGTH)
+    one = graph(w)
+    assert len(one.operations) == 1
+    with shallow():
+        assert phases_of(w, one.operations, [[0]]) == [[[e.name for e in w.einsums]]]
+
+
+TIGHT = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 48)))  # room for no tensor: few plans to look at
+
+
+@pytest.mark.parametrize("picks", [Picks(), Picks(reuse="tiles"), Picks(reuse="gogeta", tiles="perfect")])
+def test_mappings_of_long_graphs(picks: Picks) -> None:
+    stack.solve(TIGHT, products(6), picks)
+    with shallow(150):
+        found = stack.solve(TIGHT, products(LENGTH), picks)
+    assert isinstance(found, list) and len(found[0].einsums) in (1, LENGTH)
+
+
+def test_a_join_of_hundreds_of_tables() -> None:
+    """What an answer remembers of its past is as long as the chain."""
+    def chain(length: int) -> float:
+        tables = [table((f"b{i}", f"b{i + 1}"), [((a, b), (1.0 + a * b, 1.0)) for a in range(2) for b in range(2)]) for i in range(length)]
+        return join(tables).choices[0].energy
+
+    chain(3)
+    with shallow():
+        assert chain(400) == 400.0
+
+
+def test_files_of_long_graphs(tmp_path: Path) -> None:
+    def written(length: int, turned: bool) -> Path:
+        path = tmp_path / f"{length}{turned}.yaml"
+        lines = [f'- "{show(e)}"' for e in products(length).einsums]
+        path.write_text("\n".join(["extents: {m: 8, n: 8, k: 8}", "einsums:", *(reversed(lines) if turned else lines)]) + "\n")
+        return path
+
+    for turned in (False, True):
+        catalog.load(str(written(3, turned)))
+        with shallow(150):
+            assert len(catalog.load(str(written(LENGTH, turned))).einsums) == LENGTH
+    assert len(catalog.load(str(written(1100, True))).einsums) == 1100
+
+
+def test_a_long_answer_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text("\n".join(["extents: {m: 8, n: 8, k: 8}", "einsums:", *(f'- "{show(e)}"' for e in products(1100).einsums)]) + "\n")
+    found = door.map(str(path), "a2")
+    assert len(found.einsums) == 1 and "1100" in repr(found)
