@@ -352,6 +352,7 @@ def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""
 
 
+AS_PUBLISHED = ", results of up to 1,024 words are free, and an operand's room is free once it was read (as published)"
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
 
 
@@ -360,7 +361,10 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
     word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
     periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
     proven = "proven" if best.cost - best.bound <= 1e-9 * best.cost else f"at most {100 * (best.cost / best.bound - 1):.2g} % above any"
+    per = sum(len(stage) for phase in found.order for stage in phase.stages)
     patterns = Counter(e.pattern for e in found.edges)
+    if found.crowded:
+        proven = f"lower bound: {found.crowded} of {per} operations find no room to read each operand once and move more (`dse map` counts it); {proven}"
     facts = {"buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits", "Optimal": f"{proven} for its order of operations",
              "one word more of buffer saves": f"{best.saved[0]:.4g} words", "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
              "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none"}
@@ -375,7 +379,7 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
     stays = tuple((name, size, again, on_chip / again) for name, (size, on_chip, again) in sorted(kept.items(), key=lambda item: -item[1][1]))
     return facts, [
         Table("main memory, traffic between operations", ("configuration", "dram_bytes", "times_less", "gap_to_optimal"), rows,
-              "Every operation reads each operand once; what it moves within itself is not counted."),
+              f"Every operation reads each operand once{AS_PUBLISHED if found.published else ''}; what it moves within itself is not counted."),
         Table(f"phases{periods}, in the order of Optimal", ("operations", "held_bytes"), phases,
               "->: runs as one pipeline; |: side by side; held: weights of the pipeline's later stages."),
         Table(f"what stays{periods}", ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"), stays)]

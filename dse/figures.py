@@ -171,13 +171,13 @@ class Stays:
 
 def stays(arch: Arch, workload: Workload, found: Reuse) -> Stays:
     """Of the optimum between operations: from access to access. Of a loop, the stays of one period."""
-    from dse.reuse.accesses import access_list
     from dse.reuse.operations import graph
     from dse.reuse.optimum import EDGE
+    from dse.reuse.traffic import Counting
 
     word = arch.word_bits / 8
     periods = min(max(workload.repeats, default=1) if workload.carried else 1, 2 * EDGE + 2)
-    accesses = access_list(graph(workload, periods), found.order, arch.word_bits).accesses
+    accesses = Counting(found.published).listed(graph(workload, periods), found.order, arch.word_bits).accesses
     kept = [s for s in found.optimal.stays if s.words]
     low, high = (min((s.first for s in kept), default=0), max((s.last for s in kept), default=0) + 1)
     names = tuple(" ".join(t.partition("@")[0] for t in (*a.read, *(f"→ {t}" for t in a.made))) for a in accesses[low:high])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 MODEL_VERSION = 11
-SOLVER_VERSION = 20
+SOLVER_VERSION = 21
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

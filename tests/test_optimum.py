@@ -9,7 +9,7 @@ import pytest
 
 from dse.reuse.accesses import Access, AccessList, access_list, one_by_one, pipelined
 from dse.reuse.classify import classified
-from dse.reuse.operations import graph
+from dse.reuse.operations import SMALL, graph
 from dse.reuse.optimum import Room, optimum, steady
 from dse.reuse.residency import policy
 from tests.residents import exhaustive, periods, small
@@ -45,7 +45,7 @@ def test_what_stays_is_told() -> None:
 
 def test_more_room_never_costs_more_and_its_price_is_the_slope() -> None:
     g = graph(hpc.cg(matrix="aft02", n=8, iterations=4))
-    listed = access_list(g, pipelined(g, classified(g)))
+    listed = access_list(g, pipelined(g, classified(g), small=SMALL))
     costs = [optimum(listed, [Room(words)]) for words in range(0, 600_000, 20_000)]
     for less, more in zip(costs, costs[1:], strict=False):
         assert less.cost >= more.cost
@@ -104,7 +104,7 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
 def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, n: int, mib: int) -> None:
     w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), [Room(mib * 2**18)]
     one = graph(w, 3)
-    phases = pipelined(one, classified(one))
+    phases = pipelined(one, classified(one), small=SMALL)
 
     def lists(count: int) -> AccessList:
         return access_list(graph(w, count), phases)
@@ -113,7 +113,8 @@ def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, 
     assert found.cost - found.bound <= 1e-9 * found.cost
     assert steady(lists, 12, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
     unrolled = graph(hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=12))
-    assert optimum(access_list(unrolled, pipelined(unrolled, classified(unrolled))), room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
+    whole = access_list(unrolled, pipelined(unrolled, classified(unrolled), small=SMALL))
+    assert optimum(whole, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert_tiny", "gcn", "graphsage", "mlp_m", "lstm:sequence=2", "gmres:matrix=barth5,m=4", "moe_block",

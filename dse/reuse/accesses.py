@@ -14,29 +14,36 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import inf
 
-from dse.reuse.classify import PIPELINED, Edge
+from dse.reuse.classify import BY_ROW, PIPELINED, WHOLE, Edge
 from dse.reuse.operations import SMALL, Graph, blocks
 from workloads.einsum import Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
+Held = dict[str, tuple[int, int]]  # tensors that a pipeline needs whole in each step -> an operation that names it, and as which of its tensors
 Step = Callable[[int, int, str], str]  # (source, which of its edges, the rank it steps through) -> the target's rank, or empty
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Operations of one period by number. held: words that stay on chip while the phase streams, beside what is kept for later."""
+    """Operations of one period by number. held: words that stay on chip while the phase streams, beside what is kept for later; whole: of which tensors, as
+    (operation, which of its tensors)."""
 
     stages: Stages
     held: int = 0
+    whole: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Tensors read and made at one time. A read makes nothing, a write reads nothing; an update streams each of `read` into its partner of `made`, in place."""
+    """Tensors read and made at one time. Of single accesses (`access_list`) a read makes nothing, a write reads nothing; an update streams each of
+    `read` into its partner of `made`, in place. Of phases (`phase_list`) all that a phase reads and makes; whole: tensors that `held` counts; heirs:
+    (old, new) where the new one may take the place of the old one."""
 
     read: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
     held: int = 0
+    whole: frozenset[str] = frozenset()
+    heirs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,40 @@ def access_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = N
     return AccessList(tuple(accesses), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
 
 
+def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = None) -> AccessList:
+    """An access per phase of all periods, for `retention`: each tensor once, whatever its size, but what is handed over inside and needed by nobody else."""
+    words = graph.words(word_bits)
+    rows = [(phase, [[at + t * graph.per for at in stage] for stage in phase.stages], t * graph.per) for t in range(graph.periods) for phase in phases]
+    home = {graph.operations[at].output.tensor: row for row, (_, stages, _) in enumerate(rows) for stage in stages for at in stage}
+    last = {p.tensor: row for row, (_, stages, _) in enumerate(rows) for stage in stages for at in stage for p in graph.operations[at].inputs}
+    inside = {t for t, row in home.items() if last.get(t) == row and t not in graph.outputs}  # rows come in order: nobody reads it later
+    found = []
+    for row, (phase, stages, begin) in enumerate(rows):
+        own = [graph.operations[at] for stage in stages for at in stage]
+        read = dict.fromkeys(p.tensor for e in own for p in e.inputs if home.get(p.tensor) != row)
+        results = tuple(e.output.tensor for e in own if e.output.tensor not in inside)
+        members = {at for stage in phase.stages for at in stage}
+        whole = frozenset(graph.operations[at + begin].tensors()[k].tensor for at, k in phase.whole if at in members)
+        dying = {t for t in read if last[t] == row} - whole
+        heirs = tuple((old, e.output.tensor) for e in own if e.output.tensor in results and e.output.tensor not in whole
+                      for old in dict.fromkeys(p.tensor for p in e.inputs) if old in dying and follows(e, old, own))
+        found.append(Access(tuple(read), results, sum(words[t] for t in whole), whole, heirs))
+    named = {t for a in found for t in (*a.read, *a.made)}
+    return AccessList(tuple(found), {t: words[t] for t in named}, graph.outputs & named, graph.periods)
+
+
+def follows(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
+    """Whether the result of an operation follows an operand element for element, so that it may take its place: it needs each element for the one at the same
+    index alone, and nobody in the phase reads the operand in another shape (in one loop others are as far as it is)."""
+    out = e.output
+    if e.kind in WHOLE or e.kind in BY_ROW or out.format != "dense":
+        return False
+    mine = all(p.dims == out.dims for p in e.inputs if p.tensor == old)
+    sizes = [d.size for d in out.dims]
+    alike = [p.bits == out.bits and p.format == "dense" and [d.size for d in p.dims] == sizes for other in phase for p in other.inputs if p.tensor == old]
+    return mine and all(alike)
+
+
 def _phase(graph: Graph, row: int, stages: Stages, hidden: set[str], last: Mapping[str, tuple[int, int]], home: Mapping[str, int],
            shared: bool) -> Iterator[Access]:
     """Stage by stage: reads, then what is written, then all that is updated in place, at once."""
@@ -127,17 +168,17 @@ def _overwritten(e: Einsum, dying: set[str]) -> str:
     return min(fits, key=lambda p: p.dims != out.dims).tensor if fits else ""
 
 
-def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_bits: int | None = None) -> list[Phase]:
+def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_bits: int | None = None, small: int = 0) -> list[Phase]:
     """Phases of a period: operations joined along edges that pipeline, and multicast consumers side by side, as far as one pipeline can run them.
 
     Joined are groups whose operations depend on each other only by such edges, with no way out and back in, that all stream one rank, and whose operands that
-    do not stream (weights) find room together. GOGETA, section 5; the room is ours.
+    do not stream (weights) find room together. GOGETA, section 5; the room is ours. small: words up to which a tensor takes none (as published: SMALL).
     """
     at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
     own = [e for e in edges if at <= e.source and e.target < at + graph.per]
     group = {v: [v] for v in range(at, at + graph.per)}
-    held = dict.fromkeys(group, 0)
-    words = graph.words(word_bits)
+    held: dict[int, Held] = {v: {} for v in group}
+    words = {t: n if n > small else 0 for t, n in graph.words(word_bits).items()}
     siblings: dict[int, list[int]] = defaultdict(list)
     after: dict[int, list[Edge]] = defaultdict(list)
     for e in own:
@@ -158,11 +199,16 @@ def pipelined(graph: Graph, edges: Sequence[Edge], capacity: float = inf, word_b
             continue
         joined = sorted(group[a] + group[b])
         need = _needs(graph, after, joined, words, step)
-        if need is None or need > capacity or not _convex(after, joined):
+        if need is None or _words(need, words) > capacity or not _convex(after, joined):
             continue
         for v in joined:
             group[v], held[v] = joined, need
-    return _in_order(own, list({id(g): g for g in group.values()}.values()), held, at)
+    sizes = {v: (_words(need, words), tuple((v - at, k) for v, k in need.values())) for v, need in held.items()}
+    return _in_order(own, list({id(g): g for g in group.values()}.values()), sizes, at)
+
+
+def _words(held: Held, words: Mapping[str, int]) -> int:
+    return sum(words[t] for t in held)
 
 
 def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
@@ -180,8 +226,8 @@ def _convex(after: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool
     return True
 
 
-def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[int], words: Mapping[str, int], step: Step) -> int | None:
-    """Words that a pipeline of these operations holds on chip; None if they do not stream one rank. after: edges by their source.
+def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[int], words: Mapping[str, int], step: Step) -> Held | None:
+    """What a pipeline of these operations holds on chip; None if they do not stream one rank. after: edges by their source.
 
     Each operation steps through one rank of its output, or, where nothing in the group reads it, of its inputs. Its consumers step through the same part of
     the tensor. What a consumer reads from elsewhere without that rank is needed in every step, and so is a result that it adds to in every step. The first
@@ -192,29 +238,29 @@ def _needs(graph: Graph, after: Mapping[int, Sequence[Edge]], members: Sequence[
     fed: dict[int, set[str]] = defaultdict(set)
     for _, e in inner:
         fed[e.target].add(e.tensor)
-    total = 0
+    held: Held = {}
     for first in dict.fromkeys(e.source for _, e in inner if e.source not in fed):
         ways = [_streamed(graph, inner, fed, {first: rank}, words, step) for rank in sorted(graph.operations[first].output.ranks())]
-        needs = [n for n in ways if n is not None]
+        needs = [(_words(need, words), i) for i, need in enumerate(ways) if need is not None]
         if not needs:
             return None
-        total += min(needs)
-    return total
+        held |= ways[min(needs)[1]] or {}
+    return held
 
 
 def _streamed(graph: Graph, inner: Sequence[tuple[int, Edge]], fed: Mapping[int, set[str]], steps: dict[int, str], words: Mapping[str, int],
-              step: Step) -> int | None:
-    """Words held if the first operation of a pipeline steps through its rank in `steps`. fed: what each operation is handed over."""
-    held: dict[str, int] = {}
+              step: Step) -> Held | None:
+    """What is held if the first operation of a pipeline steps through its rank in `steps`. fed: what each operation is handed over."""
+    held: Held = {}
     for i, e in inner:
         if e.source not in steps:
             continue
         found = step(e.source, i, steps[e.source])
         if not found or steps.setdefault(e.target, found) != found:
             return None
-        held |= {p.tensor: words[p.tensor] for p in graph.operations[e.target].tensors()
-                 if p.tensor not in fed[e.target] and found not in p.ranks() and words[p.tensor] > SMALL}
-    return sum(held.values())
+        held |= {p.tensor: (e.target, k) for k, p in enumerate(graph.operations[e.target].tensors())
+                 if words[p.tensor] and p.tensor not in fed[e.target] and found not in p.ranks()}
+    return held
 
 
 def _followed(written: Projection, read: Projection, rank: str) -> str:
@@ -226,7 +272,7 @@ def _followed(written: Projection, read: Projection, rank: str) -> str:
     return ""
 
 
-def _in_order(edges: Sequence[Edge], groups: Sequence[Sequence[int]], held: Mapping[int, int], at: int) -> list[Phase]:
+def _in_order(edges: Sequence[Edge], groups: Sequence[Sequence[int]], held: Mapping[int, tuple[int, tuple[tuple[int, int], ...]]], at: int) -> list[Phase]:
     """Groups as phases, each after those that it reads from, else by their first operation."""
     home = {v: g for g, members in enumerate(groups) for v in members}
     before: list[set[int]] = [set() for _ in groups]
@@ -244,7 +290,7 @@ def _in_order(edges: Sequence[Edge], groups: Sequence[Sequence[int]], held: Mapp
     found: list[Phase] = []
     while ready:
         _, g = heappop(ready)
-        found.append(Phase(_stages(inside[g], groups[g], at), held[groups[g][0]]))
+        found.append(Phase(_stages(inside[g], groups[g], at), *held[groups[g][0]]))
         for other in after[g]:
             before[other].discard(g)
             if not before[other]:

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 from dse.nest import Infeasible
 from dse.reuse import rooms as room
-from dse.reuse.accesses import AccessList, Phase, access_list, one_by_one
+from dse.reuse.accesses import AccessList, Phase, one_by_one
 from dse.reuse.emitted import Moved, Nests, moved, phases_of, rooms, segments
-from dse.reuse.operations import SMALL, Graph, graph
+from dse.reuse.operations import Graph, graph
 from dse.reuse.operations import words as words_of
-from dse.reuse.residency import policy
 from dse.reuse.rooms import Gaps, Rooms
-from dse.reuse.traffic import pipelines, searched_order
+from dse.reuse.traffic import Counting, counting, pipelines, searched_order
 from dse.schedule import Schedule
 from dse.sim.evaluate import Memory, Solution, Violated
 from dse.sim.graph import evaluate
@@ -40,14 +39,14 @@ class Configuration:
 
 
 def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: Workload) -> Configuration:
-    alone = one_by_one(one)
+    alone, by = one_by_one(one), counting(name)
     if name == "seq-flex":
         return Configuration([alone], room.nothing, lambda listed, _: listed.streamed())
     if name == "seq-overflow":
-        return Configuration([alone], room.overflow, lambda listed, space: policy(listed, space, replace=False).words())
+        return Configuration([alone], room.overflow, lambda listed, space: by.policy(listed, space, replace=False).words())
     if name in ("gogeta", "gogeta-published"):
         phases = pipelines(one, words, word_bits, "corrected" if name == "gogeta" else name)
-        return Configuration([phases], room.gogeta, lambda listed, space: policy(listed, space).words())
+        return Configuration([phases], room.gogeta, lambda listed, space: by.policy(listed, space).words())
     order, least = searched_order(workload, words, word_bits)
     return Configuration([order, pipelines(one, words, word_bits, "corrected"), alone], None, lambda _, __: least)
 
@@ -72,7 +71,7 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     words = arch.levels[1].capacity_bits * arch.instances(1) // arch.word_bits
     one = graph(workload)
     given = _configuration(name, one, words, arch.word_bits, workload)
-    listed = access_list(one, given.families[0], arch.word_bits)
+    listed = counting(name).listed(one, given.families[0], arch.word_bits)
     found: list[_Tried] = []
     blocked: Infeasible | None = None
     for part in PARTS:
@@ -90,10 +89,23 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     solution = evaluate(arch, workload, schedule, objective, reuse=True)
     if isinstance(solution, Infeasible):
         return solution
-    memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule)
+    memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule, counting(name))
     least = f"{'most' if best.proven else 'almost most'} words of main memory saved for these segments and mappings, by a linear program"
     by = least if given.keeper is None else f"{name}, a policy"
-    return replace(solution, memory=memory, certificate=f"reuse {name}: {by}; {solution.certificate}")
+    return replace(solution, memory=memory, certificate=f"reuse {name}: {by}{_beyond(memory)}; {solution.certificate}")
+
+
+CAUSES = {"small_words": "results that it does not count", "apart_words": "tensors that it hands over or reads once for all, and no shared loop does",
+          "again_words": "operands that nests read more than once", "room_words": "what has no room beside what works there"}
+
+
+def _beyond(memory: Memory) -> str:
+    """What moves beyond the list of phases, and why most of it; nothing where it is less than a hundredth."""
+    more = memory.moved_words - memory.listed_words
+    if abs(more) < 0.01 * max(memory.listed_words, 1.0):
+        return ""
+    cause = max(CAUSES, key=lambda name: getattr(memory, name) * (1 if more > 0 else -1))
+    return f"; {memory.moved_words:.4g} words move, {memory.listed_words:.4g} in the list of phases: {CAUSES[cause]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +135,12 @@ def _tried(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase], 
     return _Tried(schedule, far, space, gaps, rest + room.moved(space, gaps), least.saved if least else 0.0, least is None or least.proven)
 
 
-def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: AccessList, words: float, schedule: Schedule) -> Memory:
+def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: AccessList, words: float, schedule: Schedule, by: Counting) -> Memory:
     """Where the words of the schedule that the list of accesses does not have come from; the parts add up to the words moved."""
     made = {e.output.tensor for e in workload.einsums}
     sizes = {(e.name, p.tensor): words_of(p, e.sizes(), arch.word_bits) for e in workload.einsums for p in e.tensors()}
     size = one.words(arch.word_bits)
-    hidden = {t for t, n in size.items() if n <= SMALL and (t in one.makers() or t in one.state)}
+    hidden = {t for t, n in size.items() if n <= by.small and (t in one.makers() or t in one.state)}
     once = {key: sizes[key] for key, n in best.far.items() if n}
     small = sum(n for (_, tensor), n in once.items() if owner(tensor, made) in hidden)
     total = sum(moved(arch, workload, schedule).values())

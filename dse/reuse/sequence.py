@@ -72,7 +72,7 @@ def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Ph
                 root = {w: new if r == old else r for w, r in root.items()}
     for one in dict.fromkeys(root.values()):
         stages = (tuple(v for v in stage if root[v] == one) for stage in phase.stages)
-        yield Phase(tuple(stage for stage in stages if stage), phase.held)
+        yield Phase(tuple(stage for stage in stages if stage), phase.held, phase.whole)
 
 
 def _before(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:

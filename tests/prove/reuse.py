@@ -1,9 +1,13 @@
 """What stays on chip: the linear program against every schedule of single words, loops against their whole lists, orders of operations on the solvers.
 
-    python -m tests.prove reuse [--lists 3000] [--loops 1500] [--chains 1]
+    python -m tests.prove reuse [--lists 3000] [--graphs 2000] [--loops 1500] [--schedules 150] [--chains 1]
 
 Mutants that the first part kills: spills that cost nothing, an interval that leaves a gap too early, outputs that spill, room that a phase holds given away.
 The second: periods between the ends that are tied by the wrong tensor, a bound of prices that one period more does not see.
+Graphs: three to five operations, small results and operands that are held until the result is complete, from einsums to the least of all schedules of
+single words.
+Schedules: networks as `solver.reuse` emits them: none moves less than the bound of its list of phases, the policy and the optimum rank alike, and what moves
+beyond the list is told by cause.
 Chains of 1,100 and 3,000 operations, residency and mappings, unfused and fused: at the default limit of recursion.
 """
 
@@ -11,20 +15,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import product
 from math import exp, log
 from multiprocessing import get_context
 from random import Random
 
 from dse import stack
+from dse.reuse import retention
+from dse.reuse.accesses import AccessList, Phase, one_by_one, phase_list
+from dse.reuse.operations import graph
 from dse.reuse.optimum import Room, optimum, steady
-from dse.reuse.traffic import Reuse, reuse
+from dse.reuse.traffic import Counting, Reuse, reuse
 from dse.stack import Picks
 from tests.chains import KINDS
 from tests.prove.mappers import asked
 from tests.residents import exhaustive, periods, small
+from tests.retained import random_steps, workload
 from tests.test_chains import TIGHT
+from tests.test_emitted import FLAT, SLICES, listed_and_moved, random_network
+from tests.test_retention import differs
 from workloads import hpc
+from workloads.graph import Workload
 from workloads.matrix import MATRICES
 
 CLOSE = 1e-6
@@ -55,7 +67,7 @@ def of_loops(seed: int) -> tuple[str, int, int]:
 
 def solver(name: str, matrix: str, n: int, mib: int) -> tuple[str, Reuse]:
     form = {} if name == "gmres" else {"form": "periodic", "iterations": 10}
-    return name, reuse(hpc.SOLVERS[name](matrix=matrix, n=n, **form), mib * 2**18)
+    return name, reuse(hpc.SOLVERS[name](matrix=matrix, n=n, **form), mib * 2**18, count=Counting(published=True))
 
 
 def orders(found: list[tuple[str, Reuse]]) -> Iterator[str]:
@@ -83,16 +95,50 @@ def long_chain(at: tuple[str, int]) -> str:
     return "" if whole else f"{length} {kind}: {found.optimal.cost}, bound {found.optimal.bound}, {mapped}"
 
 
+def of_loops_of_phases(seed: int) -> str:
+    """Random loops of functions: the bound of few periods is that of all of them, up to rounding; the schedule is less than the room above it."""
+    rng = Random(seed)
+    steps, size = random_steps(rng, rng.randint(2, 5), 5)
+    ends = [step.makes for step in steps if step.makes not in {t for one in steps for t in one.reads}]
+    pairs = [(end, t) for end, t in zip(ends, ("X0", "X1"), strict=False) if size[end] == size[t]]
+    once = workload(steps, size)
+    room, counts = rng.randint(0, 14), (7, 9, 12)
+    for count in counts if pairs else ():
+        w = replace(once, repeats=(count,) * len(once.einsums), carried=tuple(pairs))
+        phases = one_by_one(graph(w, 1))
+
+        def lists(times: int, w: Workload = w, phases: list[Phase] = phases) -> AccessList:
+            return phase_list(graph(w, times), phases)
+
+        whole, found = retention.least(lists(count), room), retention.steady(lists, count, room)
+        if not (found.bound <= whole.cost + CLOSE and whole.cost <= found.cost + CLOSE and abs(whole.cost - whole.bound) < CLOSE):
+            return f"loop {seed}, {count} periods: {whole.cost} is not between {found.bound} and {found.cost}"
+    return ""
+
+
+def of_schedules(seed: int) -> str:
+    rng = Random(seed)
+    w, words = random_network(seed), rng.randint(12, 150)
+    arch = SLICES if rng.random() < 0.5 else FLAT
+    arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=8 * max(words // arch.instances(1), 6))))
+    return listed_and_moved(arch, w)
+
+
 def _mean(found: list[float]) -> float:
     return exp(sum(map(log, found)) / len(found))
 
 
 def main() -> int:
-    given = asked(__doc__, lists=3_000, loops=1_500, chains=1)
+    given = asked(__doc__, lists=3_000, graphs=2_000, loops=1_500, schedules=150, chains=1)
     points = [("cg", n) for n in (1, 8, 16)] + [("bicgstab", n) for n in (1, 8, 16)] + [("gmres", 1)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         wrong = list(filter(None, pool.map(of_words, range(given.lists), chunksize=64)))
         print(f"  {given.lists} lists: {given.lists - len(wrong)} at the least of all schedules", flush=True)
+        wrong += [line for line in pool.map(differs, range(given.graphs), chunksize=16) if line]
+        print(f"  {given.graphs} graphs of three to five operations against every schedule of single words", flush=True)
+        wrong += [line for line in pool.map(of_loops_of_phases, range(given.loops), chunksize=16) if line]
+        wrong += [line for line in pool.map(of_schedules, range(given.schedules), chunksize=4) if line]
+        print(f"  {given.schedules} networks as schedules: none below its list", flush=True)
         loops = list(pool.map(of_loops, range(given.loops), chunksize=32))
         wrong += [line for line, _, _ in loops if line]
         print(f"  {sum(n for _, n, _ in loops)} loops: within cost and bound, {sum(n for _, _, n in loops)} proven without unrolling", flush=True)
