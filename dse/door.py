@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 FRAMES = ("pandas", "polars")
 SHOWN = 1000  # rows of an answer that a notebook shows
+SOON = 200, 8  # einsums, and different ones, of a workload whose schedule is found with what stays between its operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,8 @@ class Stays:
 def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Stays:
     """What stays on chip between the operations of a workload, in the first level below main memory: GOGETA's configurations (arXiv 2303.11499), the optimum.
 
-    method: gogeta-published classifies edges as printed there. sets: fields of the machine and `solver.fuse_elementwise`, as in `map`.
+    method: gogeta-published classifies edges as printed there, and counts as its figures do (docs/reuse.md). sets: fields of the machine and
+    `solver.fuse_elementwise`, as in `map`.
     Raises ValueError in one line per fault.
     """
     picks, spec = _asked(machine, sets)
@@ -288,7 +290,16 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
         raise ValueError(f"method = {method} must be {' or '.join(CLASSIFIERS)}")
     if len(arch.levels) < 2 or not (bits := arch.levels[1].capacity_bits):
         raise ValueError(f"{machine}: needs a bounded memory below main memory; give its second memory a capacity")
-    return Stays(arch, loaded, reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method))
+    found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
+    return Stays(arch, loaded, replace(found, scheduled=_scheduled(arch, loaded, picks)) if found.crowded else found)
+
+
+def _scheduled(arch: Arch, workload: Workload, picks: Picks) -> float:
+    """Words that the schedule of `solver.reuse = optimal` moves, where its nests are soon found; else 0."""
+    if arch.felt() or workload.repeats or len(workload.einsums) > SOON[0] or len(unique(workload)) > SOON[1]:
+        return 0.0
+    solved = stack.solve(arch, workload, replace(picks, reuse="optimal"))
+    return solved[0].memory.moved_words if isinstance(solved, list) and solved[0].memory else 0.0
 
 
 def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | None = None, address: str | None = None,

@@ -352,6 +352,7 @@ def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""
 
 
+SCHEDULED = "without room to read each operand once: schedules move more (solver.reuse=optimal)"
 AS_PUBLISHED = ", results of up to 1,024 words are free, and an operand's room is free once it was read (as published)"
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
 
@@ -363,13 +364,15 @@ def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, A
     proven = "proven" if best.cost - best.bound <= 1e-9 * best.cost else f"at most {100 * (best.cost / best.bound - 1):.2g} % above any"
     per = sum(len(stage) for phase in found.order for stage in phase.stages)
     patterns = Counter(e.pattern for e in found.edges)
-    if found.crowded:
-        proven = f"lower bound: {found.crowded} of {per} operations find no room to read each operand once and move more (`dse map` counts it); {proven}"
-    facts = {"buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits", "Optimal": f"{proven} for its order of operations",
+    proven += f" for its order of operations{', if each read its operands once' if found.crowded else ''}"
+    facts = {"buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits", "Optimal": proven,
              "one word more of buffer saves": f"{best.saved[0]:.4g} words", "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
              "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none"}
+    facts |= {"operations": f"{found.crowded} of {per} {SCHEDULED}"} if found.crowded else {}
     moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
     rows = tuple((name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1) for name, n in zip(CONFIGURATIONS, moved, strict=True))
+    if found.scheduled:
+        rows += (("Optimal, as a schedule", found.scheduled * word, found.seq_flex / found.scheduled, found.scheduled / max(best.words, 1) - 1),)
     phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.held * word)
                    for phase in found.order)
     kept: dict[str, list[float]] = {}

@@ -28,7 +28,8 @@ class Reuse:
     seq_flex: every operation begins and ends there. seq_overflow: what finds room stays. gogeta: pipelined, what is needed latest goes first; df and map alike.
     ideal: inputs and outputs once. bound_gogeta: the optimum of GOGETA's own accesses. optimal: of the best order found; kept: what the policy moves in the
     order that is best for it, where reads may evict if that helps. edges, operations: of one period, or of the first three of a loop; phases, order: of one.
-    published: of lists of single accesses, with small results for nothing (`Counting`). crowded: operations of a period that cannot read each operand once.
+    published: of lists of single accesses, with small results for nothing (`Counting`). crowded: operations of a period that cannot read each operand once;
+    scheduled: words that a schedule moves (`solver.reuse = optimal`), if it was asked for, else 0.
     """
 
     room: int
@@ -45,6 +46,7 @@ class Reuse:
     order: tuple[Phase, ...]
     published: bool = False
     crowded: int = 0
+    scheduled: float = 0.0
 
     def gap(self) -> float:
         """How far the policy stays above the optimum, each in the best order found for it."""
