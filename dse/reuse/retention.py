@@ -139,11 +139,12 @@ def steady(lists: Callable[[int], AccessList], periods: int, room: int) -> Optim
     times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
     weight, spill = times[g.last // per], times[np.array([i // per for i, _ in g.made], dtype=np.int64)]
     value, stay, prices = _solved(_Asked(listed, g, room, weight, spill, _tied(g, per)))
-    cost = g.fixed + float((weight * g.size).sum()) + value
+    every = _gaps(whole)
+    cost = every.fixed + float((weight * g.size).sum()) + value
     born = dict(zip((gap.tensor for gap in g.gaps), (spill[v] if v >= 0 else 0.0 for v in g.spills), strict=True))
     scale = np.array([born[gap.tensor] or times[gap.first // per] for gap in g.gaps])
     relaxed = _solved(_Asked(listed, g, room, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)))[2]
-    bound = _bound(whole, _gaps(whole), room, _repeated(relaxed, per, between))
+    bound = _bound(whole, every, room, _repeated(relaxed, per, between))
     if cost > bound * (1 + 1e-9) and len(whole.accesses) <= WHOLE:
         return least(whole, room)
     shown = np.flatnonzero(g.last // per == EDGE).tolist()
