@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -130,7 +130,7 @@ def least(listed: AccessList, room: int) -> Optimum:
 def steady(lists: Callable[[int], AccessList], periods: int, room: int) -> Optimum:
     """The least words of so many periods, solved as few: two at each end for themselves, two that stand for all between. Cost: those are made alike, which is a
     schedule that can be run. Bound: they fit on average only; its prices then bound all periods. Where the two differ and the list is no longer than WHOLE, all
-    of it is solved. stays: of a period between, of a list that was solved whole all."""
+    of it is solved. stays: of a period between."""
     few = 2 * EDGE + 2
     if periods <= few:
         return least(lists(periods), room)
@@ -146,7 +146,8 @@ def steady(lists: Callable[[int], AccessList], periods: int, room: int) -> Optim
     relaxed = _solved(_Asked(listed, g, room, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)))[2]
     bound = _bound(whole, every, room, _repeated(relaxed, per, between))
     if cost > bound * (1 + 1e-9) and len(whole.accesses) <= WHOLE:
-        return least(whole, room)
+        found = least(whole, room)
+        return replace(found, stays=tuple(stay for stay in found.stays if stay.last // per == EDGE))
     shown = np.flatnonzero(g.last // per == EDGE).tolist()
     return Optimum(cost, cost, bound, (float(prices.phase.sum()),), _stays(g, stay, shown))
 
