@@ -10,7 +10,7 @@ import pytest
 
 from dse import door
 from dse.reuse import retention
-from dse.reuse.accesses import Access, AccessList, one_by_one, phase_list, pipelined
+from dse.reuse.accesses import Access, AccessList, Phase, one_by_one, phase_list, pipelined
 from dse.reuse.classify import classified
 from dse.reuse.operations import graph
 from dse.reuse.traffic import crowded, reuse
@@ -42,6 +42,33 @@ def differs(seed: int) -> str:
 @pytest.mark.parametrize("first", range(0, 80, 20))
 def test_no_schedule_of_single_words_moves_less(first: int) -> None:
     assert list(filter(None, map(differs, range(first, first + 20)))) == []
+
+
+def loop_differs(seed: int) -> str:
+    """Random loops of functions, some with results that leave in every period: the bound is that of all of them, up to rounding; the schedule is less than
+    the room above it."""
+    rng = Random(seed)
+    steps, size = random_steps(rng, rng.randint(2, 5), 5)
+    ends = [step.makes for step in steps if step.makes not in {t for one in steps for t in one.reads}]
+    pairs = [(end, t) for end, t in zip(ends, ("X0", "X1"), strict=False) if size[end] == size[t]]
+    once = workload(steps, size)
+    room, counts = rng.randint(0, 14), (7, 9, 12)
+    for count in counts if pairs else ():
+        w = replace(once, repeats=(count,) * len(once.einsums), carried=tuple(pairs))
+        phases = one_by_one(graph(w, 1))
+
+        def lists(times: int, w: Workload = w, phases: list[Phase] = phases) -> AccessList:
+            return phase_list(graph(w, times), phases)
+
+        whole, found = retention.least(lists(count), room), retention.steady(lists, count, room)
+        if not (found.bound <= whole.cost + 1e-6 and whole.cost <= found.cost + 1e-6 and abs(whole.cost - whole.bound) < 1e-6):
+            return f"loop {seed}, {count} periods: {whole.cost} is not between {found.bound} and {found.cost}"
+    return ""
+
+
+@pytest.mark.parametrize("first", range(0, 20, 5))
+def test_loops_lie_between_bound_and_schedule(first: int) -> None:
+    assert list(filter(None, map(loop_differs, range(first, first + 5)))) == []
 
 
 def kib(found: door.Stays, name: str) -> float:

@@ -8,7 +8,7 @@ the same cost, and keeping a prefix of each tensor attains them: this is the opt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,8 +150,9 @@ def steady(lists: Callable[[int], AccessList], periods: int, levels: Sequence[Ro
     scale = np.where(made[q.value] < 0, times[first], spill[q.value])
     relaxed = _solved(_Program(listed, q, levels, scale, spill, scale, np.arange(len(scale)), (EDGE * per, per, between)))
     fewer = np.concatenate((relaxed.prices[:EDGE * per], relaxed.prices[(EDGE + 1) * per:]))
-    bound = _bound(listed, q, levels, relaxed.prices)
-    grown = bound - _bound(less, _intervals(less), levels, fewer)  # of each further period: it sees the same prices
+    bound, before = _bound(listed, q, levels, relaxed.prices), _intervals(less)
+    grown = bound - _bound(less, before, levels, fewer)  # of each further period: it sees the same prices
+    q = replace(q, fixed=q.fixed + (periods - few) * (q.fixed - before.fixed))
     return _told(q, levels, times[last], found, bound + (periods - few) * grown, last == EDGE)
 
 

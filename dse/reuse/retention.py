@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -130,7 +130,7 @@ def least(listed: AccessList, room: int) -> Optimum:
 def steady(lists: Callable[[int], AccessList], periods: int, room: int) -> Optimum:
     """The least words of so many periods, solved as few: two at each end for themselves, two that stand for all between. Cost: those are made alike, which is a
     schedule that can be run. Bound: they fit on average only; its prices then bound all periods. Where the two differ and the list is no longer than WHOLE, all
-    of it is solved. stays: of a period between, of a list that was solved whole all."""
+    of it is solved. stays: of a period between."""
     few = 2 * EDGE + 2
     if periods <= few:
         return least(lists(periods), room)
@@ -139,13 +139,15 @@ def steady(lists: Callable[[int], AccessList], periods: int, room: int) -> Optim
     times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
     weight, spill = times[g.last // per], times[np.array([i // per for i, _ in g.made], dtype=np.int64)]
     value, stay, prices = _solved(_Asked(listed, g, room, weight, spill, _tied(g, per)))
-    cost = g.fixed + float((weight * g.size).sum()) + value
+    every = _gaps(whole)
+    cost = every.fixed + float((weight * g.size).sum()) + value
     born = dict(zip((gap.tensor for gap in g.gaps), (spill[v] if v >= 0 else 0.0 for v in g.spills), strict=True))
     scale = np.array([born[gap.tensor] or times[gap.first // per] for gap in g.gaps])
     relaxed = _solved(_Asked(listed, g, room, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)))[2]
-    bound = _bound(whole, _gaps(whole), room, _repeated(relaxed, per, between))
+    bound = _bound(whole, every, room, _repeated(relaxed, per, between))
     if cost > bound * (1 + 1e-9) and len(whole.accesses) <= WHOLE:
-        return least(whole, room)
+        found = least(whole, room)
+        return replace(found, stays=tuple(stay for stay in found.stays if stay.last // per == EDGE))
     shown = np.flatnonzero(g.last // per == EDGE).tolist()
     return Optimum(cost, cost, bound, (float(prices.phase.sum()),), _stays(g, stay, shown))
 

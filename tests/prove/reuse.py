@@ -22,21 +22,16 @@ from multiprocessing import get_context
 from random import Random
 
 from dse import stack
-from dse.reuse import retention
-from dse.reuse.accesses import AccessList, Phase, one_by_one, phase_list
-from dse.reuse.operations import graph
 from dse.reuse.optimum import Room, optimum, steady
 from dse.reuse.traffic import Counting, Reuse, reuse
 from dse.stack import Picks
 from tests.chains import KINDS
 from tests.prove.mappers import asked
 from tests.residents import exhaustive, periods, small
-from tests.retained import random_steps, workload
 from tests.test_chains import TIGHT
 from tests.test_emitted import FLAT, SLICES, listed_and_moved, random_network
-from tests.test_retention import differs
+from tests.test_retention import differs, loop_differs
 from workloads import hpc
-from workloads.graph import Workload
 from workloads.matrix import MATRICES
 
 CLOSE = 1e-6
@@ -95,27 +90,6 @@ def long_chain(at: tuple[str, int]) -> str:
     return "" if whole else f"{length} {kind}: {found.optimal.cost}, bound {found.optimal.bound}, {mapped}"
 
 
-def of_loops_of_phases(seed: int) -> str:
-    """Random loops of functions: the bound of few periods is that of all of them, up to rounding; the schedule is less than the room above it."""
-    rng = Random(seed)
-    steps, size = random_steps(rng, rng.randint(2, 5), 5)
-    ends = [step.makes for step in steps if step.makes not in {t for one in steps for t in one.reads}]
-    pairs = [(end, t) for end, t in zip(ends, ("X0", "X1"), strict=False) if size[end] == size[t]]
-    once = workload(steps, size)
-    room, counts = rng.randint(0, 14), (7, 9, 12)
-    for count in counts if pairs else ():
-        w = replace(once, repeats=(count,) * len(once.einsums), carried=tuple(pairs))
-        phases = one_by_one(graph(w, 1))
-
-        def lists(times: int, w: Workload = w, phases: list[Phase] = phases) -> AccessList:
-            return phase_list(graph(w, times), phases)
-
-        whole, found = retention.least(lists(count), room), retention.steady(lists, count, room)
-        if not (found.bound <= whole.cost + CLOSE and whole.cost <= found.cost + CLOSE and abs(whole.cost - whole.bound) < CLOSE):
-            return f"loop {seed}, {count} periods: {whole.cost} is not between {found.bound} and {found.cost}"
-    return ""
-
-
 def of_schedules(seed: int) -> str:
     rng = Random(seed)
     w, words = random_network(seed), rng.randint(12, 150)
@@ -136,7 +110,7 @@ def main() -> int:
         print(f"  {given.lists} lists: {given.lists - len(wrong)} at the least of all schedules", flush=True)
         wrong += [line for line in pool.map(differs, range(given.graphs), chunksize=16) if line]
         print(f"  {given.graphs} graphs of three to five operations against every schedule of single words", flush=True)
-        wrong += [line for line in pool.map(of_loops_of_phases, range(given.loops), chunksize=16) if line]
+        wrong += [line for line in pool.map(loop_differs, range(given.loops), chunksize=16) if line]
         wrong += [line for line in pool.map(of_schedules, range(given.schedules), chunksize=4) if line]
         print(f"  {given.schedules} networks as schedules: none below its list", flush=True)
         loops = list(pool.map(of_loops, range(given.loops), chunksize=32))
