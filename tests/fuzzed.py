@@ -229,8 +229,10 @@ def claims(case: Case, objective: str, solvers: Sequence[dict[str, Any]] = SOLVE
             found = solve(case.arch, case.workload, Picks(objective=objective, **own))  # type: ignore[arg-type]
         except Violated:
             raise
-        except ValueError:  # a machine, or a workload, that it does not know
-            continue
+        except ValueError as fault:
+            if not isinstance(fault, WorkloadError) and "solver." not in str(fault):
+                raise Violated(f"solver.reuse = {own['reuse']} made a schedule that is none: {fault}") from None
+            continue  # a machine, or a workload, that it does not know, with what to take instead
         if not isinstance(found, Infeasible):
             yield Claim(
                 own["reuse"], objective, own.get("weights", "streamed"), found[0], own["reuse"] == "none"

@@ -90,3 +90,22 @@ def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -
     tallies: dict[str, Tally] = {}
     fuzz(case, 0, 40, "energy", wider("shared loops over summed ranks"), tallies, [schedule], [{"reuse": "tiles"}])
     assert len(tallies["tiles"].failures) > 5  # and what lies near to it
+
+
+SKIPS = """name: skips
+weights: [W, V]
+extents: {m: 3, n: 3, k: 4}
+einsums:
+- {text: "T[m,n] += X[m,k] * W[k,n]", density: {W: 0.5}, format: {W: csr}}
+- "Y[m,n] += X[m,k] * V[k,n]"
+"""
+
+
+@pytest.mark.parametrize("reuse", ["optimal", "seq-overflow", "gogeta"])
+def test_no_policy_keeps_what_nobody_brings_in(reuse: str, tmp_path: Path) -> None:
+    """For the least cycles T reads X straight from main memory, where W is not zero: Y would find on the chip what is
+    not there."""
+    spec = BUFFER.replace("16 B", "32 B").replace("actions_per_cycle: inf", "actions_per_cycle: 2")
+    case = case_of(SKIPS, spec, tmp_path)
+    (claim,) = claims(case, "latency", [{"reuse": reuse}])
+    assert "keep" not in str(claim.found.schedule)

@@ -34,6 +34,7 @@ from dse.searched import (
     mappings_of,
     said,
     space_words,
+    tile_counts,
     words,
 )
 from dse.sim.evaluate import Problem, Solution, unfused
@@ -207,6 +208,13 @@ def test_each_solver_of_schedules_says_what_it_searched(tmp_path: Path, monkeypa
     g = segments.Found(nodes, net, "energy", "pinned", Nodes(nodes))
     assert segments.space(g, 6, (), Mappings("perfect")) == replace(PIPES, mappings=(Mappings("perfect"),), tiles=(), weights="pinned", beside=())
     assert segments.space(g, 1, (1,), Mappings("perfect")).pipelined == 1
+
+
+@pytest.mark.parametrize(("extent", "tiles", "numbers"), [(16, (8, 64), [8]), (128, (8, 64), [8, 64]), (8, (8, 64), [8]), (6, (8, 64), [2, 3, 6]),
+                                                         (12, (), [2, 3, 4, 6, 12]), (12, (1,), [])])
+def test_numbers_of_pipeline_tiles_of_a_loop(extent: int, tiles: tuple[int, ...], numbers: list[int]) -> None:
+    """Of loops that are shorter than the least number named, all that divide."""
+    assert tile_counts(extent, tiles) == numbers
 
 
 UNHELD = re.sub(r"hold .*\n", "", (REPORTED / "chain3_held.sch").read_text())
