@@ -15,7 +15,8 @@ import pyarrow as pa
 from cluster.ruled import Ruler
 from dse.nest import Infeasible
 from dse.reuse.turns import Cell, Least, Shared, Sums, Table, cell, gap_of, least_of, summed_at, table
-from dse.sim.evaluate import EinsumCost, Problem, Solution, certified, einsum_cost, in_space
+from dse.searched import Mappings, encoded
+from dse.sim.evaluate import ANY_MAPPING, UNFUSED, EinsumCost, Problem, Solution, certified, einsum_cost, in_space, unfused
 from dse.stack import called, shared_on, space_of_turns, summed
 from dse.study import pareto
 from dse.study import study as studies
@@ -175,15 +176,15 @@ def columns_of(block: Block, at: Ints) -> tuple[dict[str, pa.Array], dict[str, p
     ruler, study = block.ruler, block.ruler.study
     clock, area, costs, floors, chosen = block.cell.clock_ghz[at], block.area_mm2[at], dict[str, pareto.Cost](), dict[str, pareto.Cost](), []
     worst: list[tuple[float, float, str]] = []
-    for ref, own in zip(study.workloads, block.known(), strict=True):
+    for ref, own, groups in zip(study.workloads, block.known(), ruler.uniques, strict=True):
         assert isinstance(own, Table)
         sums = summed_at(block.cell, own, at)
         costs[ref.name] = _cost(sums.energy_pj, sums.latency_cycles, sums.steady_cycles, clock)
         floors[ref.name] = _cost(sums.least_pj, sums.least_cycles, sums.least_cycles, clock)
         spaces = [space_of_turns(block.cell.first, e, study.solver) for e in own.least.einsums]
-        proof = _proofs(spaces, sums)
+        proof = _proofs(spaces, sums, sum(group.count for group in groups) == 1)
         worst = [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)] if worst else proof
-        chosen.append(_choices(own, spaces, sums, at))
+        chosen.append(_choices(own, [encoded(space) for space in spaces], sums, at))
     points = {name: pa.array(column) for name, column in studies.points(study, block.machines[at], area, costs).items()}
     points |= {name: pa.array(column) for name, column in zip(("gap_in_space", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True)}
     return ruler.head(block.machines[at], area, clock, floors), points | {"machine": pa.array(block.machines[at])}, chosen
@@ -202,10 +203,11 @@ def unfit(block: Block, at: Ints) -> dict[str, pa.Array]:
     return block.ruler.head(block.machines[at], block.area_mm2[at], clock, floors)
 
 
-def _proofs(spaces: Sequence[str], sums: Sums) -> list[tuple[float, float, str]]:
-    """gap_in_space, gap_to_bound and certificate of each machine, as evaluate.in_turn has them."""
-    where = " and ".join(sorted(set(spaces)))
-    return [(gap, bound, certified(in_space(gap, where), bound)) for gap, bound in zip(sums.gap_in_space.tolist(), sums.gap_to_bound.tolist(), strict=True)]
+def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[float, float, str]]:
+    """gap_in_space, gap_to_bound and certificate of each machine, as evaluate.in_turn has them; alone: of a single einsum."""
+    space, over = unfused(spaces, alone), ANY_MAPPING if alone else UNFUSED
+    return [(gap, bound, certified(in_space(gap), bound, over, space))
+            for gap, bound in zip(sums.gap_in_space.tolist(), sums.gap_to_bound.tolist(), strict=True)]
 
 
 def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:

@@ -24,6 +24,7 @@ from dse import folder, record, stack
 from dse.nest import Infeasible, parse
 from dse.nest import Mapping as Nest
 from dse.reuse.family import structure
+from dse.searched import Mappings, decoded, encoded
 from dse.sim import cost
 from dse.sim.cost import Price, together
 from dse.sim.counts import count
@@ -98,11 +99,13 @@ class Asked:
 
 def packed(solution: Solution) -> dict[str, Any]:
     """The columns of `chosen` that say what was found for a workload in turn: `Chosen` but for its names."""
-    whole = [c.space for c in solution.einsums if c.space and c.gap_in_space == 0]
-    space = max(sorted(set(whole)), key=whole.count, default="")
-    own = [(i, c.gap_in_space if c.space else 0.0, c.space) for i, c in enumerate(solution.einsums) if c.space != space or (c.space and c.gap_in_space)]
+    spaces = [encoded(c.space) for c in solution.einsums]
+    whole = [space for c, space in zip(solution.einsums, spaces, strict=True) if c.proven]
+    most = max(sorted(set(whole)), key=whole.count, default="")
+    own = [(i, c.gap_in_space if space else 0.0, space) for i, (c, space) in enumerate(zip(solution.einsums, spaces, strict=True))
+           if space != most or (space and c.gap_in_space)]
     keys = {studies.chosen(i): c.mapping_key for i, c in enumerate(solution.einsums)}
-    return {**keys, "space": space, **dict(zip(("places", "gaps", "spaces"), map(list, zip(*own, strict=True)), strict=False))}
+    return {**keys, "space": most, **dict(zip(("places", "gaps", "spaces"), map(list, zip(*own, strict=True)), strict=False))}
 
 
 def workload_row(found: Solution, arch: Arch, weight: float, macs: int) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def _of_one(cell: Cell, i: int, gap: float, space: str) -> EinsumCost:
         pj, cycles, steady = (float(np.broadcast_to(one, len(cell.rows))[i]) for one in (p.energy_pj, p.latency_cycles, p.steady_cycles))
         p = Price(pj, cycles, str(np.broadcast_to(p.bound_by, len(cell.rows))[i]), (), (), steady)
     found = replace(cell.found, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bound_by=p.bound_by, price=p)
-    return replace(found, gap_in_space=gap, space=space) if space else found
+    return replace(found, gap_in_space=gap, space=decoded(Mappings, space)) if space else found
 
 
 def _whole(asked: Asked, row: Chosen, costs: Sequence[EinsumCost | Infeasible]) -> Solution:

@@ -226,12 +226,16 @@ def _map(given: argparse.Namespace) -> int:
 
 
 def _front(given: argparse.Namespace, found: Any) -> int:
+    from dse.searched import claim, space_words
+
     if given.format == "json":
         screen.print_json(list(found))
         return 0
     table = found.table.drop_columns(["nest", "certificate"])
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    screen.print_table(table.column_names, rows, f"what nothing beats: {found[0]['certificate']} (nests: --format json)")
+    screen.print_table(table.column_names, rows, f"what nothing beats: {claim(found[0]['certificate'])} (nests: --format json)")
+    for name, words in (space_words(found[0]["certificate"]) or {}).items():
+        screen.say(f"{name.replace('_', ' ')}: {', '.join(words)}")
     return 0
 
 

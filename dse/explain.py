@@ -13,6 +13,7 @@ from dse.conversion import Conversion
 from dse.directives import overlap, text, written
 from dse.nest import Loop, to_data
 from dse.schedule import Schedule, apart, in_turn
+from dse.searched import claim, space_words
 from dse.sim.bounds import needs
 from dse.sim.directed import said
 from dse.sim.evaluate import EinsumCost, Solution, percent
@@ -29,7 +30,6 @@ MOST = 0.8  # of the energy: the einsums that make it are shown
 FEW = 8  # einsums that are all shown
 STATIC = 0.5  # share of static energy that is worth a sentence
 ALIKE = 0.99  # of the busiest component's cycles: binds as well
-SPACE = "single einsums in sequence, weights streamed"
 WHOLE = ("all", "1")  # shares of a tensor
 MAIN = 0.5  # share of what main memory moves that is worth a sentence
 FAR = 0.1  # gaps above say what may help
@@ -50,16 +50,7 @@ def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
     ns = solution.latency_cycles / arch.clock_ghz
     return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
             "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(), "status": "ok", "gap_in_space": _known(solution.gap_in_space),
-            "gap_to_bound": _known(solution.gap_to_bound), "certificate": solution.certificate,
-            "space": _space(solution)}
-
-
-def _space(solution: Solution) -> str:
-    """What was chosen from, in all."""
-    if not solution.schedule:
-        return SPACE
-    given = "(given schedule)" in solution.certificate
-    return "the schedule as given" if given else f"schedules of the whole graph, weights {solution.schedule.weights}"
+            "gap_to_bound": _known(solution.gap_to_bound), "certificate": claim(solution.certificate), "space": space_words(solution.certificate)}
 
 
 def _known(gap: float) -> float | None:
@@ -110,8 +101,9 @@ def _nearer(arch: Arch, workload: Workload, solution: Solution) -> str:
         exact = "--set solver.tiles=ragged_lanes --set solver.near=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
         return f"not all is proven: {exact}, smaller or rounder extents are proven sooner"
     idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
-    if idle and any(c.space.startswith("perfect") for c in solution.einsums):
-        return f"lanes stand idle in {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''}: --set solver.tiles=ragged_lanes takes ragged lanes too"
+    if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
+        more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+        return f"MAC units stand idle in {idle[0]}{more}: --set solver.tiles=ragged_lanes searches imperfect spatial factors too"
     far = f"at most {percent(solution.gap_in_space)} above the optimum of its space" if solution.gap_in_space else "proven in its space"
     return f"{far}: the bound counts what must move once, and knows no capacity"
 
@@ -120,7 +112,8 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     """What `dse map --format json` prints."""
     einsums: list[dict[str, Any]] = [
         {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
-         "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": c.certificate,
+         "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
+         "space": space_words(c.certificate),
          "lanes": lanes_used(c, e), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
         for c, e in listed(workload, solution)]
     for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
@@ -167,6 +160,7 @@ def directives(workload: Workload, solution: Solution) -> str:
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
     found = totals(arch, solution)
+    found |= {key.replace("_", " "): ", ".join(words) for key, words in (found.pop("space") or {}).items()}
     if solution.memory:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):
@@ -209,7 +203,7 @@ def segments(solution: Solution) -> Table:
     """What runs together: -> next in turn under shared loops, | side by side as stages of a pipeline."""
     rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
     kept = [f"{one.shares()} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
-    said = solution.certificate.split("; ")[:-2]
+    said = claim(solution.certificate).split("; ")[:-2]
     note = "|: stages of a pipeline, side by side; ->: in turn; held: most of one instance"
     return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
 

@@ -8,14 +8,16 @@ the fields of the notation that say it, the words for what is searched and not, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import combinations
-from math import prod
-from typing import Literal, get_args
+from math import inf, prod
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from dse.conversion import COPY
-from dse.dataflow.space import Dataflow, broken, dataflow
+from dse.dataflow.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow
 from dse.nest import Loop, Mapping, Store
 from dse.schedule import Branch, Schedule, Segment
 from hw.arch import Arch
@@ -25,6 +27,7 @@ from workloads.graph import Workload, owner
 Factors = Literal["perfect", "imperfect_spatial", "imperfect", "all"]
 NodeOrder = Literal["all", "arrays", "levels"]
 Layouts = Literal["alike", "row_major", "all"]
+T = TypeVar("T", "Space", "Mappings")
 DATAFLOWS: dict[str, Dataflow] = {name: name for name in get_args(Dataflow)}
 
 
@@ -49,7 +52,20 @@ class Mappings:
     shares: bool = False
 
 
-EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # what costs no more than a lower bound is the best of all
+EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # no mapping costs less than a lower bound
+FACTORS: dict[Tiles, Factors] = {"perfect": "perfect", "ragged_lanes": "imperfect_spatial", "ragged": "imperfect"}
+
+
+def mappings_of(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> Mappings:
+    """What the optimal mapper searches (`dataflow/search.py`).
+
+    Levels of a tensor stand in order, of different tensors in any order; around an array also where no loop
+    uses it, unless the level outside is the first and unbounded, whose nodes may as well stand above all loops.
+    """
+    bounded = [v for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
+    parted = any(v < f.outside <= inner for f in arch.fanouts for v in bounded for inner in bounded)
+    return Mappings(FACTORS[tiles], "free" if c == FREE else c.name, "arrays" if parted else "all",
+                    layouts="row_major" if arch.described() else "alike")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +78,17 @@ class Space:
     summed: also over ranks that a member sums up; windows: over ranks that cut what is handed on in windows.
     shared_reads: a tensor that several members read is fetched once; depths: any tensor at any depth among
     the shared loops; held: tensors of one member, uncut by the loop, that stand whole above it, at most.
-    levels: where tensors are handed on and retained, at one of them at a time; retained: tensors that may
-    be, whole; parts: also shares of them. tiles: pipeline tiles of a segment (their number), (): any that
-    divides. node_ranks: of an einsum, that nodes share out at most; waste: nodes of a rectangle over those
-    that work, at most. hold: weights once per run, not per pipeline tile. weights: loaded in every run, or
-    pinned. ahead: first fills while the einsum before runs. copies: tensors between einsums in layouts that
-    are chosen, with copies.
+    levels: where tensors are handed on and retained, at one of them at a time; padded: handed on with padding
+    around them. retained: tensors that may be, whole; parts: also shares of them. tiles: pipeline tiles of a
+    segment (their number), (): any that divides. node_ranks, node_loops: of an einsum, that nodes share out
+    at most, loops 0: any; waste: nodes of a rectangle over those that work, at most, 0: any. hold: weights
+    once per run, not per pipeline tile. weights: loaded in every run, or pinned. ahead: first fills while the
+    einsum before runs. copies: between einsums, into layouts that are chosen. alone: of a single einsum.
+    beside: other solvers whose answers were priced too, of which nothing is claimed.
     """
 
     mappings: tuple[Mappings, ...] = ()
-    order: Literal["any", "given"] = "any"
+    order: Literal["any", "some", "given"] = "any"
     fused: int = 1
     shared_loops: int = 0
     summed: bool = False
@@ -80,20 +97,20 @@ class Space:
     depths: bool = False
     held: int = 0
     levels: tuple[str, ...] = ()
+    padded: bool = False
     retained: tuple[str, ...] = ()
     parts: bool = False
     pipelined: int = 1
     tiles: tuple[int, ...] = ()
     node_ranks: int = 0
-    waste: float = 1.0
+    node_loops: int = 0
+    waste: float = 0.0
     hold: bool = False
     weights: Literal["loaded", "pinned"] = "loaded"
     ahead: bool = False
     copies: bool = False
-
-    @property
-    def unfused(self) -> bool:
-        return self.fused == self.pipelined == 1 and not self.retained
+    alone: bool = False
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,15 +304,35 @@ def _several(part: Part) -> bool:
 def _order(space: Space, at: Scheduled) -> bool:
     """Einsums in another order; where nothing is retained or shared it does not matter."""
     names = [b.einsum for s in at.schedule.segments for b in s.branches]
-    return space.order == "given" and names != [e.name for e in at.workload.einsums]
+    return space.order != "any" and names != [e.name for e in at.workload.einsums]
 
 
 def _fusion(space: Space, at: Scheduled) -> bool:
-    """Too many einsums, or copies among them."""
-    def too_many(part: Part) -> bool:
-        return len(part.members) > space.fused or any(COPY.match(m.einsum.name) for m in part.members)
+    """Too many einsums, copies among them, or what is handed on read in another shape."""
+    def odd(part: Part) -> bool:
+        copies = any(COPY.match(m.einsum.name) for m in part.members)
+        return len(part.members) > space.fused or copies or any(_views(part))
 
-    return any(_several(part) and too_many(part) for part in at.parts)
+    return any(_several(part) and odd(part) for part in at.parts)
+
+
+def _views(part: Part) -> Iterator[bool]:
+    """Whether a reader has what is handed on by another name, size, width or format."""
+    made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
+    for p in (p for m in part.members for p in m.einsum.inputs if part.owner(p.tensor) in made):
+        q = made[part.owner(p.tensor)]
+        same = (p.tensor, p.bits, p.format) == (q.tensor, q.bits, q.format) and p.format == "dense"
+        yield not same or [d.size for d in p.dims] != [d.size for d in q.dims]
+
+
+def _padded(space: Space, at: Scheduled) -> bool:
+    """What is handed on is read with padding around it."""
+    def offset(part: Part) -> bool:
+        made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
+        return any([d.offset for d in p.dims] != [d.offset for d in made[p.tensor].dims]
+                   for m in part.members for p in m.einsum.inputs if p.tensor in made)
+
+    return not space.padded and any(len(part.members) > 1 and offset(part) for part in at.parts)
 
 
 def _shared_loops(space: Space, at: Scheduled) -> bool:
@@ -404,9 +441,16 @@ def _odd_pipeline(space: Space, part: Part) -> bool:
     if len(own) > space.pipelined or any(set(dict(part.arch.fanouts[0].dims)) != {one.dim for one in m.branch.region} for m in own):
         return True
     reads = [{p.tensor for p in m.einsum.inputs} & handed for m in own]
-    again = any(part.owner(p.tensor) in handed and p.tensor not in handed for m in own for p in m.einsum.inputs)
+    again = any(_views(part))
     chain = all(reads[1:]) and all(m.einsum.output.tensor in handed for m in own[:-1])
-    return again or not chain or (bool(part.loops) and _odd_loops(part, 1))
+    return again or not chain or (bool(part.loops) and (_odd_loops(part, 1) or any(map(_clipped, own))))
+
+
+def _clipped(m: Member) -> bool:
+    """Whether padding cuts windows along a shared loop, so that pipeline tiles are not equal."""
+    ranks, sizes = {n.rank for n in m.nodes[:m.shared] if isinstance(n, Loop)}, m.einsum.sizes()
+    dims = [d for p in m.einsum.tensors() for d in p.dims if ranks & set(d.ranks())]
+    return any(d.offset < 0 or d.offset + sum(c * (sizes[r] - 1) for r, c in d.terms) >= d.size for d in dims)
 
 
 def _tiles(space: Space, at: Scheduled) -> bool:
@@ -442,7 +486,9 @@ def _odd_nodes(space: Space, part: Part, m: Member) -> bool:
         used[n.over] *= -(-left[n.rank] // n.tile)
         left[n.rank] = n.tile
     work = prod(-(-whole[rank] // left[rank]) for rank in ranks)
-    if any(n.over in dims for n in own[first:]) or len(ranks) > space.node_ranks or ranks & windowed(m.einsum) or prod(used.values()) > space.waste * work:
+    many = len(ranks) > space.node_ranks or first > (space.node_loops or first)
+    idle = prod(used.values()) > (space.waste or inf) * work
+    if any(n.over in dims for n in own[first:]) or many or idle or ranks & windowed(m.einsum):
         return True
     summed = ranks - m.einsum.output.ranks()
     return bool(summed) and not (m.einsum.kind == "mac" and all(part.arch.fanouts[0].reduce) and part.arch.levels[0].skip_first_read)
@@ -495,18 +541,22 @@ def _of_mappings(words: Callable[[Mappings], Words]) -> Callable[[Space], Words]
 
 def _factor_words(own: Mappings) -> Words:
     return {"perfect": ("perfect factors", "imperfect factors"),
-            "imperfect_spatial": ("imperfect spatial factors, as even as can be", "imperfect temporal factors"),
-            "imperfect": ("imperfect factors, spatial ones as even as can be", "uneven spatial factors"),
+            "imperfect_spatial": ("perfect temporal and imperfect spatial factors (as even as can be)",
+                                  "other imperfect factors"),
+            "imperfect": ("imperfect factors (spatial ones as even as can be)", "uneven spatial factors"),
             "all": ("all factors", "")}[own.factors]
 
 
 def _order_words(own: Mappings) -> Words:
-    return "loop orders and bypass", {"all": "", "arrays": "inner levels above outer ones around an unused array",
-                                      "levels": "inner levels above outer ones"}[own.node_order]
+    return "all loop orders and bypasses", {"all": "", "levels": "inner levels above outer ones",
+                                            "arrays": "inner levels above outer ones around an unused array"}[own.node_order]
 
 
 def _dataflow_words(own: Mappings) -> Words:
-    return _said(True, "all dataflows") if own.dataflow == "free" else (f"{own.dataflow.replace('_', '-')} dataflow", "other dataflows")
+    if own.dataflow == "free":
+        return "all dataflows", ""
+    named = own.dataflow.replace("_", "-") if own.dataflow in DATAFLOWS else f"{own.dataflow}'s"
+    return f"{named} dataflow", "other dataflows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,78 +572,175 @@ class Feature:
     leaves_out: Callable[[Space, Scheduled], bool]
 
 
-def _pipeline_words(space: Space) -> Words:
-    return (f"pipelines of up to {space.pipelined} einsums, each on a rectangle of nodes", "") if space.pipelined > 1 else ("", "pipelines")
-
-
 def _loop_words(space: Space) -> Words:
-    if max(space.fused, space.pipelined) == 1:
-        return "", ""
-    most = max(space.shared_loops, 1 if space.pipelined > 1 else 0)
-    return f"{most or 'no'} shared loop{'s' * (most != 1)}", "more shared loops"
+    """Stages of a pipeline share one loop at most."""
+    most = max(space.shared_loops, int(space.pipelined > 1))
+    return ("", "") if _unfused(space) else (f"{most} shared loop{'s' * (most != 1)}", "more shared loops")
 
 
 def _retained_words(space: Space) -> Words:
     if not space.retained:
         return "", "retention"
-    return f"retention of {len(space.retained)} tensors at {' or '.join(space.levels)}", "retention of others"
+    several = "s" * (len(space.retained) > 1)
+    kept = f"retention of {len(space.retained)} tensor{several} at {' or '.join(space.levels)}"
+    return kept, "retention of other tensors"
 
 
 def _tile_words(space: Space) -> Words:
     if space.pipelined == 1:
         return "", ""
-    some = " or ".join(map(str, space.tiles))
-    return f"{some or 'any number of'} pipeline tiles", "other numbers of pipeline tiles" if some else ""
+    some = " or ".join(map(str, space.tiles)) or "any number of"
+    return f"{some} pipeline tile{'s' * (space.tiles != (1,))}", "other numbers of pipeline tiles" if space.tiles else ""
 
 
 def _weight_words(space: Space) -> Words:
-    pinned = space.weights == "pinned"
-    loaded = "weights per pipeline tile" if space.pipelined > 1 else "weights loaded by each einsum"
-    return ("weights pinned before the run", loaded) if pinned else (loaded, "weights pinned")
+    loaded = "weights per pipeline tile" if space.pipelined > 1 else ""
+    return ("weights pinned before the run", loaded) if space.weights == "pinned" else (loaded, "weights pinned before the run")
 
 
-def _absent(space: Space) -> bool:
+def _node_words(space: Space) -> Words:
+    loops = f" in {space.node_loops} loops" if space.node_loops else ""
+    return (f"up to {space.node_ranks} ranks over nodes{loops}", "others over nodes") if space.node_ranks else ("", "")
+
+
+def _order_of_einsums(space: Space) -> Words:
+    return {"any": ("", ""), "given": ("", "other orders of einsums"), "some": ("some orders of einsums", "all of them")}[space.order]
+
+
+def _unfused(space: Space) -> bool:
     """No einsums together."""
     return space.fused == space.pipelined == 1
 
 
 WITHIN = (  # an einsum
     Feature("imperfect factors", ("for", "spatial", "Loop.tile"), _of_mappings(_factor_words), _factors),
-    Feature("dataflows", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _each(_dataflow)),
+    Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _each(_dataflow)),
     Feature("order of storage nodes", ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
             _of_mappings(_order_words), _each(_node_order)),
     Feature("loops of one trip", ("Loop.tile",), _of_mappings(lambda own: _said(own.one_trip, "loops of one trip")), _each(_one_trip)),
     Feature("strided ranks cut twice", ("Loop.tile",),
             _of_mappings(lambda own: _said(own.cut_twice, "strided ranks cut twice between fetches", own.cut_twice)), _each(_cut_twice)),
     Feature("layouts", ("layout", "Laid.level", "Laid.tensor", "Laid.text", "Mapping.layouts"),
-            _of_mappings(lambda own: _said(own.layouts == "all", "layouts", own.layouts == "alike")), _each(_layouts)),
+            _of_mappings(lambda own: _said(own.layouts == "all", "all layouts", own.layouts == "alike")), _each(_layouts)),
     Feature("share of buffers", ("share", "Shared.level", "Shared.tensor", "Shared.dims", "Mapping.shares"),
             _of_mappings(lambda own: _said(own.shares, "tiles shared out among PEs")), _each(_shares)),
-    Feature("schedules that are no nest", ("Mapping.outside",), _of_mappings(lambda own: _said(own == EVERY, "schedules that are no nest")),
-            _each(_no_nest)),
+    Feature("mappings that are no nest", ("Mapping.outside",),
+            _of_mappings(lambda own: _said(own == EVERY, "mappings that are no nest")), _each(_no_nest)),
 )
 BETWEEN = (  # einsums
     Feature("weights", ("weights", "Schedule.weights"), _weight_words, _weights),
     Feature("hold of weights", ("hold", "Branch.held"), lambda s: _said(s.hold, "weights once (hold)", s.pipelined == 1), _hold),
     Feature("fills ahead", ("fills", "Schedule.ahead"), lambda s: _said(s.ahead, "fills ahead"), _ahead),
     Feature("order of einsums", ("segment", "einsum", "Branch.einsum", "Branch.mapping", "Schedule.segments"),
-            lambda s: _said(s.order == "any", "other orders of einsums", s.order == "any"), _order),
+            _order_of_einsums, _order),
     Feature("fusion", ("Segment.branches",),
-            lambda s: (f"fusion of up to {s.fused} einsums", "") if s.fused > 1 else ("", "fusion"), _fusion),
-    Feature("pipelines", ("Branch.region", "Lanes.dim", "Lanes.first", "Lanes.size"), _pipeline_words, _pipelines),
+            lambda s: _said(s.fused > 1, f"fusion of up to {s.fused} einsums" if s.fused > 1 else "fusion"), _fusion),
+    Feature("pipelines", ("Branch.region", "Lanes.dim", "Lanes.first", "Lanes.size"),
+            lambda s: _said(s.pipelined > 1, f"pipelines of up to {s.pipelined} einsums on rectangles of nodes" if s.pipelined > 1
+                            else "pipelines"), _pipelines),
     Feature("shared loops over summed ranks", ("Segment.nodes",),
-            lambda s: _said(s.summed, "shared loops over summed ranks", _absent(s)), _summed),
-    Feature("shared loops over windows", ("Segment.nodes",), lambda s: _said(s.windows, "shared loops over windows", _absent(s)), _windows),
+            lambda s: _said(s.summed, "shared loops over summed ranks", _unfused(s)), _summed),
+    Feature("shared loops over windows", ("Segment.nodes",), lambda s: _said(s.windows, "shared loops over windows", _unfused(s)), _windows),
     Feature("shared loops", ("Segment.nodes", "Branch.ranks", "Mapping.fork"), _loop_words, _shared_loops),
     Feature("shared reads", ("Segment.nodes",),
-            lambda s: _said(s.shared_reads, "reads shared by einsums", _absent(s)), _shared_reads),
-    Feature("depths of tensors", ("Segment.nodes",), lambda s: _said(s.depths, "tensors at other depths", _absent(s)), _depths),
+            lambda s: _said(s.shared_reads, "reads shared by einsums", _unfused(s)), _shared_reads),
+    Feature("padding", ("Segment.nodes",), lambda s: _said(s.padded, "padding of what is handed on", _unfused(s)), _padded),
+    Feature("depths of tensors", ("Segment.nodes",), lambda s: _said(s.depths, "tensors at other depths", _unfused(s)), _depths),
     Feature("retention", ("keep", "Keep.level", "Keep.tensor", "Schedule.keeps"), _retained_words, _retention),
     Feature("retention of parts", ("Keep.share", "Keep.then"),
             lambda s: _said(s.parts, "retention of parts", not s.retained), _parts),
     Feature("pipeline tiles", ("Segment.nodes",), _tile_words, _tiles),
     Feature("ranks over nodes", ("Loop.over", "Loop.rank"),
-            lambda s: (f"up to {s.node_ranks} ranks over nodes", "more ranks or windows over nodes") if s.node_ranks else ("", ""), _nodes),
-    Feature("copies between layouts", ("layout",), lambda s: _said(s.copies, "copies between layouts", not s.copies), _copies),
+            _node_words, _nodes),
+    Feature("copies between layouts", ("layout",),
+            lambda s: _said(s.copies, "copies between layouts", all(own.layouts == "alike" for own in s.mappings)), _copies),
+    Feature("other solvers", (), lambda s: (" and ".join(s.beside), ""), lambda space, at: False),
 )
 FEATURES = (*BETWEEN, *WITHIN)
+
+
+SEARCHED, LEFT = "; searched: ", "; not searched: "  # what a certificate says behind its claim
+
+
+@lru_cache(maxsize=1 << 10)
+def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What was searched and what not, in a few words per feature. Of a single einsum nothing is said of others."""
+    whole = space if isinstance(space, Space) else Space((space,))
+    between = () if isinstance(space, Mappings) else BETWEEN[:1] if whole.alone else BETWEEN
+    both = [feature.words(whole) for feature in (*WITHIN, *between)]
+    searched, left = (tuple(filter(None, own)) for own in zip(*both, strict=True))
+    return searched, left
+
+
+def said(space: Space | Mappings) -> str:
+    """As certificates have it behind their claim."""
+    searched, left = words(space)
+    return f"{SEARCHED}{', '.join(searched)}{LEFT}{', '.join(left) or 'nothing'}"
+
+
+def claim(certificate: str) -> str:
+    """What a certificate claims, without the words for what was searched."""
+    return certificate.partition(SEARCHED)[0]
+
+
+def space_words(certificate: str) -> dict[str, list[str]] | None:
+    """The words of a certificate for what was searched and what not; None: it has none."""
+    _, begun, rest = certificate.partition(SEARCHED)
+    searched, ended, left = rest.partition(LEFT)
+    if not begun:
+        return None
+    return {"searched": searched.split(", "), "not_searched": [] if left == "nothing" else left.split(", ")}
+
+
+@lru_cache(maxsize=1)
+def _by_words() -> dict[str, Mappings]:
+    """All searched mappings of a dataflow by name, by their words."""
+    every = [Mappings(f, d, n, False, cut, lay) for f in get_args(Factors) for d in DATAFLOWS for n in get_args(NodeOrder)
+             for cut in (True, False) for lay in get_args(Layouts)]
+    return {said(one): one for one in (*every, EVERY)}
+
+
+def mappings_in(certificate: str) -> Mappings | None:
+    """What a certificate of an einsum says was searched, None: nothing. Raises ValueError where no search has such words."""
+    words_ = certificate[len(claim(certificate)):]
+    if words_ and words_ not in _by_words():
+        raise ValueError(f'certificate: "{words_[2:]}" are the words of no searched space')
+    return _by_words()[words_] if words_ else None
+
+
+def encoded(space: Space | Mappings | None) -> str:
+    """As text that `decoded` reads: JSON of what differs from the default; None: empty."""
+    return json.dumps(_data(space), sort_keys=True, separators=(",", ":")) if space is not None else ""
+
+
+def _data(space: Space | Mappings) -> dict[str, Any]:
+    found = {f.name: getattr(space, f.name) for f in fields(space) if getattr(space, f.name) != f.default}
+    return {name: [_data(own) for own in value] if name == "mappings" else value for name, value in found.items()}
+
+
+@lru_cache(maxsize=1 << 10)
+def decoded(kind: type[T], text: str) -> T | None:
+    """The inverse of `encoded`. Raises ValueError where a text is not exactly what it writes."""
+    try:
+        found = _read(kind, json.loads(text)) if text else None
+    except (TypeError, KeyError, RecursionError) as fault:
+        raise ValueError(f"searched space: {text[:200]}: {fault}") from None
+    if encoded(found) != text or not text.isprintable():
+        raise ValueError(f"searched space: {text[:200]}: is not as it is written")
+    return found
+
+
+def _read(kind: type[Any], data: dict[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    return kind(**{name: _checked(hints[name], value) for name, value in data.items()})
+
+
+def _checked(hint: Any, value: Any) -> Any:
+    """A value of a field, of its type."""
+    if get_origin(hint) is tuple:
+        (own, _), several = get_args(hint), list(value)
+        return tuple(_read(own, one) if own is Mappings else _checked(own, one) for one in several)
+    right = value in get_args(hint) if get_origin(hint) is Literal else type(value) is hint
+    if not right:
+        raise TypeError(f"{value!r} is no {hint}")
+    return value

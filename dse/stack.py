@@ -27,7 +27,7 @@ from dse.dataflow.exhaustive import exhaustive
 from dse.dataflow.lined import Pairs, best_in, lined, pairs
 from dse.dataflow.optimal import floors_on, optimal, optimal_on
 from dse.dataflow.random import random
-from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow, named
+from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.nest import Mapping as Nest
 from dse.reuse.classify import dominance
@@ -38,8 +38,9 @@ from dse.reuse.pipeline import pipelined
 from dse.reuse.published import SAID, published
 from dse.reuse.turns import Cell, Shared
 from dse.reuse.turns import shared as turns
+from dse.searched import Mappings, Space, claim, decoded, encoded, mappings_in, mappings_of, said
 from dse.sim import bounds, transfer
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, einsum_cost, figure, in_turn, silent, space_of
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, einsum_cost, figure, in_turn, silent
 from dse.sim.graph import UNTIMED, evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
@@ -150,7 +151,8 @@ def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent
         first, nest = known[key]
         return replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.renamed(nest, first, e)
 
-    solution = reused(arch, workload, picks.reuse, nests, picks.objective)
+    searched = {encoded(own): own for e in workload.einsums for own in [mappings_of(picks.tiles, arch, _ruled(e, arch))] if picks.mapper == "optimal"}
+    solution = reused(arch, workload, picks.reuse, nests, picks.objective, tuple(searched.values()))
     return solution if isinstance(solution, Infeasible) else [solution]
 
 
@@ -169,12 +171,13 @@ def _or_gogetas(arch: Arch, workload: Workload, picks: Picks, best: Solution) ->
     if picks.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
         return best  # its waits are not counted
     own, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
-    where, floor = f"{space_of(best.certificate)}, and GOGETA's", own / (1 + best.gap_in_space)
+    assert best.space
+    where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.gap_in_space)
     if other >= own:
-        return told(best, best.gap_in_space, where)
+        return told(best, best.gap_in_space, where, workload)
     priced = evaluate(arch, workload, found[0].schedule, picks.objective, reuse=True)
     assert isinstance(priced, Solution)
-    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where)
+    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where, workload)
 
 
 def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Family | Infeasible:
@@ -253,9 +256,9 @@ def _found_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:
     return turns(c, e, solved, floors, picks.share)
 
 
-def space_of_turns(arch: Arch, e: Einsum, picks: Picks) -> str:
-    """Of the mappings of an einsum in turn, in words."""
-    return named(picks.tiles, arch, dataflow(picks.dataflow, e, arch))
+def space_of_turns(arch: Arch, e: Einsum, picks: Picks) -> Mappings:
+    """What is searched of an einsum in turn."""
+    return mappings_of(picks.tiles, arch, dataflow(picks.dataflow, e, arch))
 
 
 def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent, heard: Heard | None = None) -> list[Solution] | Infeasible:
@@ -392,7 +395,9 @@ def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = sile
             solved = evaluate(arch, converted(workload, copies), given, picks.objective)
             if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
                 einsums = tuple(replace(one, gap_in_space=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
-                return replace(solved, einsums=einsums, gap_in_space=known["gap"], certificate=known["said"], schedule=given, conversions=copies)
+                space = decoded(Space, known["space"])
+                text = f"{known['said']}{said(space) if space else ''}"
+                return replace(solved, einsums=einsums, gap_in_space=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
             raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
@@ -401,7 +406,7 @@ def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = sile
         return found
     one = _with_copies(found)
     cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.gap_in_space,
-                                 "said": one.certificate, "gaps": [c.gap_in_space for c in one.einsums]}).encode())
+                                 "said": claim(one.certificate), "space": encoded(one.space), "gaps": [c.gap_in_space for c in one.einsums]}).encode())
     return one
 
 
@@ -415,7 +420,7 @@ def _ruled(e: Einsum, arch: Arch) -> Constraints:
     broadcast and reduced."""
     rank = dominance(e).rank
     sliced = tuple((dim, (rank,)) for f in arch.fanouts if f.outside <= 1 for dim, _ in f.dims) if rank else ()
-    return Constraints(sliced, name="reuse")
+    return Constraints(sliced, name="GOGETA")
 
 
 def _mapper(picks: Picks, more: Constraints = FREE) -> Mapper:
@@ -487,7 +492,8 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
         return summed(arch, groups, picks, costs)
     found = scheduled(arch, workload, picks, tell)
     if isinstance(found, list):
-        cache.keep(path, json.dumps([{"nest": str(c.mapping)} | {key: getattr(c, key) for key in PROOF} for c in found[0].einsums]).encode())
+        cache.keep(path, json.dumps([{"nest": str(c.mapping), "gap_in_space": c.gap_in_space, "space": encoded(c.space), "visited": c.visited}
+                                     for c in found[0].einsums]).encode())
     return found
 
 
@@ -501,12 +507,13 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> 
             found = evaluate(arch, converted(workload, copies), given, picks.objective, reuse=True)
             if isinstance(found, Solution) and arch.described():
                 found = replace(found, schedule=given, conversions=copies)
-            gap, sound = float(known["gap"]), f"{known['space']}{known['certificate']}".isprintable() and known["gap"] >= 0
-            if isinstance(found, Solution) and sound and picks.reuse == "tiles" and known["saved"] < 1:
-                return [told(replace(found, saved=float(known["saved"])), gap, known["space"])]
-            if isinstance(found, Solution) and sound and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
+            space, gap = decoded(Space, known["space"]), float(known["gap"])
+            sound = known["certificate"].isprintable() and gap >= 0
+            if isinstance(found, Solution) and sound and space and picks.reuse == "tiles" and known["saved"] < 1:
+                return [told(replace(found, saved=float(known["saved"])), gap, space, workload)]
+            if isinstance(found, Solution) and sound and space and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
                 rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
-                return [replace(found, gap_in_space=gap, certificate=f"{known['certificate']}", pruned=rows)]
+                return [replace(found, gap_in_space=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)]
             raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
@@ -515,8 +522,8 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> 
         text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
         copied = [asdict(copy) for copy in solved[0].conversions]
         left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
-        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved, "space": space_of(solved[0].certificate),
-                                     "certificate": solved[0].certificate, "pruned": left, "conversions": copied}).encode())
+        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved, "space": encoded(solved[0].space),
+                                     "certificate": claim(solved[0].certificate), "pruned": left, "conversions": copied}).encode())
     return solved
 
 
@@ -557,9 +564,9 @@ def _told(problem: Problem, nest: str, gap_in_space: float, space: str, visited:
     found = einsum_cost(problem, mapping)
     if isinstance(found, Infeasible):
         raise ValueError(str(found))
-    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and f"{space}".isprintable() and visited >= 0):
-        raise ValueError(f"gap_in_space {gap_in_space}, space {space}, visited {visited}")
-    return replace(found, gap_in_space=gap_in_space, space=space, visited=visited)
+    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and visited >= 0):
+        raise ValueError(f"gap_in_space {gap_in_space}, visited {visited}")
+    return replace(found, gap_in_space=gap_in_space, space=decoded(Mappings, space), visited=visited)
 
 
 def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], proofs: Mapping[str, tuple[float, str]] = NO_PROOFS) -> Solution | Infeasible:
@@ -570,8 +577,8 @@ def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str]
         return found if isinstance(found, Infeasible) else found[0]
     plain = schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()})
     priced_anew = evaluate(arch, workload, plain, picks.objective, reuse=picks.reuse != "none")
-    if isinstance(priced_anew, Infeasible) or picks.reuse != "none" or not any(space_of(certificate) for _, certificate in proofs.values()):
+    spaces = {name: (gap, space) for name, (gap, certificate) in proofs.items() if (space := mappings_in(certificate))}
+    if isinstance(priced_anew, Infeasible) or picks.reuse != "none" or not spaces:
         return priced_anew
-    told = [replace(one, gap_in_space=gap, space=space) if (space := space_of(certificate)) else one
-            for one in priced_anew.einsums for gap, certificate in [proofs.get(one.name, (0.0, ""))]]
+    told = [replace(one, gap_in_space=spaces[one.name][0], space=spaces[one.name][1]) if one.name in spaces else one for one in priced_anew.einsums]
     return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), f"mapper {picks.mapper}")

@@ -26,7 +26,8 @@ from dse.layout.address import Layout, row_major
 from dse.layout.text import parse, show
 from dse.nest import Infeasible, Laid, Mapping
 from dse.schedule import Branch, Schedule, Segment, renamed
-from dse.sim.evaluate import EinsumCost, Solution, above, certified, figure
+from dse.searched import Space, encoded
+from dse.sim.evaluate import ANY_MAPPING, PRECISE, UNFUSED, EinsumCost, Solution, above, certified, figure, in_space
 from dse.sim.graph import evaluate
 from dse.sim.transfer import dim_names
 from hw.arch import Arch
@@ -308,12 +309,20 @@ class Layouts:
         floor = sum(n * one for n, one in runs) if self.objective != "edp" else sum(n * one**0.5 for n, one in runs) ** 2
         to_bound = found.gap_to_bound
         gap = min(above(figure(self.objective, found.energy_pj, found.latency_cycles), floor), to_bound)
+        gap = gap if gap > PRECISE else 0.0
         status = ("capped: readers of one tensor share a copy" if self.capped else
                   "exact over its labels" if least >= value else f"at most {100 * (value / least - 1):.3g} % above the least of its labels")
-        said = f"layouts {pick} ({status}); {len(conversions)} conversions; at most {100 * gap:.3g} % above any mappings in any layouts"
+        said = f"layouts {pick} ({status}); {len(conversions)} conversions; {in_space(gap)}"
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
-        solution = replace(found, einsums=einsums, gap_in_space=gap, certificate=certified(said, to_bound))
+        space = self.space()
+        certificate = certified(said, to_bound, ANY_MAPPING if space.alone else UNFUSED, space)
+        solution = replace(found, einsums=einsums, gap_in_space=gap, certificate=certificate, space=space)
         return Assigned(whole, solution, schedule, conversions, value, floor)
+
+    def space(self) -> Space:
+        """Of all mappings in all layouts no choice costs less than the floors, whatever copies cost."""
+        own = {encoded(one.space): replace(one.space, layouts="all") for one in self.solved.values() if one.floor > 0}
+        return Space(tuple(own[key] for key in sorted(own)), copies=True, alone=len(self.workload.einsums) == 1)
 
     def _proven(self, one: EinsumCost, floor: float) -> EinsumCost:
         return replace(one, gap_in_space=min(one.gap_to_bound, above(figure(self.objective, one.energy_pj, one.latency_cycles), floor)))

@@ -12,8 +12,9 @@ from math import inf
 
 from dse.dataflow.optimal import none_fits
 from dse.dataflow.search import BUDGET, search, taken
-from dse.dataflow.space import FREE, Constraints, Tiles, named
+from dse.dataflow.space import FREE, Constraints, Tiles
 from dse.nest import Infeasible, Mapping
+from dse.searched import Mappings, mappings_of, said
 from dse.sim.cost import held_bits
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
@@ -64,7 +65,7 @@ def front(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
     if not found:
         return none_fits(problem, constraints)
     members = tuple(sorted(_undominated(found), key=lambda one: (one.cost.energy_pj, one.cost.latency_cycles, one.bits)))
-    return Front(members, level.name, _said(arch, named(tiles, arch, constraints), proven, searches >= SEARCHES))
+    return Front(members, level.name, _said(arch, mappings_of(tiles, arch, constraints), proven, searches >= SEARCHES))
 
 
 def _smaller(arch: Arch, level: Level, bits: float) -> Arch:
@@ -84,9 +85,10 @@ def _undominated(members: Sequence[Member]) -> list[Member]:
             if not any(all(a <= b for a, b in zip(other, own, strict=True)) and (other != own or j < i) for j, other in enumerate(figures))]
 
 
-def _said(arch: Arch, space: str, proven: bool, cut: bool) -> str:
+def _said(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:
     if cut:
         return f"cut after {SEARCHES} searches: others may be missing"
     if not proven:
         return "not proven: searches ended their budget"
-    return f"all of {space}" + ("" if arch.overlap == "free" else ", by cycles without waits for fills: of mappings that wait differently some may be missing")
+    missing = ", by cycles without waits for fills: of mappings that wait differently some may be missing"
+    return f"all of the searched space{'' if arch.overlap == 'free' else missing}{said(space)}"

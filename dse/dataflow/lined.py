@@ -16,10 +16,11 @@ from math import inf, log, prod
 from dse.assign.templates import layouts
 from dse.dataflow.optimal import optimal, partly_named, rank
 from dse.dataflow.search import Spread, search, taken
-from dse.dataflow.space import FREE, Constraints, Tiles, named
+from dse.dataflow.space import FREE, Constraints, Tiles
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.nest import Infeasible, Laid, Mapping, holdable
+from dse.searched import Mappings, mappings_of
 from dse.sim import cost, transfer
 from dse.sim.boundary import counted, held, joined, nest_in_time, ways
 from dse.sim.cost import overflow
@@ -148,14 +149,14 @@ class Pairs:
     costs: tuple[EinsumCost, ...]
     floor: float
     visited: int
-    space: str
+    space: Mappings
 
 
 def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float, shared: frozenset[str]) -> Pairs | Infeasible:
     """As `lined`, all that was priced."""
     e, arch = problem.einsum, problem.arch
     known: dict[Mapping, tuple[Felt, EinsumCost]] = {}
-    floor, visited, space = 0.0, 0, named(tiles, arch, constraints)
+    floor, visited, space = 0.0, 0, mappings_of(tiles, arch, constraints)
     apart = spread(e, arch, shared)
 
     def gap() -> float:
@@ -227,9 +228,9 @@ def laid(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
                                           if layout != row_major(layout.names, layout.shape)))
 
 
-def certified(one: EinsumCost, objective: str, floor: float, visited: int, space: str) -> EinsumCost:
+def certified(one: EinsumCost, objective: str, floor: float, visited: int, space: Mappings | None) -> EinsumCost:
     gap = min(one.gap_to_bound, above(figure(objective, one.energy_pj, one.latency_cycles), floor))
-    return replace(one, gap_in_space=0.0 if gap <= PRECISE else gap, space=f"{space} and all layouts" if floor > 0 and space else "", visited=visited)
+    return replace(one, gap_in_space=0.0 if gap <= PRECISE else gap, space=replace(space, layouts="all") if floor > 0 and space else None, visited=visited)
 
 
 def spread(e: Einsum, arch: Arch, shared: frozenset[str]) -> dict[str, Spread]:

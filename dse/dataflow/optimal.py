@@ -15,8 +15,9 @@ from dse.dataflow.improve import improved
 from dse.dataflow.ragged import solved
 from dse.dataflow.ragged_program import uncovered
 from dse.dataflow.search import BUDGET, CLOSER, NONE, Found, alike, search, search_on, taken
-from dse.dataflow.space import FREE, Constraints, Tiles, least, named
+from dse.dataflow.space import FREE, Constraints, Tiles, least
 from dse.nest import Infeasible, Loop, Mapping, Store
+from dse.searched import EVERY, Mappings, mappings_of
 from dse.sim import cost
 from dse.sim.counts import count, footprints
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, above, figure, lower_bound, priced, priced_alone
@@ -78,7 +79,7 @@ def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints
         elif one.mapping and one.floor > 0:
             of.setdefault(one.mapping, []).append(j)
     e, arch = problems[0].einsum, problems[0].arch
-    space = named(tiles, arch, constraints)
+    space = mappings_of(tiles, arch, constraints)
     for mapping, own in of.items():
         if not _fits(problems[0], mapping, constraints):
             continue
@@ -101,7 +102,7 @@ def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints
 
 def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
     """What a search found, as an answer."""
-    e, arch, space = problem.einsum, problem.arch, named(tiles, problem.arch, constraints)
+    e, arch, space = problem.einsum, problem.arch, mappings_of(tiles, problem.arch, constraints)
     if found.mapping and partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
         found = replace(found, floor=0.0)
     if found.floor == inf:
@@ -116,7 +117,7 @@ def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constra
     if not fits:
         return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else none_fits(problem, constraints)
     best = min((priced_alone(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: rank(problem, one))
-    return [_told(problem, best, found.floor, found.visited, "every space" if best.gap_to_bound <= PRECISE else space)]
+    return [_told(problem, best, found.floor, found.visited, EVERY if best.gap_to_bound <= PRECISE else space)]
 
 
 def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
@@ -135,7 +136,7 @@ def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float
         best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: rank(problem, one))
         if isinstance(exact, list) and exact[0].space:
             return [replace(best, gap_in_space=0.0, space=exact[0].space, visited=exact[0].visited)]
-    return [_told(problem, best, 0.0, even[0].visited, "every space")]
+    return [_told(problem, best, 0.0, even[0].visited, EVERY)]
 
 
 def _rounded(e: Einsum, multiple: int) -> Einsum:
@@ -175,13 +176,13 @@ def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constr
         floor, visited = max(floor, closer.floor), visited + closer.visited
         others = [priced_alone(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
         best = min([best, *others], key=lambda one: rank(problem, one))
-    return _told(problem, best, floor, visited, named(tiles, problem.arch, constraints))
+    return _told(problem, best, floor, visited, mappings_of(tiles, problem.arch, constraints))
 
 
-def _told(problem: Problem, one: EinsumCost, floor: float, visited: int, space: str) -> EinsumCost:
+def _told(problem: Problem, one: EinsumCost, floor: float, visited: int, space: Mappings) -> EinsumCost:
     gap = min(one.gap_to_bound, above(rank(problem, one)[0], floor))
     proven = gap <= PRECISE
-    return replace(one, gap_in_space=0.0 if proven else gap, space=space if proven or floor > 0 else "", visited=visited)
+    return replace(one, gap_in_space=0.0 if proven else gap, space=space if proven or floor > 0 else None, visited=visited)
 
 
 def partly_named(constraints: Constraints, arch: Arch) -> bool:

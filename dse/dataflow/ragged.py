@@ -28,6 +28,7 @@ from dse.dataflow.search_kernels import below
 from dse.dataflow.space import FREE, least
 from dse.dataflow.steps import programs
 from dse.nest import Infeasible
+from dse.searched import mappings_of
 from dse.sim import cost
 from dse.sim.counts import footprints
 from dse.sim.evaluate import EinsumCost, Problem, priced_alone
@@ -43,8 +44,7 @@ TRIED = 5_000_000  # vectors visited one by one for a latency, before vectors th
 WEIGHT = 1.6180339887  # sum of v_i * WEIGHT^i is the key by which rows with equal numbers v form a block
 QUICK = 1_000_000  # vectors for a first mapping of a program
 # A chain has one tile per gap, and steps.py moves loops from one gap to the next. Where strides leave holes, two loops in a row may pay: tiles of 4, then of 3
-# cut 7 into 3, 1, 3, one loop into 3, 3, 1, and what lies between two tiles is not fetched. Such nests are left out.
-ONCE = "strided ranks cut once between fetches"
+# cut 7 into 3, 1, 3, one loop into 3, 3, 1, and what lies between two tiles is not fetched. Such nests are left out (`Mappings.cut_twice`).
 
 
 def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[EinsumCost] | Infeasible:
@@ -72,9 +72,11 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
     mapping = nest(e, *answer)
     one = priced_alone(problem, mapping)
     held = [set(level.holds) for v, level in enumerate(problem.arch.levels) if v or level.capacity_bits is not None]
-    order = ", levels in order" if any(holds & other for holds, other in combinations(held, 2)) else ""  # those that share no tensor stand in any order
-    once = f", {ONCE}" if any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms) else ""
-    return [replace(one, gap_in_space=0.0, space=f"ragged tiles, even lanes{order}{once}", visited=visited) if proven and problem.arch.overlap == "free"
+    strided = any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms)
+    space = replace(mappings_of("ragged", problem.arch), cut_twice=not strided)
+    if any(holds & other for holds, other in combinations(held, 2)):  # levels that share no tensor stand in any order
+        space = replace(space, node_order="levels")
+    return [replace(one, gap_in_space=0.0, space=space, visited=visited) if proven and problem.arch.overlap == "free"
             else replace(one, visited=visited)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations, product
-from typing import Literal, get_args
+from typing import Literal
 
 from dse.nest import Loop, Mapping, Store, holdable
 from hw.arch import Arch, Fanout
@@ -212,20 +212,6 @@ def row_stationary_loops(e: Einsum, f: Fanout) -> tuple[tuple[Loop, ...], tuple[
 
 Placement = tuple[tuple[int, ...], ...]  # per level the numbers of the tensors that it holds, in the order of their nodes
 Tiles = Literal["ragged_lanes", "perfect", "ragged"]
-
-
-def named(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> str:
-    """A searched space in words.
-
-    Even lanes: n elements over f lanes leave tiles of n / f, rounded up, and no larger ones. Levels of a tensor stand in order, of different tensors in any
-    order; around an array also where it stands idle, unless the level outside is the first and unbounded, whose nodes may as well stand above all loops.
-    Loops have two trips or more: one of one trip would keep the node above from sinking, which may pay where a window that slides is held twice.
-    """
-    bounded = [v for v, level in enumerate(arch.levels) if v or level.capacity_bits is not None]
-    parted = any(v < f.outside <= inner for f in arch.fanouts for v in bounded for inner in bounded)
-    words = {"perfect": "perfect tiles", "ragged_lanes": "ragged lanes, even ones", "ragged": "ragged tiles, even lanes"}[tiles]
-    ruled = "" if c == FREE else f", {c.name}" if c.name in get_args(Dataflow) else f", under {c.name}"
-    return f"{words}{', levels in order around idle arrays' if parted else ''}{ruled}"
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from dse.nest import Infeasible
 from dse.reuse.fused import told
 from dse.schedule import Schedule, in_turn, renamed
+from dse.searched import Space
 from dse.sim import boundary
 from dse.sim.boundary import ALONE
 from dse.sim.bounds import floor, needs, rates
 from dse.sim.cost import Price, ports, taken, together
-from dse.sim.evaluate import PRECISE, EinsumCost, Solution, Violated, above, space_of
+from dse.sim.evaluate import PRECISE, EinsumCost, Solution, Violated, above
 from dse.sim.graph import evaluate, least, with_room
 from dse.sim.parts import action_pj, op_pj
 from dse.sim.placed import Placed
@@ -113,7 +114,7 @@ class Family:
     times: Floats
     bounds: Floats
     ops: list[float]
-    where: str = ""
+    where: Space = Space()
     asked: list[Question] = field(default_factory=list)
     known: list[Known] = field(default_factory=list)
     anchors: list[Anchor] = field(default_factory=list)
@@ -190,7 +191,7 @@ def _solved(f: Family, machine: int, asked: Question, fused: Solve, turns: Solve
         known, runs_pj = _priced(f, twin, found.schedule or in_turn(f.workload, {c.name: c.mapping for c in found.einsums}), found)
         f.known.append(known)
         if solve is fused:
-            f.where = f.where or space_of(found.certificate)
+            f.where = f.where if f.anchors else found.space or f.where
             value = found.latency_cycles if only else found.energy_pj
             f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.gap_in_space)))
         else:
@@ -325,7 +326,7 @@ def priced_on(f: Family, machine: int) -> Solution:
     found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, segments=segments,
                     gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns if turns else 0.0)
     gap = above(total, float(f.floors[machine]))
-    return told(found, gap if gap > 2 * PRECISE else 0.0, f.where)  # bounds are rounded down by PRECISE
+    return told(found, gap if gap > 2 * PRECISE else 0.0, f.where, f.workload)  # bounds are rounded down by PRECISE
 
 
 def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64]], cycles: float) -> float:

@@ -26,12 +26,13 @@ from dse.dataflow.space import Constraints, Tiles
 from dse.join import Choice, Table, join, table
 from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.nests import Nest, Nests, Place, alone, kept_around, kept_nest, own_bits
-from dse.reuse.trips import Members, segments
+from dse.reuse.trips import MOST_MEMBERS, Members, segments
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
+from dse.searched import Space, encoded, mappings_of
 from dse.sim import placed
 from dse.sim.counts import held_elems
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Solution, Tell, above, certified, einsum_cost, figure, percent, silent
-from dse.sim.graph import evaluate
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Solution, Tell, above, certified, einsum_cost, figure, in_space, silent
+from dse.sim.graph import any_schedule, evaluate
 from dse.sim.parts import bits_of
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
@@ -80,7 +81,7 @@ class Alive:
 
 @dataclass(slots=True)
 class Graph:
-    """The labels of a workload on a machine. levels: that tensors are kept at, or handed on at; left_out: tensors that fit, but live beside too many others."""
+    """The labels of a workload on a machine. levels: that tensors are kept at, or handed on at; alive: tensors that fit there, and live beside few others."""
 
     arch: Arch
     workload: Workload
@@ -90,7 +91,6 @@ class Graph:
     made: dict[str, int]
     members: list[Members]
     alive: list[Alive]
-    left_out: int
     layouts: Layouts | None = None
     options: dict[tuple[object, ...], list[tuple[float, float, list[Option]]]] = field(default_factory=dict)
     singles: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)
@@ -151,7 +151,7 @@ def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, co
     value = figure(objective, least.energy_pj, least.latency_cycles)
     gap = above(value, floor)
     turns = _in_turn(g)
-    return told(replace(least, saved=1 - value / turns if turns else 0.0), gap if gap > PRECISE else 0.0, space(g))
+    return told(replace(least, saved=1 - value / turns if turns else 0.0), gap if gap > PRECISE else 0.0, space(g), workload)
 
 
 def _best(g: Graph, objective: Objective, tell: Tell = silent) -> tuple[list[Solution], float, Graph] | Infeasible:
@@ -201,12 +201,12 @@ def copied(plan: Schedule, before: Workload, workload: Workload, nests: dict[str
     return replace(plan, segments=tuple(segments))
 
 
-def told(found: Solution, gap: float, where: str) -> Solution:
+def told(found: Solution, gap: float, where: Space, workload: Workload) -> Solution:
     """With its certificate: where is the space that the gap is of."""
     gap = min(gap, found.gap_to_bound)
-    text = f"optimal in {where}" if gap == 0 else f"at most {percent(gap)} above the optimum in {where}"
     said = found.certificate.partition("not proven")[0] if found.schedule else ""
-    return replace(found, gap_in_space=gap, certificate=said + certified(text, found.gap_to_bound))
+    text = certified(in_space(gap), found.gap_to_bound, any_schedule(workload), where)
+    return replace(found, gap_in_space=gap, certificate=said + text, space=where)
 
 
 def _in_turn(g: Graph) -> float:
@@ -216,15 +216,15 @@ def _in_turn(g: Graph) -> float:
     return figure(g.objective, energy, latency) if all(own) else inf
 
 
-def space(g: Graph) -> str:
-    """In words."""
+def space(g: Graph) -> Space:
+    """What the labels, the plans of segments and the mapper's answers are chosen from."""
+    rules = [mappings_of(g.nests.tiles, g.arch, g.nests.constraints(e)) for e in g.workload.einsums]
+    own = {encoded(one): one for one in (replace(one, layouts="all") if g.layouts else one for one in rules)}
+    mappings = tuple(own[key] for key in sorted(own))
     if not g.levels:
-        return "schedules of einsums in turn (no level outside of all lanes holds what is made and read)"
-    longest = max((m.last - m.first + 1 for m in g.members), default=1)
-    kept = f"{len(g.alive)} of {len(g.alive) + g.left_out}" if g.left_out else f"{len(g.alive)}"
-    felt = ", all layouts (row-major in segments)" if g.layouts else ""
-    return (f"schedules in the order of the workload: segments of up to {longest} einsums under one shared loop (tiles divide, a rank of every result, "
-            f"{len(g.members)} segments), {kept} tensors kept whole at {' or '.join(level.name for level in g.levels)}{felt}")
+        return Space(mappings)
+    return Space(mappings, "given", fused=MOST_MEMBERS, shared_loops=1, held=MOST_HELD, levels=tuple(level.name for level in g.levels),
+                 retained=tuple(one.tensor for one in g.alive), copies=bool(g.layouts))
 
 
 def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None) -> Graph:
@@ -238,11 +238,10 @@ def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests, la
             readers.setdefault(t, []).append(i)
     alive = [one for t, own in readers.items() for one in [_alive(t, [made[t], *own], arch, workload, made)]
              if any(one.bits <= (level.capacity_bits or inf) for level in levels) and all(times[i] == 1 for i in (made[t], *own))]
-    many = len(alive)
     for i in range(len(workload.einsums)):
         while len(here := [one for one in alive if one.first <= i <= one.last]) > MOST_ALIVE:
             alive.remove(max(here, key=lambda one: (one.last - one.first, one.bits, one.tensor)))
-    return Graph(arch, workload, objective, nests, levels, made, segments(workload) if levels else [], alive, many - len(alive), layouts)
+    return Graph(arch, workload, objective, nests, levels, made, segments(workload) if levels else [], alive, layouts)
 
 
 def _alive(t: str, users: Sequence[int], arch: Arch, workload: Workload, made: dict[str, int]) -> Alive:

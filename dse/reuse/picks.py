@@ -19,6 +19,7 @@ from dse.reuse.residency import policy
 from dse.reuse.rooms import Gaps, Rooms
 from dse.reuse.traffic import pipelines, searched_order
 from dse.schedule import Schedule
+from dse.searched import Mappings, Space, said
 from dse.sim.evaluate import Memory, Solution, Violated
 from dse.sim.graph import evaluate
 from hw.arch import Arch
@@ -61,8 +62,11 @@ CONFIGURATIONS = {
 }
 
 
-def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: str) -> Solution | Infeasible:
-    """The schedule of a configuration, priced. Raises WorkloadError where there is no room to speak of, or the loop is not written out."""
+def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: str, mappings: tuple[Mappings, ...]) -> Solution | Infeasible:
+    """The schedule of a configuration, priced. mappings: what is searched for its nests.
+
+    Raises WorkloadError where there is no room to speak of, or the loop is not written out.
+    """
     if len(arch.levels) < 2 or not arch.levels[1].capacity_bits:
         raise WorkloadError(f"{arch.name}: solver.reuse = {name} needs a bounded memory below main memory; give its second memory a capacity")
     if arch.felt():
@@ -93,7 +97,16 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule)
     least = f"{'most' if best.proven else 'almost most'} words of main memory saved for these segments and mappings, by a linear program"
     by = least if given.keeper is None else f"{name}, a policy"
-    return replace(solution, memory=memory, certificate=f"reuse {name}: {by}; {solution.certificate}")
+    space = _space(arch, found, best, given, mappings)
+    return replace(solution, memory=memory, certificate=f"reuse {name}: {by}; {solution.certificate}{said(space)}", space=space)
+
+
+def _space(arch: Arch, found: Sequence[_Tried], best: _Tried, given: Configuration, mappings: tuple[Mappings, ...]) -> Space:
+    """What the schedules that were tried may have; nothing is claimed of it but the bound."""
+    fused = max(len(segment.branches) for one in found for segment in one.schedule.segments)
+    retained = () if given.keeper is room.nothing else tuple(life.tensor for life in best.rooms.lives)
+    return Space(mappings, "some" if len(given.families) > 1 else "given", fused=fused, shared_loops=int(fused > 1), summed=fused > 1,
+                 levels=(arch.levels[1].name,), retained=retained, parts=bool(retained))
 
 
 @dataclass(frozen=True, slots=True)

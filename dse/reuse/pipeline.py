@@ -20,7 +20,7 @@ from dse.dataflow.optimal import optimal
 from dse.nest import Infeasible, Loop
 from dse.reuse import whole as wholly
 from dse.reuse.floors import least
-from dse.reuse.published import MOST, divisors, options
+from dse.reuse.published import MOST, options
 from dse.reuse.segments import (
     GRANULES,
     MOST_STAGES,
@@ -41,13 +41,16 @@ from dse.reuse.segments import (
     price_of,
     ranges_of,
     solved_alone,
+    space,
     value,
     written,
 )
 from dse.reuse.shares import Ways, by_nodes, time_of, together, ways
 from dse.reuse.stages import Around, Nodes, Stage, kept_bits, own_nest, whole
 from dse.schedule import Branch, Lanes, Segment
-from dse.sim.evaluate import PRECISE, Problem, Solution, Violated, above, certified, figure, percent
+from dse.searched import Space, mappings_of
+from dse.sim.evaluate import PRECISE, Problem, Solution, Violated, above, certified, figure, in_space
+from dse.sim.graph import any_schedule
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -75,7 +78,7 @@ LITTLE = 0.03  # of the energy of a part: where faster nests save no more they a
 FINAL = 2  # parts of an einsum that are searched for longer
 ALONE, LITTLE_WORK = 12_000, 2**16  # nodes that the mapper without reuse may place; operations of an einsum up to which it is asked
 FEW, ALIKE = 16, 4  # parts of an einsum that runs alone; of those that cut the same ranks
-ON_NODES = "a rectangle of nodes that share two ranks out at most, tiles that divide inside of them"
+BESIDE = "KAPLA's schedules", "unfused mappings of small einsums"  # `_others`
 
 
 def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed", spatial: bool = True,
@@ -84,15 +87,17 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     ValueError where a machine has no nodes for stages."""
     check(arch, "pipelines")
     g = Found(arch, workload, objective, weights, Nodes(arch), steady)
-    ranges = [r for r in ranges_of(g) if (temporal or not r.tile) and fits(g, r)] if spatial else []
-    first, made, _ = options(g, [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else [])
+    every, one_granule = (), (1,)
+    most, published = (MOST_STAGES, MOST) if spatial else (1, 1)
+    granules = one_granule if not temporal else every if wholly.small(g) else GRANULES
+    ranges = [r for r in ranges_of(g, most, granules) if fits(g, r)]
+    first, made, _ = options(g, ranges_of(g, published, every if temporal else one_granule))
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
     theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
     made = dict(theirs)
     plain = objective == "energy" and weights == "streamed" and steady == inf  # energy alone is asked for, and segments add up
     if wholly.small(g):
-        ranges = [r for r in ranges_of(g, finer=divisors) if (temporal or not r.tile) and fits(g, r)] if spatial else []
-        return _whole(g, ranges, first, theirs, space_of(spatial, temporal, "a rectangle of nodes", "one loop in time shared", wholly.INSIDE))
+        return _whole(g, ranges, first, theirs, replace(space(g, most, granules, wholly.INSIDE), node_loops=wholly.NODE_LOOPS, waste=0.0, beside=BESIDE))
     floors, before = _floors(g, ranges), g.nodes.searches
     low = _chains([energy for energy, _ in floors[0]], {r: energy for r, (energy, _) in floors[1].items()})
     through = {r: low[0][r.first] + energy + low[1][r.last + 1] for r, (energy, _) in floors[1].items()}
@@ -114,15 +119,9 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
                 made[r] = once(g, r, partial(_finished, g, r, one, alone[r.first:r.last + 1])) or one
         solution = chosen(g, alone, made)
     tried = f"{len(ranges) - g.undone} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, {g.left} of {g.looked} stages left, {g.evaluated} priced"
-    space = space_of(spatial, temporal, ON_NODES, "one loop in time shared, in 8 or 64 granules")
+    searched = replace(space(g, most, granules, mappings_of("perfect", arch)), beside=BESIDE)
     bounded = isinstance(solution, Solution) and _bounded(g, solution)
-    return _told(g, solution, _others(g, alone, made, first, theirs), _least(g, floors), space, tried, bounded)
-
-
-def space_of(spatial: bool, temporal: bool, nodes: str, loop: str, rest: str = "") -> str:
-    """What is searched, in words: nodes of an einsum, the loop in time that a segment may share."""
-    several = f"segments of at most {MOST_STAGES} einsums in the order of the workload"
-    return f"{several if spatial else 'einsums in turn'}, each on {nodes}" + f", {loop if temporal else 'in one granule'}" * spatial + rest
+    return _told(g, solution, _others(g, alone, made, first, theirs), _least(g, floors), searched, tried, bounded)
 
 
 def _others(g: Found, alone: Sequence[Option | None], made: dict[Range, Option], first: Sequence[Option | None],
@@ -145,8 +144,8 @@ def _mapped(g: Found, e: Einsum) -> Option | None:
     return price_of(g, (e,), Segment((Branch(e.name, nest),)))
 
 
-def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], theirs: dict[Range, Option], space: str) -> Solution | Infeasible:
-    """The best schedule of a small workload. first, theirs: einsums alone and segments of the published solver; space: what is searched."""
+def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], theirs: dict[Range, Option], searched: Space) -> Solution | Infeasible:
+    """The best schedule of a small workload. first, theirs: einsums alone and segments of the published solver."""
     made = dict(theirs)
     known, g.alone, g.solved = wholly.Known(g), {}, {}
     alone = solved_alone(g, lambda _, e: wholly.alone(known, e))
@@ -155,7 +154,7 @@ def _whole(g: Found, ranges: Sequence[Range], first: Sequence[Option | None], th
             made[r] = option
     found = chosen(g, alone, made)
     floor = _cheapest_chain(g, alone, made) if g.objective != "edp" else _least(g, _floors(g, ranges))
-    return _told(g, found, _others(g, alone, made, first, theirs), floor, space, f"{len(ranges)} segments, {g.evaluated} priced")
+    return _told(g, found, _others(g, alone, made, first, theirs), floor, searched, f"{len(ranges)} segments, {g.evaluated} priced")
 
 
 def _cheapest_chain(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) -> float:
@@ -468,7 +467,7 @@ def _bounded(g: Found, solution: Solution) -> bool:
     return True
 
 
-def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], least: float, space: str, tried: str,
+def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], least: float, searched: Space, tried: str,
           bounded: bool = True) -> Solution | Infeasible:
     """The best of what a search found and of others, and how far it may lie above what is best in the space. bounded: whether what was found is of it."""
     def cost(one: Solution) -> float:
@@ -483,7 +482,6 @@ def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], le
     gap = gap if gap > PRECISE else 0.0
     said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     inside = best is found and cost(best) >= least * (1 - PRECISE)  # else it may be of no space, below all that is in this one
-    none = f"optimal in {space}" if inside else f"nothing costs less in {space}"
-    where = f"at most {percent(gap)} above the optimum in {space}" if gap else none
-    text = f"{said}; " if said else ""
-    return replace(best, gap_in_space=gap, certificate=text + certified(f"{where} ({tried})", best.gap_to_bound))
+    where = in_space(gap) if gap or inside else "no more than the optimum of the searched space"
+    text = certified(f"{where} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
+    return replace(best, gap_in_space=gap, certificate=f"{said}; {text}" if said else text, space=searched)

@@ -37,12 +37,15 @@ from dse.reuse.segments import (
     price_of,
     ranges_of,
     solved_alone,
+    space,
     written,
 )
 from dse.reuse.shares import time_of
 from dse.reuse.stages import Around, Inside, Nodes, Shape, Stage, kept_bits, split_ranks
+from dse.searched import Mappings
 from dse.sim.counts import held_elems
-from dse.sim.evaluate import Problem, Pruned, Solution, certified, figure
+from dse.sim.evaluate import NOT_PROVEN, Problem, Pruned, Solution, certified, figure
+from dse.sim.graph import any_schedule
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -86,7 +89,8 @@ def published(arch: Arch, workload: Workload, name: str, objective: Objective, w
     """The schedule that a method finds. kept: chains, other than published. Raises ValueError where a machine has no nodes for stages."""
     check(arch, name)
     g = Found(arch, workload, objective, weights, Nodes(arch))
-    ranges = [r for r in ranges_of(g, MOST, divisors) if temporal or not r.tile] if spatial else []
+    most, granules = MOST if spatial else 1, () if temporal else (1,)
+    ranges = ranges_of(g, most, granules)
     alone, made, rows = options(g, ranges, name, seed, kept)
     found = chosen(g, alone, made)
     if isinstance(found, Infeasible):
@@ -94,7 +98,9 @@ def published(arch: Arch, workload: Workload, name: str, objective: Objective, w
     every, valid, solved = (sum(column) for column in zip(*((row.schemes, row.valid, row.solved) for row in rows), strict=True)) if rows else (0, 0, 0)
     tried = f"{every} schemes of {len(rows)} segments, {valid} valid, {solved} solved"
     said = "".join(f"{part}; " for part in found.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
-    return replace(found, certificate=said + certified(f"not proven optimal ({name}, {tried})", found.gap_to_bound), pruned=tuple(rows))
+    searched = space(g, most, granules, Mappings("perfect"))
+    text = certified(f"{NOT_PROVEN} ({name}, {tried})", found.gap_to_bound, any_schedule(workload, weights == "pinned"), searched)
+    return replace(found, certificate=said + text, pruned=tuple(rows), space=searched)
 
 
 def options(given: Found, ranges: Sequence[Range], name: str = "kapla", seed: int = 0,
@@ -135,10 +141,6 @@ def _inside(name: str, seed: int) -> Inside | None:
         return [] if isinstance(found, Infeasible) else [one.mapping for one in found]
 
     return {"kapla": descended, "kapla-exhaustive": None}.get(name, drawn)
-
-
-def divisors(n: int) -> list[int]:
-    return [b for b in range(2, n + 1) if n % b == 0]
 
 
 def _ends(r: Range) -> tuple[int, int]:

@@ -20,10 +20,11 @@ from dse.dataflow.cost_descending import least_held
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
 from dse.reuse.shares import Ways
-from dse.reuse.stages import Around, Nodes, Shape, Stage, beside_bits, kept_bits, may_share, own_nest, part_of, tiles
+from dse.reuse.stages import NODE_RANKS, WASTE, Around, Nodes, Shape, Stage, beside_bits, kept_bits, may_share, own_nest, part_of, tiles
 from dse.reuse.trips import alike, runs, trips
 from dse.reuse.trips import segments as looped
 from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
+from dse.searched import Mappings, Space
 from dse.sim.evaluate import Solution, figure
 from dse.sim.graph import evaluate
 from dse.sim.parts import bits_of
@@ -32,7 +33,7 @@ from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
-GRANULES = (8, 64)  # numbers of granules
+GRANULES = (8, 64)  # numbers of granules, but where all that divide are searched
 MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
 VISITED = 4000  # places that a layout looks at
 Objective = Literal["energy", "latency", "edp"]
@@ -98,12 +99,9 @@ def pinned(g: Found, e: Einsum) -> frozenset[str]:
     return frozenset(p.tensor for p in e.inputs if g.weights == "pinned" and p.tensor in g.workload.weights)
 
 
-def eight_or_64(n: int) -> list[int]:
-    return [b for b in GRANULES if n % b == 0]
-
-
-def ranges_of(g: Found, most: int = MOST_STAGES, finer: Callable[[int], Sequence[int]] = eight_or_64) -> list[Range]:
-    """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share."""
+def ranges_of(g: Found, most: int = MOST_STAGES, granules: Sequence[int] = GRANULES) -> list[Range]:
+    """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share, in
+    so many granules, (): as many as divide. (1,): no loop is shared."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
     loops = {(m.first, m.last): m for m in looped(w, padded=True)}
@@ -118,8 +116,17 @@ def ranges_of(g: Found, most: int = MOST_STAGES, finer: Callable[[int], Sequence
         if (first, last) in loops:
             for axis in loops[first, last].axes:
                 n = own[0].sizes()[axis[0]]
-                found += [Range(first, last, handed, leaving, axis, n // b) for b in finer(n)]
+                found += [Range(first, last, handed, leaving, axis, n // b) for b in granules or range(2, n + 1) if b > 1 and n % b == 0]
     return found
+
+
+def space(g: Found, most: int, granules: Sequence[int], mappings: Mappings) -> Space:
+    """What `ranges_of` is searched for: einsums of a segment, each in such mappings of a node."""
+    weights: Literal["loaded", "pinned"] = "pinned" if g.weights == "pinned" else "loaded"
+    found = Space((mappings,), "given", weights=weights, node_ranks=NODE_RANKS, waste=WASTE)
+    if most < 2:
+        return found
+    return replace(found, pipelined=most, padded=True, tiles=tuple(granules), levels=(g.arch.levels[1].name,))
 
 
 def members_of(g: Found, r: Range) -> list[tuple[Einsum, Around]] | None:

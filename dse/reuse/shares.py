@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dse.reuse.floors import Least, inside_pj, least
 from dse.reuse.registers import IMAGE, MISSED, C, K, N, Roles, kinds, roles
-from dse.reuse.stages import WASTE, Around, beside_bits, may_share, split_ranks
+from dse.reuse.stages import NODE_RANKS, WASTE, Around, beside_bits, may_share, split_ranks
 from dse.sim import bounds, network
 from dse.sim.counts import held_elems
 from dse.sim.parts import bits_of
@@ -43,7 +43,7 @@ def cut_ways(e: Einsum, ranks: Sequence[str], most: int) -> Ints:
         rows = np.repeat(whole[None, :], len(own[rank]), axis=0)
         rows[:, a] = own[rank]
         found.append(rows)
-    for a, b in combinations(range(len(ranks)), 2):
+    for a, b in combinations(range(len(ranks)), NODE_RANKS):
         first, second = (m.ravel() for m in np.meshgrid(own[ranks[a]], own[ranks[b]], indexing="ij"))
         few = -(-whole[a] // first) * -(-whole[b] // second) <= most
         rows = np.repeat(whole[None, :], int(few.sum()), axis=0)

@@ -22,6 +22,7 @@ from dse.dataflow.space import Constraints
 from dse.nest import Loop, Mapping, Store, holdable
 from dse.reuse.nests import BELOW
 from dse.schedule import renamed
+from dse.searched import windowed
 from dse.sim.cost import overflow
 from dse.sim.counts import count, footprints, held_elems
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced, priced_alone
@@ -33,6 +34,7 @@ ROOMS = 512  # rooms of nodes are asked for in steps of such a part of all
 PLACED = 2000  # nodes of a nest that a search places at most, where parts are compared
 CLOSER, BETTER, ROUNDS = 12_000, 0.98, 4  # the same of parts that are taken, asked again for so much less until nothing is found
 WASTE = 1.25  # lanes of a rectangle over those that work, at most
+NODE_RANKS = 2  # that nodes share out, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,7 @@ class Stage:
 
 def split_ranks(e: Einsum, sums: bool = False) -> list[str]:
     """Ranks that nodes may share out: of the result, or of its sums too, and of no window, whose hops are not counted."""
-    sizes = e.sizes()
-    windows = {rank for p in e.tensors() for d in p.dims for rank in d.ranks() if len(d.terms) > 1 or d.terms[0][1] != 1 or d.offset or d.size < sizes[rank]}
+    windows = windowed(e)
     return [rank for rank, n in e.extents if n > 1 and rank not in windows and (rank in e.output.full() or (sums and e.kind == "mac"))]
 
 
@@ -91,7 +92,7 @@ def tiles(e: Einsum, most: int, sums: bool = False) -> Iterator[dict[str, int]]:
     yield {}
     for rank in ranks:
         yield from ({rank: t} for t in _even(sizes[rank], most) if t < sizes[rank])
-    for a, b in combinations(ranks, 2):
+    for a, b in combinations(ranks, NODE_RANKS):
         for first in _even(sizes[a], most):
             lanes = -(-sizes[a] // first)
             if first < sizes[a]:

@@ -24,6 +24,7 @@ from dse.nest import Loop, Mapping, Store
 from dse.reuse.segments import Found, Option, Range, by_itself, members_of, pinned, price_of, value, written
 from dse.reuse.stages import Around, Shape, Stage, may_share, own_nest, part_of, split_ranks, whole
 from dse.schedule import Branch, Schedule, Segment
+from dse.searched import Mappings
 from dse.sim import boundary, placed
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from dse.sim.faults import nest_faults
@@ -41,7 +42,8 @@ WAYS = 2000  # nests of all parts
 NODES = 16
 POINTS = 4096  # operations of an einsum
 SAME = 1e-12
-INSIDE = ": all parts of at most two loops over nodes, all places, all nests that hold what they read where no level is passed by"  # what is searched
+NODE_LOOPS = 2  # of a part over nodes, at most (`cuts`)
+INSIDE = Mappings("perfect", node_order="levels")  # nests of a node, as `exhaustive` lists them
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dse.nest import OUTSIDE, Infeasible
 from dse.sim import box_hops, boxes, cost, counts, sharing
 from dse.sim.boxes import ALL, Program, Turn
 from dse.sim.counts import Elems, Key
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, in_turn
+from dse.sim.evaluate import GIVEN, EinsumCost, Problem, Solution, einsum_cost, in_turn
 from dse.sim.parts import bits_of
 from hw.arch import Arch, Fanout
 from workloads.einsum import Projection, canonical_key
@@ -64,7 +64,7 @@ def evaluate(arch: Arch, workload: Workload, given: Mapping[str, nest.Mapping | 
 
 
 def _in_turn(costs: list[EinsumCost | Infeasible], groups: list[Unique], arch: Arch) -> Solution | Infeasible:
-    found = in_turn(costs, groups, Problem(arch, groups[0].einsum, "energy"), "given mapping")
+    found = in_turn(costs, groups, Problem(arch, groups[0].einsum, "energy"), GIVEN)
     if isinstance(found, Infeasible):
         return found
     names = [c.name for c in found.einsums if c.mapping.outside]

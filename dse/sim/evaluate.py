@@ -9,6 +9,7 @@ from math import inf
 from dse.conversion import Conversion
 from dse.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.schedule import Schedule
+from dse.searched import Mappings, Space, encoded, said
 from dse.sim import boundary, bounds, cost, transfer
 from dse.sim.boundary import ALONE, Boundary
 from dse.sim.counts import Count, Footprint, count, footprints
@@ -18,6 +19,11 @@ from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Unique
 
 PRECISE = 1e-9  # gaps below come from rounding
+NOT_PROVEN = "not proven optimal"
+GIVEN = "given mapping"  # nothing was searched
+GIVEN_SCHEDULE = f"{NOT_PROVEN} (given schedule)"
+ANY_MAPPING = "any mapping"  # what a bound is of
+UNFUSED = "the unfused lower bound"  # of einsums layer by layer; other schedules may cost less
 Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, efforts of all, 0: unknown, its name)
 
 
@@ -26,7 +32,7 @@ class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
     gap_in_space, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
-    space: the one that gap_in_space is of, in words, "" where nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a
+    space: the mappings that gap_in_space is of, None where nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a
     tile optimizer cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut
     beforehand.
     moved: what layouts make of the traffic, at levels that describe lines, rows or banks.
@@ -45,7 +51,7 @@ class EinsumCost:
     gap_in_space: float = field(compare=False)
     gap_to_bound: float = field(compare=False)
     price: cost.Price
-    space: str = field(default="", compare=False)
+    space: Mappings | None = field(default=None, compare=False)
     visited: int = field(default=0, compare=False)
     strategy: str = field(default="", compare=False)
     host_copies: int | None = None
@@ -53,13 +59,13 @@ class EinsumCost:
     moved: tuple[transfer.Transfer, ...] = ()
 
     @property
-    def proven(self) -> str:
-        """The space in which it is proven optimal, "" if it is not."""
-        return self.space if self.gap_in_space == 0 else ""
+    def proven(self) -> Mappings | None:
+        """The mappings among which it is proven optimal, None if it is not."""
+        return self.space if self.gap_in_space == 0 else None
 
     @property
     def certificate(self) -> str:
-        return certified(in_space(self.gap_in_space, self.space) if self.space else "not proven optimal", self.gap_to_bound)
+        return certified(in_space(self.gap_in_space) if self.space else NOT_PROVEN, self.gap_to_bound, ANY_MAPPING, self.space)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,8 @@ class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
     memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
-    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`).
+    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`). space: schedules that gap_in_space is of; None:
+    nothing was searched, or nothing but the bound is known.
 
     Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
@@ -131,33 +138,26 @@ class Solution:
     saved: float | None = None
     pruned: tuple[Pruned, ...] = ()
     conversions: tuple[Conversion, ...] = ()
+    space: Space | None = None
 
 
 def silent(_number: int, _efforts: Sequence[float], _name: str) -> None:
     """Library code says nothing."""
 
 
-def certified(what: str, gap_to_bound: float) -> str:
-    """What every answer says of itself, in the same words everywhere."""
-    return f"{what}; at most {percent(gap_to_bound)} above any mapping" if gap_to_bound < inf else f"{what}; no bound known"
+def certified(what: str, gap_to_bound: float, bound: str, space: Mappings | Space | None = None) -> str:
+    """What every answer says of itself, in the same words everywhere; bound: what none of is below the bound."""
+    above_it = f"at most {percent(gap_to_bound)} above {bound}" if gap_to_bound < inf else "no bound known"
+    return f"{what}; {above_it}{said(space) if space else ''}"
 
 
-def in_space(gap: float, space: str) -> str:
-    """What is proven of an answer within a space."""
-    return f"optimal in {space}" if gap == 0 else f"at most {percent(gap)} above the optimum in {space}"
+def in_space(gap: float) -> str:
+    """What is proven of an answer within the searched space."""
+    return "optimal in the searched space" if gap == 0 else f"at most {percent(gap)} above the optimum of the searched space"
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:,.0f} %"
-
-
-def space_of(certificate: str) -> str:
-    """The space that a certificate says an answer is optimal in, or near the optimum of, "" if it does not."""
-    for what in certificate.split("; "):
-        _, optimal, space = what.partition("optimal in ") if what.startswith("optimal in ") else what.partition(" above the optimum in ")
-        if optimal:
-            return space
-    return ""
 
 
 def above(value: float, floor: float) -> float:
@@ -261,7 +261,7 @@ def lanes_overflow(mapping: Mapping, e: Einsum, arch: Arch) -> Infeasible | None
 
 
 def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], problem: Problem, by: str) -> Solution | Infeasible:
-    """Einsums one after the other: energies and latencies add up. by: who found the mappings, for what is not proven."""
+    """Einsums one after the other: energies and latencies add up. by: who found the mappings, for what is not proven; GIVEN: nobody."""
     solved: list[EinsumCost] = []
     floors = bounds.each((group.einsum for group in groups), problem.arch)
     for one, group, least in zip(costs, groups, floors, strict=True):
@@ -276,8 +276,16 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
     floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
     to_bound = above(value, floor)
     gap = min(above(value, _least_in(solved, problem.objective)), to_bound)
-    in_space = gap if gap > PRECISE else 0.0
-    return Solution(tuple(solved), energy, cycles, steady, in_space, to_bound, certified(_proven(solved, in_space, by), to_bound))
+    gap, alone = gap if gap > PRECISE else 0.0, sum(c.count for c in solved) == 1
+    space = unfused([c.space for c in solved], alone)
+    certificate = certified(_proven(solved, gap, by), to_bound, ANY_MAPPING if alone else UNFUSED, space)
+    return Solution(tuple(solved), energy, cycles, steady, gap, to_bound, certificate, space=space)
+
+
+def unfused(spaces: Sequence[Mappings | None], alone: bool) -> Space | None:
+    """What was searched of einsums layer by layer, in these mappings each; None: nothing is known of any. alone: it is one einsum."""
+    own = {encoded(space): space for space in spaces if space}
+    return Space(tuple(own[key] for key in sorted(own)), alone=alone) if own else None
 
 
 def _least_in(solved: Sequence[EinsumCost], objective: str) -> float:
@@ -290,8 +298,8 @@ def _least_in(solved: Sequence[EinsumCost], objective: str) -> float:
 
 
 def _proven(solved: Sequence[EinsumCost], gap_in_space: float, by: str) -> str:
-    spaces = sorted({c.space for c in solved if c.space})
-    where = " and ".join(spaces)
+    """Of einsums of which nothing is known the bound counts."""
     if open_ := sum(not c.space for c in solved):
-        return f"not proven optimal ({by})" if not spaces else f"{open_} of {len(solved)} einsums not proven optimal, the others optimal in {where}"
-    return in_space(gap_in_space, where)
+        others = f"{open_} of {len(solved)} einsums {NOT_PROVEN}, the others {in_space(0.0)}"
+        return f"{NOT_PROVEN} ({by})" if open_ == len(solved) else others
+    return in_space(gap_in_space)

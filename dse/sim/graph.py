@@ -18,7 +18,7 @@ from dse.schedule import Schedule, Segment, renamed
 from dse.sim import ahead, boundary, bounds, cost, placed
 from dse.sim.boundary import ALONE
 from dse.sim.counts import Count, Footprint
-from dse.sim.evaluate import EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
+from dse.sim.evaluate import GIVEN, GIVEN_SCHEDULE, EinsumCost, Problem, SegmentCost, Solution, Violated, above, certified, einsum_cost, figure, in_turn
 from dse.sim.faults import faults
 from dse.sim.latency import Number, largest
 from dse.sim.parts import bits_of, op_pj
@@ -51,7 +51,7 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
             costs[key] = (first, found, [*names, one.einsum.name], n + times[one.einsum.name])
     if schedule.plain():
         groups = [Unique(str(key[0]), one.einsum, tuple(names), n) for key, (one, _, names, n) in costs.items()]
-        turns = in_turn([found for _, found, _, _ in costs.values()], groups, Problem(arch, groups[0].einsum, objective), "given mapping")
+        turns = in_turn([found for _, found, _, _ in costs.values()], groups, Problem(arch, groups[0].einsum, objective), GIVEN)
         return among_schedules(turns, arch, workload, objective) if reuse and isinstance(turns, Solution) else turns
     if infeasible := next((found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None):
         return infeasible
@@ -62,7 +62,12 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
 def among_schedules(turns: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
     """Einsums in turn, held against the bound of all schedules."""
     to_bound = above(figure(objective, turns.energy_pj, turns.latency_cycles), figure(objective, *least(arch, workload)))
-    return replace(turns, gap_in_space=to_bound, gap_to_bound=to_bound, certificate=certified("not proven optimal (given schedule)", to_bound))
+    return replace(turns, gap_in_space=to_bound, gap_to_bound=to_bound, certificate=certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload)), space=None)
+
+
+def any_schedule(workload: Workload, pinned: bool = False) -> str:
+    """What the bound of `least` is of, in words. pinned: weights are there before the run."""
+    return "any schedule" if pinned or not workload.weights else "any schedule that loads its weights"
 
 
 def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
@@ -90,7 +95,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
     said += "leakage over steady cycles: batches back to back; " if streams else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
     return Solution(tuple(distinct.values()), energy, latency, sum(row.steady_cycles for row in rows) if streams else latency, to_bound, to_bound,
-                    said + certified("not proven optimal (given schedule)", to_bound), tuple(rows), schedule)
+                    said + certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")), tuple(rows), schedule)
 
 
 def _loaded(arch: Arch, workload: Workload, schedule: Schedule) -> str:
