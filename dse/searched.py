@@ -723,7 +723,7 @@ def decoded(kind: type[T], text: str) -> T | None:
     """The inverse of `encoded`. Raises ValueError where a text is not exactly what it writes."""
     try:
         found = _read(kind, json.loads(text)) if text else None
-    except (TypeError, KeyError, RecursionError) as fault:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise ValueError(f"searched space: {text[:200]}: {fault}") from None
     if encoded(found) != text or not text.isprintable():
         raise ValueError(f"searched space: {text[:200]}: is not as it is written")

@@ -120,7 +120,7 @@ def test_segments_alike_are_so_in_all_that_costs() -> None:
     texts = [*pair(0), *pair(1), *pair(2), *pair(3), "Z[m,n] += A1[m,k] * U[k,n]"]
     w = Workload("pairs", tuple(einsum(text, {"m": 8, "k": 8, "n": 8}, f"e{i}") for i, text in enumerate(texts)), frozenset({"V2"}))
     g = found(w, "pinned")
-    own = {r: segments.likeness(g, r) for r in segments.ranges_of(g, finer=lambda n: [2, 4])}
+    own = {r: segments.likeness(g, r) for r in segments.ranges_of(g, granules=(2, 4))}
     pairs = {first: {one for r, one in own.items() if (r.first, r.last) == (first, first + 1)} for first in (0, 2, 4, 6)}
     assert pairs[0] == pairs[6] and len(pairs[0]) == 3  # at once, in two and in four granules
     assert not pairs[0] & pairs[2] and not pairs[0] & pairs[4] and not pairs[2] & pairs[4]

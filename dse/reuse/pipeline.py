@@ -22,8 +22,10 @@ from dse.reuse import whole as wholly
 from dse.reuse.floors import least
 from dse.reuse.published import MOST, options
 from dse.reuse.segments import (
+    EVERY,
     GRANULES,
     MOST_STAGES,
+    ONE,
     Found,
     Objective,
     Option,
@@ -87,11 +89,10 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
     ValueError where a machine has no nodes for stages."""
     check(arch, "pipelines")
     g = Found(arch, workload, objective, weights, Nodes(arch), steady)
-    every, one_granule = (), (1,)
-    most, published = (MOST_STAGES, MOST) if spatial else (1, 1)
-    granules = one_granule if not temporal else every if wholly.small(g) else GRANULES
+    most, theirs_most = (MOST_STAGES, MOST) if spatial else (1, 1)
+    granules = ONE if not temporal else EVERY if wholly.small(g) else GRANULES
     ranges = [r for r in ranges_of(g, most, granules) if fits(g, r)]
-    first, made, _ = options(g, ranges_of(g, published, every if temporal else one_granule))
+    first, made, _ = options(g, ranges_of(g, theirs_most, EVERY if temporal else ONE))
     alone = [_better(g, one, known) for one, known in zip(solved_alone(g, _alone), first, strict=True)]
     theirs = {r: one for r, one in made.items() if one.steady <= g.limit}
     made = dict(theirs)
@@ -482,6 +483,6 @@ def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], le
     gap = gap if gap > PRECISE else 0.0
     said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     inside = best is found and cost(best) >= least * (1 - PRECISE)  # else it may be of no space, below all that is in this one
-    where = in_space(gap) if gap or inside else "no more than the optimum of the searched space"
+    where = in_space(gap) if gap or inside else "nothing in the searched space costs less"
     text = certified(f"{where} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
     return replace(best, gap_in_space=gap, certificate=f"{said}; {text}" if said else text, space=searched)

@@ -23,6 +23,8 @@ from dse.dataflow.random import primes, random
 from dse.nest import Infeasible, Loop, Mapping
 from dse.reuse.floors import least
 from dse.reuse.segments import (
+    EVERY,
+    ONE,
     Found,
     Objective,
     Option,
@@ -89,7 +91,7 @@ def published(arch: Arch, workload: Workload, name: str, objective: Objective, w
     """The schedule that a method finds. kept: chains, other than published. Raises ValueError where a machine has no nodes for stages."""
     check(arch, name)
     g = Found(arch, workload, objective, weights, Nodes(arch))
-    most, granules = MOST if spatial else 1, () if temporal else (1,)
+    most, granules = MOST if spatial else 1, EVERY if temporal else ONE
     ranges = ranges_of(g, most, granules)
     alone, made, rows = options(g, ranges, name, seed, kept)
     found = chosen(g, alone, made)

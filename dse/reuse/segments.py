@@ -34,6 +34,8 @@ from workloads.graph import Workload, counts, owner
 
 MOST_STAGES = 6
 GRANULES = (8, 64)  # numbers of granules, but where all that divide are searched
+EVERY: tuple[int, ...] = ()  # all that divide
+ONE = (1,)  # no shared loop
 MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
 VISITED = 4000  # places that a layout looks at
 Objective = Literal["energy", "latency", "edp"]
@@ -101,7 +103,7 @@ def pinned(g: Found, e: Einsum) -> frozenset[str]:
 
 def ranges_of(g: Found, most: int = MOST_STAGES, granules: Sequence[int] = GRANULES) -> list[Range]:
     """Runs of einsums in which each but the first reads what another one hands to it, and each but the last hands on; with the loops that they may share, in
-    so many granules, (): as many as divide. (1,): no loop is shared."""
+    so many granules (EVERY, ONE)."""
     w, found = g.workload, []
     maker = {e.output.tensor: i for i, e in enumerate(w.einsums)}
     loops = {(m.first, m.last): m for m in looped(w, padded=True)}

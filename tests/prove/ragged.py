@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from random import Random
 
-from dse.dataflow.ragged import ONCE, solved
+from dse.dataflow.ragged import solved
 from dse.dataflow.ragged_program import orders, uncovered
 from dse.nest import Infeasible
 from dse.sim.evaluate import figure
@@ -45,7 +45,7 @@ def told(seed: int, most: int) -> list[Told]:
     cheapest = min(every, key=lambda best: best.cost)
     best = Best(cheapest.cost, cheapest.mapping, sum(one.mappings for one in every))
     ours = solved(problem)
-    narrow = not isinstance(ours, Infeasible) and ONCE in ours[0].proven  # the enumeration cuts strided ranks twice, too: it may be below
+    narrow = not isinstance(ours, Infeasible) and ours[0].proven and not ours[0].proven.cut_twice  # the enumeration cuts strided ranks twice, too: it may be below
     if narrow:
         one = ours[0]
         cost = figure(problem.objective, one.energy_pj, one.latency_cycles)
