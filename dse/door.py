@@ -410,6 +410,15 @@ class Run:
         solved = tuple(self._again(arch, number, own, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ())
         return Point(number, own, chosen, rows[0], solved, self._tried(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None)
 
+    def unfused(self, point: str | int = "best") -> list[str]:
+        """Of a point (the best of the front), a line per workload that runs layer by layer and exchanges much through main memory (`explain.unfused`)."""
+        if self.study.solver.reuse != "none":
+            return []
+        solved = self.show(point).solved
+        command = f"dse run {self.path / 'study.yaml'} --out NEW"
+        lines = [(one.workload.name, explain.unfused(one.arch, one.workload, one.found, command)) for one in solved if isinstance(one.found, Solution)]
+        return [f"{name}, {line}" if len(solved) > 1 else line for name, line in lines if line]
+
     def beyond(self, number: int | None = None) -> str:
         """Why a machine of the space has no row, and what helps; number: which, to ask it alone."""
         status = self.status()

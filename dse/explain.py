@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 from dse.conversion import Conversion
 from dse.directives import overlap, text, written
 from dse.nest import Loop, to_data
+from dse.reuse.trips import fuser
 from dse.schedule import Schedule, apart, in_turn
 from dse.searched import claim, space_words
 from dse.sim.bounds import needs
 from dse.sim.directed import said
-from dse.sim.evaluate import EinsumCost, Solution, percent
+from dse.sim.evaluate import GIVEN, EinsumCost, Solution, percent
 from dse.sim.graph import on_chip
 from dse.sim.parts import bits_of
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
-from workloads.graph import Workload
+from workloads.graph import Workload, counts, owner, unique
 
 if TYPE_CHECKING:  # it takes SciPy along
     from dse.reuse.traffic import Reuse
@@ -31,7 +32,7 @@ FEW = 8  # einsums that are all shown
 STATIC = 0.5  # share of static energy that is worth a sentence
 ALIKE = 0.99  # of the busiest component's cycles: binds as well
 WHOLE = ("all", "1")  # shares of a tensor
-MAIN = 0.5  # share of what main memory moves that is worth a sentence
+EXCHANGED = 0.1  # share of the energy of what einsums hand on through main memory that is worth a sentence
 FAR = 0.1  # gaps above say what may help
 
 
@@ -71,23 +72,40 @@ def lanes_used(c: EinsumCost, e: Einsum) -> int:
     return used
 
 
-def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
-    """What may bring an answer nearer to its bound, if it is more than a tenth above; and what may lower the bound itself: tensors that stay on chip."""
-    return "; ".join(filter(None, [_nearer(arch, workload, solution), _staying(arch, workload, solution)]))
+def exchanged(arch: Arch, workload: Workload, solution: Solution) -> float:
+    """Share of the energy that tensors which one einsum makes and another one reads take at the outermost level, layer by layer."""
+    made, times = {e.output.tensor for e in workload.einsums}, dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    between = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
+    einsums, equal = {e.name: e for e in workload.einsums}, {group.key: group.names for group in unique(workload)}
+    total = 0.0
+    for c in solution.einsums:
+        moved: dict[str, float] = {}
+        for part in c.price.parts:
+            if part.level == arch.levels[0].name and part.action != "leak":
+                moved[part.tensor] = moved.get(part.tensor, 0.0) + part.energy_pj
+        first, runs = einsums[c.name], sum(times[name] for name in equal[c.key])
+        for name in equal[c.key]:
+            own = {p.tensor: owner(q.tensor, made) for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)}
+            total += c.count * times[name] / runs * sum(moved.get(t, 0.0) for t, mine in own.items() if mine in between)
+    return total / (solution.energy_pj or 1)
 
 
-def _staying(arch: Arch, workload: Workload, solution: Solution) -> str:
-    """Of einsums in turn that mostly pay for main memory, where solver.reuse=tiles may be asked for: optimal nests, a memory outside of all lanes, no hops."""
-    moved, made = energy(arch, solution).rows[0][1] / (solution.energy_pj or 1), {e.output.tensor for e in workload.einsums}
-    handed = any(p.tensor in made for e in workload.einsums for p in e.inputs)
-    room = min((f.outside for f in arch.fanouts), default=len(arch.levels)) > 1 and not any(f.hop_pj or f.lane_pj for f in arch.fanouts)
-    searched = "(mapper optimal" in solution.certificate or any(c.space for c in solution.einsums)
-    if solution.schedule or moved <= MAIN or not (handed and room and searched):
+def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "dse map ...") -> str:
+    """Of an answer layer by layer of which more than a tenth of the energy is main memory's for tensors between einsums: that, and the command that fuses them;
+    else nothing. command: what the answer came from."""
+    fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
+    if solution.schedule or fusing or (share := exchanged(arch, workload, solution)) <= EXCHANGED:
         return ""
-    return f"{arch.levels[0].name} takes {100 * moved:.0f} % of the energy: --set solver.reuse=tiles keeps tensors on chip between einsums (docs/reuse.md)"
+    line = f"layer by layer: tensors between einsums take {100 * share:.0f} % of the energy in {arch.levels[0].name}"
+    if not (reuse := fuser(arch, workload)):
+        return f"{line}; no solver fuses them on {arch.name}"
+    known = solution.space or any(f"({by}" in solution.certificate for by in (GIVEN, "given schedule", "mapper optimal"))
+    other = "" if known else " --set solver.mapper=optimal --set solver.tiling=mapper"
+    return f"{line}; {command} --set solver.reuse={reuse}{other} fuses them where that costs less"
 
 
-def _nearer(arch: Arch, workload: Workload, solution: Solution) -> str:
+def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """What may bring an answer nearer to its bound, if it is more than a tenth above."""
     if solution.gap_to_bound <= FAR or solution.schedule:
         return ""
     if arch.described():
@@ -167,6 +185,8 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
         found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
     if solution.saved is not None:
         found["saved over einsums in turn"] = f"{100 * solution.saved:.3g} %"
+    if line := unfused(arch, workload, solution):
+        found["fusion"] = line
     if hint := helps(arch, workload, solution):
         found["what may help"] = hint
     if workload.folded:

@@ -142,7 +142,9 @@ def _said(run: Opened, machines: pa.Table, points: pa.Table, on_front: np.ndarra
         if len(own := points[o.column].to_numpy()[on_front]):
             value = float(own.max() if o.direction == "max" else own.min())
             best.append(f"{'most' if o.direction == 'max' else 'least'} {units.axis(o.column, [])[1].split(' (')[0]} {screen.fact(o.column, value)}")
+    lines = run.unfused() if best else []
     return [(key, screen.safe(value)) for key, value in {
+        **({"fusion": "; ".join(lines)} if lines else {}),
         "workloads": ", ".join(f"{ref.name}{f' x {ref.weight:g}' if ref.weight != 1 else ''}" for ref in run.study.workloads),
         "machine": Path(run.study.machine).stem, "space": f"{run.study.space.size} machines",
         "done": ", ".join(f"{n} {state}" for state, n in states.most_common()),

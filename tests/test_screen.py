@@ -133,26 +133,6 @@ def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str
     assert "not proven" not in door.map("gemm:m=127,n=31,k=47", "edge_array", **{**asked, **sets}).totals["certificate"]
 
 
-TWO = """name: two
-extents: {b: 64, d: 64, f: 128}
-einsums: ["H[b,f] += X[b,d] * W1[d,f]", "Y[b,d] += H[b,f] * W2[f,d]"]
-weights: [W1, W2]
-"""
-
-
-@pytest.mark.parametrize(("asked", "told"), [
-    ({}, True), ({"dram.kind": "hbm2"}, False), ({"solver.mapper": "cost_descending"}, False), ({"solver.reuse": "tiles"}, False),
-    ({"array.hop_pj": 0.001}, False)])
-def test_tensors_that_could_stay_are_named_where_main_memory_takes_most(asked: dict[str, object], told: bool, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(TWO)
-    found = door.map(str(tmp_path / "two.yaml"), "edge_array", **asked)  # type: ignore[arg-type]
-    hint = explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
-    assert "solver.mapper=optimal" not in hint or "solver.mapper" in asked
-    assert ("--set solver.reuse=tiles keeps tensors on chip" in hint) == told
-    if told:  # and taking the hint is worth it
-        assert door.map(str(tmp_path / "two.yaml"), "edge_array", **{**asked, "solver.reuse": "tiles"}).energy_pj < found.energy_pj  # type: ignore[arg-type]
-
-
 def test_what_is_not_proven_to_the_end_is_not_called_proven() -> None:
     found = door.map("gemm:m=64,n=32,k=48", "edge_array")
     assert "proven in its space" in explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]

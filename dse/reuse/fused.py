@@ -26,7 +26,7 @@ from dse.dataflow.space import Constraints, Tiles
 from dse.join import Choice, Table, join, table
 from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.nests import Nest, Nests, Place, alone, kept_around, kept_nest, own_bits
-from dse.reuse.trips import MOST_MEMBERS, Members, segments
+from dse.reuse.trips import MOST_MEMBERS, Members, fusing_levels, segments
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.searched import Space, encoded, mappings_of
 from dse.sim import placed
@@ -228,8 +228,7 @@ def space(g: Graph) -> Space:
 
 
 def graph(arch: Arch, workload: Workload, objective: Objective, nests: Nests, layouts: Layouts | None = None) -> Graph:
-    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
-    levels = tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.holds)) if layouts or not arch.felt() else ()
+    levels = fusing_levels(arch) if layouts or not arch.felt() else ()
     made = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     times = counts(workload)
     readers: dict[str, list[int]] = {}

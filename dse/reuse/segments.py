@@ -21,7 +21,7 @@ from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
 from dse.reuse.shares import Ways
 from dse.reuse.stages import NODE_RANKS, WASTE, Around, Nodes, Shape, Stage, beside_bits, kept_bits, may_share, own_nest, part_of, tiles
-from dse.reuse.trips import alike, runs, trips
+from dse.reuse.trips import alike, has_nodes, runs, trips
 from dse.reuse.trips import segments as looped
 from dse.schedule import Branch, Lanes, Schedule, Segment, renamed
 from dse.searched import Mappings, Space
@@ -90,7 +90,7 @@ class Found:
 
 def check(arch: Arch, pick: str) -> None:
     """Raises ValueError where a machine has no nodes for stages, or prices what they do not count."""
-    if not arch.fanouts or arch.fanouts[0].outside != 1 or len(arch.fanouts[0].dims) != 2:
+    if not has_nodes(arch):
         raise ValueError(f"{arch.name}: solver.reuse = {pick} needs nodes in rows and columns between main memory and a buffer in each; "
                          f"take kapla_multi, or solver.reuse=none")
     if arch.described():

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from hw.arch import Arch, Level
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import Workload, counts, owner
 
@@ -31,6 +32,27 @@ class Members:
     handed: tuple[str, ...]
     leaving: frozenset[str]
     axes: tuple[tuple[str, ...], ...]
+
+
+def fusing_levels(arch: Arch) -> tuple[Level, ...]:
+    """Levels where fused einsums hand tensors on: on the chip, outside of all arrays, that hold inputs and outputs."""
+    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    return tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.holds))
+
+
+def has_nodes(arch: Arch) -> bool:
+    """Whether the machine is rows and columns of nodes with a buffer in each, on which pipelines run."""
+    return bool(arch.fanouts) and arch.fanouts[0].outside == 1 and len(arch.fanouts[0].dims) == 2
+
+
+def fuser(arch: Arch, workload: Workload) -> str:
+    """The solver.reuse that runs einsums of a workload together on a machine, "": none does."""
+    if fusing_levels(arch) and not any(f.hop_pj or f.lane_pj for f in arch.fanouts):
+        return "tiles"
+    if has_nodes(arch) and not arch.described():
+        return "pipelines"
+    bounded = len(arch.levels) > 1 and arch.levels[1].capacity_bits
+    return "optimal" if bounded and not arch.felt() and max(counts(workload)) == 1 else ""
 
 
 Run = tuple[int, int, tuple[str, ...], frozenset[str]]  # first, last; tensors that one makes and others read; of them those that others outside read too
