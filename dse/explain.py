@@ -177,16 +177,13 @@ def directives(workload: Workload, solution: Solution) -> str:
 
 def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """Totals, and what of the workload has no row of its own."""
-    found = totals(arch, solution)
-    found |= {key.replace("_", " "): ", ".join(words) for key, words in (found.pop("space") or {}).items()}
+    found = {key: value for key, value in totals(arch, solution).items() if key != "space"}
     if solution.memory:
         found |= asdict(solution.memory)
     if chip := on_chip(solution):
         found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
     if solution.saved is not None:
         found["saved over einsums in turn"] = f"{100 * solution.saved:.3g} %"
-    if line := unfused(arch, workload, solution):
-        found["fusion"] = line
     if hint := helps(arch, workload, solution):
         found["what may help"] = hint
     if workload.folded:
@@ -194,6 +191,12 @@ def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     if workload.moved:
         found["counted as data movement"] = ", ".join(workload.moved)
     return found
+
+
+def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
+    """Sentences below the totals: what was searched and what not; what fusing may save."""
+    found = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in (space_words(solution.certificate) or {}).items() if words]
+    return [*found, *filter(None, [unfused(arch, workload, solution)])]
 
 
 def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:

@@ -38,9 +38,9 @@ KIND = Column("string", "", "mac, max, add, mul, copy or a unary function")
 COUNT = Column("int64", "", "how often it runs; costs are of one run")
 MAPPING_KEY = Column("string", "", "content key of the mapping")
 LEVEL = Column("string", "", "storage level, MAC for compute, VECTOR for its vector unit, or array whose network is priced")
-GAP_IN_SPACE = Column("float64", "", "how far the objective may lie above the optimum of the space that the certificate names, as a share: 0 is proven")
-GAP_TO_BOUND = Column("float64", "", "how far the objective may lie above any mapping, as a share: objective / lower bound - 1")
-CERTIFICATE = Column("string", "", "what is proven: optimal in which space or not, and at most how far above any mapping")
+GAP_IN_SPACE = Column("float64", "", "how far the objective may lie above the optimum of the searched space, as a share: 0 is proven")
+GAP_TO_BOUND = Column("float64", "", "how far the objective may lie above the lower bound, as a share: objective / lower bound - 1")
+CERTIFICATE = Column("string", "", "what is proven, at most how far above which bound; what was searched, and what not")
 LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
 VERSIONS: Columns = {
     "model_version": Column("int32", "", "version of the cost model"),
@@ -226,10 +226,10 @@ PACKED: dict[str, Columns] = {
         "machine": MACHINE,
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
-        "space": Column("string", "", "the space that its einsums are proven optimal in, but for those at `places`; empty: none is proven"),
+        "space": Column("string", "", "what was searched of its einsums that are proven optimal, but for those at `places`, as JSON; empty: none is proven"),
         "places": Column("list<int32>", "", "different einsums that something else is known of, 0 first; NULL: none"),
         "gaps": Column("list<float64>", "", "gap_in_space of each of them"),
-        "spaces": Column("list<string>", "", "the space of each; empty: nothing but its bound is known"),
+        "spaces": Column("list<string>", "", "what was searched of each, as JSON; empty: nothing but its bound is known"),
     },
 }
 STORED = TABLES | PACKED

@@ -205,7 +205,8 @@ def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, 
     costed = explain.listed(workload, found)
     at = {own: i for i, (c, _) in enumerate(costed) for group in unique(workload) if c.name in group.names for own in group.names}
     at |= {c.name: i for i, (c, _) in enumerate(costed)}
-    blocks = [facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)]
+    head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)
+    blocks = [head + "".join(f"{_wrapped(line, room)}\n" for line in explain.notes(arch, workload, found))]
     blocks += [block(one, room) for one in explain.network(arch, workload, found, name == "all")]
     blocks += [f"{found.schedule}\n"] if found.schedule else []
     costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
