@@ -13,6 +13,7 @@ import dse
 from dse import nest as nests
 from dse import schedule as schedules
 from dse.dataflow.optimal import optimal
+from dse.dataflow.ragged import solved
 from dse.dataflow.space import FREE
 from dse.nest import Infeasible, parse
 from dse.reuse import fused, published, segments, whole
@@ -35,7 +36,7 @@ from dse.searched import (
     space_words,
     words,
 )
-from dse.sim.evaluate import Problem, Solution
+from dse.sim.evaluate import Problem, Solution, unfused
 from dse.sim.faults import faults
 from dse.sim.graph import evaluate
 from dse.stack import REUSE, Picks, solve
@@ -92,7 +93,8 @@ def test_every_field_and_keyword_of_the_notation_belongs_to_a_feature() -> None:
 
 def test_every_field_of_a_space_changes_its_words() -> None:
     """Or whom it leaves out: nothing that is claimed goes unsaid."""
-    both = Space((Mappings("imperfect", layouts="row_major"),), "given", fused=3, shared_loops=1, held=2, levels=("G",), retained=("T",), pipelined=3, tiles=(8,), node_ranks=2)
+    both = Space((Mappings("imperfect", layouts="row_major"),), "given", fused=3, shared_loops=1, held=2, levels=("G",), retained=("T",),
+                 pipelined=3, tiles=(8,), node_ranks=2)
     wider: dict[str, Any] = {"order": "some", "fused": 4, "shared_loops": 2, "summed": True, "windows": True, "shared_reads": True, "depths": True,
                              "levels": ("G", "L"), "padded": True, "retained": ("T", "U"), "parts": True, "pipelined": 4, "tiles": (), "node_ranks": 3,
                              "node_loops": 1, "hold": True, "weights": "pinned", "ahead": True, "copies": True, "alone": True, "beside": ("x",)}
@@ -298,6 +300,47 @@ def test_a_mapping_is_left_out_by_the_name_of_what_was_not_searched(name: str) -
     given = Schedule((schedules.Segment((schedules.Branch("a", parse(text)),)),))
     assert faults(ARRAY, one, given) == [] and covers(Space((without,)), given, one, ARRAY) == name
     assert covers(Space((having,)), given, one, ARRAY) is None and covers(Space((EVERY,)), given, one, ARRAY) is None
+
+
+WINDOW = Workload("window", (einsum("O[p] += I[p+r] * W[r]", {"p": 4, "r": 3}, "o"),), frozenset("W"))
+
+
+@pytest.mark.parametrize(("name", "text", "having"), [
+    ("loops of one trip", "store DRAM I W O\nfor p in tiles of 2\nstore G I\nfor r in tiles of 3\nfor r in tiles of 1\nfor p in tiles of 1\nmac",
+     Mappings(one_trip=True)),
+    ("share of buffers", "share R I over X\nstore DRAM I W O\nspatial r over X in tiles of 1\nstore R I\nfor p in tiles of 1\nmac", Mappings(shares=True)),
+    ("strided ranks cut twice", "store DRAM I W O\nfor r in tiles of 1\nfor p in tiles of 2\nfor p in tiles of 1\nmac", Mappings())])
+def test_what_no_search_looks_at_is_left_out_by_default(name: str, text: str, having: Mappings) -> None:
+    strided = replace(WINDOW, einsums=(einsum("O[p] += I[2*p+r] * W[r]", {"p": 4, "r": 3}, "o"),)) if "strided" in name else WINDOW
+    without = mappings_of("perfect", small()) if having != Mappings() else Mappings(cut_twice=False)
+    given = Schedule((schedules.Segment((schedules.Branch("o", parse(text)),)),))
+    assert covers(Space((without,)), given, strided, ARRAY) == name and covers(Space((having,)), given, strided, ARRAY) is None
+
+
+def test_windows_of_a_result_are_a_feature_of_shared_loops() -> None:
+    own = (*two().einsums[:1], einsum("Y[m+r,q] += T[m,n] * V[n,q,r]", {"m": 4, "n": 4, "q": 2, "r": 2}, "b"))
+    both = Workload("both", own, frozenset("WV"))
+    text = (f"segment\nstore DRAM Y\n{ONE_LOOP}\neinsum a\nstore DRAM X W\nfor k in tiles of 1\nfor n in tiles of 1\nmac\n"
+            "einsum b\nstore DRAM V\nfor r in tiles of 1\nfor n in tiles of 1\nfor q in tiles of 1\nmac\n")
+    given = parse_schedule(text)
+    assert faults(ARRAY, both, given) == [] and covers(TILES, given, both, ARRAY) == "shared loops over windows"
+    assert covers(replace(TILES, windows=True), given, both, ARRAY) is None
+
+
+def test_a_claim_holds_for_all_mappings_that_its_einsums_were_searched_in() -> None:
+    """A schedule lies in it only where each einsum lies in each of them; of einsums of which nothing is known the bound counts."""
+    both = unfused([Mappings("imperfect"), None, Mappings("perfect"), Mappings("imperfect")], alone=False)
+    assert both == Space((Mappings("imperfect"), Mappings("perfect"))) and unfused([None], alone=True) is None
+    given = Schedule((schedules.Segment((schedules.Branch("a", parse(MAPPED["imperfect factors"][0])),)),))
+    one = replace(two(), einsums=two().einsums[:1])
+    assert covers(both, given, one, ARRAY) == "imperfect factors" and covers(Space((Mappings("imperfect"),)), given, one, ARRAY) is None
+
+
+def test_strided_ranks_are_cut_once_by_the_search_of_imperfect_factors() -> None:
+    arch = replace(small(Fanout("array", 1, (("X", 2),), (True,), (True,))), levels=small().levels[:1])
+    for text, twice in (("O[p] += I[2*p+r] * W[r]", False), ("O[p] += I[p+r] * W[r]", True)):
+        found = solved(Problem(arch, einsum(text, {"p": 3, "r": 2}, "o"), "energy"))
+        assert isinstance(found, list) and found[0].space and (found[0].space.factors, found[0].space.cut_twice) == ("imperfect", twice)
 
 
 def test_spatial_factors_are_as_even_as_can_be() -> None:
