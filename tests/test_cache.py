@@ -97,7 +97,8 @@ def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest
     nests = [own["nest"].replace("in tiles of 1", "in tiles of 2"), own["nest"].replace("store GBUF C\n", ""),
              own["nest"].replace("mac", "for m in tiles of 0"), "mac", "", "store DRAM A B C\nmac", own["nest"] * 2, "outside the nest space: x"]
     lies = [forged(own, nest=nest) for nest in nests]
-    lies += [forged(own, gap_in_space=-1.0), forged(own, gap_in_space=None), forged(own, proven="\x1b[2Joptimal"), forged(own, space="\x1b[2Joptimal"), forged(own, space='{"factors":"every"}'), forged(own, space='{"factors": "all"}'),
+    lies += [forged(own, gap_in_space=-1.0), forged(own, gap_in_space=None), forged(own, proven="\x1b[2Joptimal"), forged(own, space="\x1b[2Joptimal"),
+             forged(own, space='{"factors":"every"}'), forged(own, space='{"factors": "all"}'),
              b"[]", b"{", b"[" * 9000, forged(own, energy_pj=1.0), forged(own, visited="x"), forged(own, nest=7)]
     for lie in lies:
         cache.keep(path, lie)

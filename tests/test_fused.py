@@ -97,7 +97,8 @@ def test_a_chain_of_two_is_the_published_optimum() -> None:
     """FFM's answer: rows in tiles, both weights held, the tensor between never leaves the buffer."""
     found, _ = solved(chain(2))
     assert (found.energy_pj, found.gap_in_space, found.schedule is not None) == (12304384.0, 0.0, True)
-    assert found.certificate.startswith("optimal in the searched space; ") and "fusion of up to 6 einsums" in found.certificate and found.saved == pytest.approx(1 - 12304384 / 15679488)
+    assert found.certificate.startswith("optimal in the searched space; ") and "fusion of up to 6 einsums" in found.certificate
+    assert found.saved == pytest.approx(1 - 12304384 / 15679488)
 
 
 def test_a_tensor_may_come_anew_in_every_trip() -> None:

@@ -45,7 +45,8 @@ def told(seed: int, most: int) -> list[Told]:
     cheapest = min(every, key=lambda best: best.cost)
     best = Best(cheapest.cost, cheapest.mapping, sum(one.mappings for one in every))
     ours = solved(problem)
-    narrow = not isinstance(ours, Infeasible) and ours[0].proven and not ours[0].proven.cut_twice  # the enumeration cuts strided ranks twice, too: it may be below
+    own = None if isinstance(ours, Infeasible) else ours[0].proven
+    narrow = own is not None and not own.cut_twice  # the enumeration cuts strided ranks twice, too: it may be below
     if narrow:
         one = ours[0]
         cost = figure(problem.objective, one.energy_pj, one.latency_cycles)
