@@ -131,7 +131,6 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     einsums: list[dict[str, Any]] = [
         {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
          "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
-         "space": space_words(c.certificate),
          "lanes": lanes_used(c, e), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
         for c, e in listed(workload, solution)]
     for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
