@@ -21,13 +21,14 @@ from dse.dataflow.search import search
 from dse.dataflow.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow, least, row_stationary
 from dse.nest import Infeasible, faults, parse
 from dse.searched import EVERY, FACTORS
+from dse.sim.counts import count
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from dse.stack import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.enumeration import enumerated as enumerated_anew
-from tests.prove.mappers import answers, buffered_of, compared, confirmed, priced_all, told
+from tests.prove.mappers import GROUPS, answers, buffered_of, compared, confirmed, priced_all, told
 from tests.small import small_problem
 from tests.told_apart import TOLD
 from workloads import catalog
@@ -186,6 +187,20 @@ def test_bounds_of_room_and_lanes_leave_no_optimum_out(tiles: Tiles) -> None:
 @pytest.mark.parametrize("seed", range(amount(24)))
 def test_equals_an_enumeration_that_shares_the_evaluator_only(seed: int) -> None:
     assert [line for row in told(seed, 6_000) for line in row.wrong] == []
+
+
+@pytest.mark.parametrize("seed", range(1007, 1063, 8))
+def test_equals_the_enumeration_where_operands_have_zeros(seed: int) -> None:
+    assert GROUPS[seed % len(GROUPS)] == "sparse"
+    assert [line for row in told(seed, 2_000) for line in row.wrong] == []
+
+
+def test_zeros_that_are_written_are_searched_for() -> None:
+    """tests/data/reported/sparse_result.yaml: 12 elements, of whose products 0.72 are expected to be nonzero."""
+    e = einsum("T[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 3, "k": 6}, density={"A": 0.01})
+    (found,) = optimal(Problem(machine.arch(machine.load("a2")), e, "energy"))  # type: ignore[misc]
+    rows = {(row.level, row.action): row.elems for row in count(found.mapping, e, machine.arch(machine.load("a2"))) if row.tensor == "T"}
+    assert found.proven and rows["DRAM", "write"] == pytest.approx(12) and ("DRAM", "read") not in rows
 
 
 @pytest.mark.parametrize("seed", range(12, 28))
