@@ -32,7 +32,7 @@ from dse import asked, explain, record
 from dse.conversion import converted
 from dse.installed import PACKAGES, ROOT
 from dse.nest import Infeasible
-from dse.reuse.family import Family, priced_on, structure
+from dse.reuse.family import Family, priced_on
 from dse.sim.evaluate import EinsumCost, Solution, Violated
 from dse.sim.network import WAYS
 from dse.stack import scheduled_on, shared_by, solve, solved_together
@@ -271,7 +271,7 @@ def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
         known = [job.families.get(workload.name, {}) for workload in job.workloads]
         for i, ask in enumerate(asks):
             if any(ask.machine not in one for one in known) and isinstance(arch := decode(job.study.space, ask.machine), Arch):
-                found[i] = str(structure(arch))
+                found[i] = str(arch.structure())
     kinds = sorted(set(found.values()))
     return sorted(found, key=lambda i: (kinds.index(found[i]) - number) % len(kinds))
 
@@ -438,22 +438,22 @@ def shaping(space: Space) -> list[int]:
     built = ((at, one) for at in range(0, space.size, -(-space.size // LOOKED)) if isinstance(one := decode(space, at), Arch))
     if (found := next(built, None)) is None:
         return list(range(len(space.axes)))
-    own, same = values(space, found[0]), structure(found[1])
+    own, same = values(space, found[0]), found[1].structure()
     return [place for place, axis in enumerate(space.axes) if not _prices_alone(space, own, same, axis, axis.values[::-(-len(axis.values) // TOLD)])]
 
 
 def _prices_alone(space: Space, own: Mapping[str, Any], same: Arch, axis: Axis, some: Sequence[Value]) -> bool:
     """Whether these values of an axis change no more of a machine than prices, rates and clock."""
     others = (decode(space, index_of(space, {**own, axis.key: value})) for value in some)
-    return all(isinstance(one, Unbuildable) or structure(one) == same for one in others)
+    return all(isinstance(one, Unbuildable) or one.structure() == same for one in others)
 
 
 def members(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
     """Machines of a space that share schedules with one of it, `arch`: on axes that change prices, rates and clock alone, any value."""
-    own, same = values(space, machine), structure(arch)
+    own, same = values(space, machine), arch.structure()
     free = [axis for axis in space.axes if _prices_alone(space, own, same, axis, axis.values)]
     several = [own | dict(zip((axis.key for axis in free), chosen, strict=True)) for chosen in product(*(axis.values for axis in free))]
-    return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and structure(one) == same}
+    return {at: one for at in sorted(index_of(space, one) for one in several) if isinstance(one := decode(space, at), Arch) and one.structure() == same}
 
 
 def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solution]]) -> tuple[Rows, list[Laid]]:

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from dse import folder, record, stack
 from dse.nest import Infeasible, parse
 from dse.nest import Mapping as Nest
-from dse.reuse.family import structure
 from dse.sim import cost
 from dse.sim.cost import Price, together
 from dse.sim.counts import count
@@ -33,7 +32,7 @@ from dse.stack import TILING
 from dse.study import follows, pareto
 from dse.study import study as studies
 from dse.study.study import Study
-from hw.arch import Arch
+from hw.arch import Arch, Compute, Fanout, Level, fields_of
 from hw.space import decode
 from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, unique
@@ -200,7 +199,7 @@ def _built(asked: Asked, number: int) -> tuple[Arch, int] | None:
 def _alike(arch: Arch) -> Arch:
     """A machine without all that may differ between those that one nest is costed on at once. Capacities decide what fits, which was decided; sizes of arrays
     how many lanes leak and how long a systolic array takes to fill (`_sizes`)."""
-    return arch if arch.felt() else structure(arch).sizeless()
+    return arch if arch.felt() else arch.structure().sizeless()
 
 
 def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
@@ -319,16 +318,19 @@ def _levels(asked: Asked, machines: Any) -> pa.Array:
 
 def levels(arch: Arch) -> list[dict[str, Any]]:
     """Rows of `prices` of one machine."""
+    def own_prices(node: Level | Fanout | Compute) -> dict[str, Any]:
+        return {name: getattr(node, name) for name in fields_of(type(node), "price", "network")}
+
     lane = arch.compute
     rows: list[dict[str, Any]] = [
-        {"level": level.name, "read_pj": level.read_pj, "write_pj": level.write_pj, "width_bits": level.width_bits, "bandwidth": level.bandwidth,
+        {"level": level.name, **own_prices(level), "width_bits": level.width_bits, "bandwidth": level.bandwidth,
          "leak_mw": level.leak_mw, "capacity_bits": level.capacity_bits, "instances": arch.instances(v), "word_bits": arch.word_bits,
          "row_pj": level.access.row_pj if level.access else 0.0} for v, level in enumerate(arch.levels)]
-    rows += [{"level": f.name, "hop_pj": f.hop_pj, "lane_pj": f.lane_pj, "word_bits": arch.word_bits, "instances": 1}
-             for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    rows += [{"level": f.name, **own_prices(f), "word_bits": arch.word_bits, "instances": 1}
+             for f in arch.fanouts if any(own_prices(f).values())]
     if lane.vector_leak_mw:
         rows.append({"level": "VECTOR", "leak_mw": lane.vector_leak_mw, "instances": 1})
-    own = {"level": "MAC", "mac_pj": lane.mac_pj, "alu_pj": lane.alu_pj, "merge_pj": lane.merge_pj, "bandwidth": lane.ops_per_cycle, "leak_mw": lane.leak_mw}
+    own = {"level": "MAC", **own_prices(lane), "bandwidth": lane.ops_per_cycle, "leak_mw": lane.leak_mw}
     return [{**row, "clock_ghz": arch.clock_ghz} for row in (*rows, {**own, "instances": arch.instances(len(arch.levels))})]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -27,6 +28,12 @@ class Key(NamedTuple):
 
 
 Meanings = Mapping[str, tuple[str, str]]  # key -> (unit, meaning)
+
+
+def _energies(node: type) -> Meanings:
+    """Keys whose meaning stands where they are declared."""
+    return {own.name: ("pJ", own.metadata["says"]) for own in fields(node) if "says" in own.metadata}
+
 
 # What is read by hand and has no schema: values and default beside unit and meaning.
 STUDY: dict[str, tuple[str, str, str, str]] = {
@@ -97,6 +104,7 @@ MACHINE: Meanings = {
     "tiling": ("", "for solver.tiling: smaug; the keys of tiling below"),
 }
 MEMORY: Meanings = {
+    **_energies(Memory),
     "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
     "width_bits": ("bit", "moved by one action (a read or a write)"),
     "kind": ("", "picks the component table; custom: energies, bandwidth and area are all given here"),
@@ -105,8 +113,6 @@ MEMORY: Meanings = {
     "channels": ("", "DRAM: bandwidths and background powers add up"),
     "bandwidth": ("GB/s", "of one instance; none: the table's"),
     "actions_per_cycle": ("1/cycle", "bandwidth in actions of width_bits, inf: without limit; instead of bandwidth"),
-    "read_pj": ("pJ", "energy of one read of width_bits; none: the table's"),
-    "write_pj": ("pJ", "energy of one write of width_bits; none: the table's"),
     "leak_mw": ("mW", "leakage of one instance, all banks; of a DRAM its background power"),
     "area_mm2": ("mm2", "of one instance, all banks"),
     "cycle_ns": ("ns", "sram: least time between two accesses of an array"),
@@ -121,7 +127,6 @@ MEMORY: Meanings = {
     "row": ("B", "of DRAM, open per bank until another one is asked for"),
     "row_banks": ("", "DRAM banks; none: 1"),
     "row_interleave": ("B", "banks take turns every so many bytes; none: a row"),
-    "row_pj": ("pJ", "energy of opening a row"),
     "row_ns": ("ns", "from one opening of a row to the next in the same bank"),
     "bank_map": ("", "sram: words lie over the banks in turn (word), in turn turned by the row (xor), or in blocks; bank conflicts are felt where it is given"),
     "dma_ns": ("ns", "time of one DMA descriptor"),
@@ -133,23 +138,20 @@ MEMORY: Meanings = {
     "miss_ns": ("ns", "time that a miss adds"),
 }
 ARRAY: Meanings = {
+    **_energies(Array),
     "array": ("", "makes the node an array: copies of all that follows"),
     "dims": ("", "size per dimension, e.g. {x: 16, y: 16}"),
     "multicast": ("", "one read serves all lanes that want the same element; or the dimensions in which it does"),
     "reduce": ("", "lanes add their partial outputs on the way out; or the dimensions in which they do"),
     "ramp": ("", "a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights, inputs"),
-    "hop_pj": ("pJ", "a mesh of two dimensions, rows first: energy of one bit over one link"),
-    "lane_pj": ("pJ", "energy of one bit that a lane takes from the network, or gives to it"),
     "rim": ("", "of a mesh: where on it the level outside stands; edge: along its first and last column"),
     "source": ("", "of a mesh: whence lanes take a word that many want: all from the level outside along one tree, or each from the nearest lane that has it"),
 }
 LANE: Meanings = {
+    **_energies(Lane),
     "compute": ("", "makes the node the compute, the last one"),
     "kind": ("", "picks the component table; custom: all numbers are given here"),
     "ops_per_cycle": ("1/cycle", "operations of one lane"),
-    "mac_pj": ("pJ", "one multiply-accumulate; none: the table's"),
-    "alu_pj": ("pJ", "one other operation; none: the table's"),
-    "merge_pj": ("pJ", "adding a partial sum that a lane holds to another lane's; none: alu_pj of a lane"),
     "leak_mw": ("mW", "leakage of one lane"),
     "area_mm2": ("mm2", "of one lane"),
     "vector_lanes": ("", "lanes of the machine's one vector unit, which does all that is no multiply-accumulate; 0: the array's lanes do it"),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pyarrow as pa
+
+from hw.arch import Access, Compute, Fanout, Level
 
 MODEL_VERSION = 11
 SOLVER_VERSION = 20
@@ -54,6 +56,12 @@ METRICS: Columns = {
     "power_mw": Column("float64", "mW", "energy over latency"),
     "throughput": Column("float64", "1/s", "runs per second back to back: 1e9 / steady time in ns"),
 }
+
+
+def _prices(node: type) -> Columns:
+    """Columns of a node's energies, said where they are declared."""
+    return {own.name: Column("float64", "pJ", own.metadata["says"]) for own in fields(node) if own.metadata["says"]}
+
 
 TABLES: dict[str, Columns] = {
     "machines": {
@@ -195,14 +203,7 @@ TABLES: dict[str, Columns] = {
     "prices": {
         "machine": MACHINE,
         "level": LEVEL,
-        "read_pj": Column("float64", "pJ", "one read of width_bits"),
-        "write_pj": Column("float64", "pJ", "one write of width_bits"),
-        "mac_pj": Column("float64", "pJ", "MAC: one multiply-accumulate"),
-        "alu_pj": Column("float64", "pJ", "MAC: one other operation"),
-        "merge_pj": Column("float64", "pJ", "MAC: adding a partial sum that a lane holds to another lane's"),
-        "row_pj": Column("float64", "pJ", "a level of rows: one row opened"),
-        "hop_pj": Column("float64", "pJ", "a network: one bit over one link"),
-        "lane_pj": Column("float64", "pJ", "a network: one bit that a lane takes or gives"),
+        **_prices(Level), **_prices(Compute), **_prices(Access), **_prices(Fanout),
         "width_bits": Column("int32", "bit", "bits of one action"),
         "word_bits": Column("int32", "bit", "size of an element that names none of its own"),
         "bandwidth": Column("float64", "1/cycle", "actions per cycle of one instance"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from math import inf, prod
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -100,6 +101,29 @@ WORDS = ("pes", "macs", "vector", "kernel", "full")  # array constants; rows or 
 Roles = Annotated[tuple[Role, ...], BeforeValidator(read_roles), WithJsonSchema({"type": "array", "items": {"enum": [*ROLES]}, "minItems": 1})]
 Entry = Annotated[int | str, BeforeValidator(read_entry), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": [*WORDS]}]})]
 
+FieldRole = Literal["structure", "size", "price", "rate", "leakage", "clock", "area", "label", "layout", "network",
+                    "tiles", "nodes"]
+COSTS: tuple[FieldRole, ...] = ("price", "rate", "leakage", "clock")  # machines that differ in these alone share answers
+
+
+def role(of: FieldRole, says: str = "") -> dict[str, str]:
+    """Metadata of a field of Level, Fanout, Compute, Access, Arch: what it is to answers. All that strips, varies,
+    compares or tabulates machines asks for roles (`slots`) and names no field.
+
+    structure: which mappings there are, and what they count; size: capacities, sizes of arrays
+    price: energy of one action; rate: actions per cycle, None where there is no such unit (which is structure)
+    leakage: power of an instance; clock: cycles per ns; area: silicon
+    layout, network: what costs beyond the words that mappings move; tiles: what tile optimizers alone read
+    label: names and remarks, in no cost; nodes: the nodes themselves
+    says: the column of the table `prices`, as users read it.
+    """
+    return {"role": of, "says": says}
+
+
+def says(meaning: str) -> dict[str, str]:
+    """Metadata of a key of machine files: what `dse list keys` says of it."""
+    return {"says": meaning}
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -125,8 +149,8 @@ class Memory:
     channels: Count = 1
     bandwidth: Rate | None = None
     actions_per_cycle: Actions | None = None
-    read_pj: Cost | None = None
-    write_pj: Cost | None = None
+    read_pj: Cost | None = field(default=None, metadata=says("energy of one read of width_bits; none: the table's"))
+    write_pj: Cost | None = field(default=None, metadata=says("energy of one write of width_bits; none: the table's"))
     leak_mw: Cost | None = None
     area_mm2: Cost | None = None
     cycle_ns: Positive | None = None
@@ -141,7 +165,7 @@ class Memory:
     row: Bytes | None = None
     row_banks: Count | None = None
     row_interleave: Bytes | None = None
-    row_pj: Cost | None = None
+    row_pj: Cost | None = field(default=None, metadata=says("energy of opening a row"))
     row_ns: Cost | None = None
     bank_map: Literal["word", "block", "xor"] | None = None
     dma_ns: Cost | None = None
@@ -169,8 +193,9 @@ class Array:
     multicast: Flag | tuple[str, ...] = True
     reduce: Flag | tuple[str, ...] = True
     ramp: Still | None = None
-    hop_pj: Cost = 0.0
-    lane_pj: Cost = 0.0
+    hop_pj: Cost = field(default=0.0, metadata=says(
+        "a mesh of two dimensions, rows first: energy of one bit over one link"))
+    lane_pj: Cost = field(default=0.0, metadata=says("energy of one bit that a lane takes from the network, or gives to it"))
     rim: Rim = "corners"
     source: Source = "next_level"
 
@@ -189,9 +214,10 @@ class Lane:
     name: Annotated[Name, Field(alias="compute")]
     kind: ComputeKind
     ops_per_cycle: Positive = 1.0
-    mac_pj: Cost | None = None
-    alu_pj: Cost | None = None
-    merge_pj: Cost | None = None
+    mac_pj: Cost | None = field(default=None, metadata=says("one multiply-accumulate; none: the table's"))
+    alu_pj: Cost | None = field(default=None, metadata=says("one other operation; none: the table's"))
+    merge_pj: Cost | None = field(default=None, metadata=says(
+        "adding a partial sum that a lane holds to another lane's; none: alu_pj of a lane"))
     leak_mw: Cost | None = None
     area_mm2: Cost | None = None
     vector_lanes: Annotated[int, Field(ge=0, strict=True)] = 0
@@ -251,27 +277,26 @@ class Access:
     where calibrated.
     """
 
-    line_bits: int
-    row_bits: int = 0
-    row_banks: int = 1
-    granule_bits: int = 0
-    row_pj: float = 0.0
-    row_cycles: float = 0.0
-    rmw: bool = False
-    banks: int = 0
-    bank_map: str = "word"
-    capacity_bits: int = 0
-    descriptor_cycles: float = 0.0
-    dma_queues: int = 1
-    dma_strides: int = 0
-    prefetch_lines: int = 0
-    prefetch_run: float | None = None
-    prefetch_line: float | None = None
-    miss_cycles: float = 0.0
+    line_bits: int = field(metadata=role("layout"))
+    row_bits: int = field(default=0, metadata=role("layout"))
+    row_banks: int = field(default=1, metadata=role("layout"))
+    granule_bits: int = field(default=0, metadata=role("layout"))
+    row_pj: float = field(default=0.0, metadata=role("layout", "a level of rows: one row opened"))
+    row_cycles: float = field(default=0.0, metadata=role("layout"))
+    rmw: bool = field(default=False, metadata=role("layout"))
+    banks: int = field(default=0, metadata=role("layout"))
+    bank_map: str = field(default="word", metadata=role("layout"))
+    capacity_bits: int = field(default=0, metadata=role("layout"))
+    descriptor_cycles: float = field(default=0.0, metadata=role("layout"))
+    dma_queues: int = field(default=1, metadata=role("layout"))
+    dma_strides: int = field(default=0, metadata=role("layout"))
+    prefetch_lines: int = field(default=0, metadata=role("layout"))
+    prefetch_run: float | None = field(default=None, metadata=role("layout"))
+    prefetch_line: float | None = field(default=None, metadata=role("layout"))
+    miss_cycles: float = field(default=0.0, metadata=role("layout"))
 
 
 LINED = ("burst", "bank_map")  # fields of memories by which layouts are felt
-HOPS = ("hop_pj", "lane_pj")  # fields of arrays that price networks
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,26 +309,21 @@ class Level:
     holds: roles of the tensors that may stand here; where bypass is False, those must. access None: layouts cost nothing here.
     """
 
-    name: str
-    capacity_bits: int | None
-    width_bits: int
-    read_pj: float
-    write_pj: float
-    bandwidth: float = inf
-    ports: Literal["shared", "separate"] = "shared"
-    double_buffer: bool = False
-    bypass: bool = True
-    skip_first_read: bool = True
-    leak_mw: float = 0.0
-    area_mm2: float = 0.0
-    access_cycles: int = 1
-    holds: tuple[str, ...] = ROLES
-    access: Access | None = None
-
-
-def unpriced(level: Level) -> Level:
-    """The level without prices and rates: what of it shapes mappings."""
-    return replace(level, read_pj=0.0, write_pj=0.0, bandwidth=inf, leak_mw=0.0, area_mm2=0.0, access_cycles=1)
+    name: str = field(metadata=role("structure"))
+    capacity_bits: int | None = field(metadata=role("size"))
+    width_bits: int = field(metadata=role("structure"))
+    read_pj: float = field(metadata=role("price", "one read of width_bits"))
+    write_pj: float = field(metadata=role("price", "one write of width_bits"))
+    bandwidth: float = field(default=inf, metadata=role("rate"))
+    ports: Literal["shared", "separate"] = field(default="shared", metadata=role("structure"))
+    double_buffer: bool = field(default=False, metadata=role("structure"))
+    bypass: bool = field(default=True, metadata=role("structure"))
+    skip_first_read: bool = field(default=True, metadata=role("structure"))
+    leak_mw: float = field(default=0.0, metadata=role("leakage"))
+    area_mm2: float = field(default=0.0, metadata=role("area"))
+    access_cycles: int = field(default=1, metadata=role("label"))
+    holds: tuple[str, ...] = field(default=ROLES, metadata=role("structure"))
+    access: Access | None = field(default=None, metadata=role("layout"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,17 +338,17 @@ class Fanout:
     dimension its first lane and how many the whole mesh has.
     """
 
-    name: str
-    outside: int
-    dims: tuple[tuple[str, int], ...]
-    multicast: tuple[bool, ...]
-    reduce: tuple[bool, ...]
-    ramp: Still | Literal[""] = ""
-    hop_pj: float = 0.0
-    lane_pj: float = 0.0
-    rim: Rim = "corners"
-    source: Source = "next_level"
-    place: tuple[tuple[int, int], ...] = ()
+    name: str = field(metadata=role("structure"))
+    outside: int = field(metadata=role("structure"))
+    dims: tuple[tuple[str, int], ...] = field(metadata=role("size"))
+    multicast: tuple[bool, ...] = field(metadata=role("structure"))
+    reduce: tuple[bool, ...] = field(metadata=role("structure"))
+    ramp: Still | Literal[""] = field(default="", metadata=role("structure"))
+    hop_pj: float = field(default=0.0, metadata=role("network", "a network: one bit over one link"))
+    lane_pj: float = field(default=0.0, metadata=role("network", "a network: one bit that a lane takes or gives"))
+    rim: Rim = field(default="corners", metadata=role("structure"))
+    source: Source = field(default="next_level", metadata=role("structure"))
+    place: tuple[tuple[int, int], ...] = field(default=(), metadata=role("structure"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,15 +359,16 @@ class Compute:
     vector_leak_mw, vector_area_mm2: of that unit.
     """
 
-    mac_pj: float
-    alu_pj: float
-    ops_per_cycle: float = 1.0
-    leak_mw: float = 0.0
-    area_mm2: float = 0.0
-    alu_per_cycle: float | None = None
-    vector_leak_mw: float = 0.0
-    vector_area_mm2: float = 0.0
-    merge_pj: float = 0.0
+    mac_pj: float = field(metadata=role("price", "MAC: one multiply-accumulate"))
+    alu_pj: float = field(metadata=role("price", "MAC: one other operation"))
+    ops_per_cycle: float = field(default=1.0, metadata=role("rate"))
+    leak_mw: float = field(default=0.0, metadata=role("leakage"))
+    area_mm2: float = field(default=0.0, metadata=role("area"))
+    alu_per_cycle: float | None = field(default=None, metadata=role("rate"))
+    vector_leak_mw: float = field(default=0.0, metadata=role("leakage"))
+    vector_area_mm2: float = field(default=0.0, metadata=role("area"))
+    merge_pj: float = field(default=0.0, metadata=role(
+        "price", "MAC: adding a partial sum that a lane holds to another lane's"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,36 +378,62 @@ class Arch:
     overlap free: every fill overlaps the work inside; buffered: those into levels that double-buffer.
     """
 
-    name: str
-    levels: tuple[Level, ...]
-    fanouts: tuple[Fanout, ...]
-    compute: Compute
-    clock_ghz: float
-    word_bits: int
-    tiling: Tiling = Tiling()
-    overlap: Overlap = "buffered"
+    name: str = field(metadata=role("label"))
+    levels: tuple[Level, ...] = field(metadata=role("nodes"))
+    fanouts: tuple[Fanout, ...] = field(metadata=role("nodes"))
+    compute: Compute = field(metadata=role("nodes"))
+    clock_ghz: float = field(metadata=role("clock"))
+    word_bits: int = field(metadata=role("structure"))
+    tiling: Tiling = field(default=Tiling(), metadata=role("tiles"))
+    overlap: Overlap = field(default="buffered", metadata=role("structure"))
 
     def instances(self, outside: int) -> int:
         """Copies of what has `outside` levels outside of it: levels[outside], or the lanes for len(levels)."""
         return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
 
     def ideal(self) -> Arch:
-        """The machine without a word on lines, rows, banks and networks: layouts and hops cost nothing there, and no mapping more than here."""
-        levels = tuple(replace(level, access=None) for level in self.levels) if self.described() else self.levels
-        return replace(self, levels=levels, fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in self.fanouts)) if self.felt() else self
+        """The machine without a word on lines, rows, banks and networks: layouts and hops cost nothing there, and no
+        mapping more than here."""
+        return self.without("layout", "network") if self.felt() else self
 
     def sizeless(self) -> Arch:
         """The machine without a word on capacities and sizes of arrays."""
-        levels = tuple(replace(level, capacity_bits=None) for level in self.levels)
-        return replace(self, levels=levels, fanouts=tuple(replace(f, dims=tuple((name, 1) for name, _ in f.dims)) for f in self.fanouts))
+        return self.without("size")
+
+    def structure(self) -> Arch:
+        """The machine without prices, rates and clock: what it shares with those that the same mappings fit."""
+        return self.without(*COSTS, "area", "label")
 
     def felt(self) -> bool:
         """Whether anything costs that mappers do not see: layouts, or networks."""
-        return self.described() or any(f.hop_pj or f.lane_pj for f in self.fanouts)
+        return self.described() or any(self.values(slots(self, "network")))
 
     def described(self) -> bool:
         """Whether layouts are felt anywhere."""
         return any(level.access for level in self.levels)
+
+    def without(self, *roles: FieldRole) -> Arch:
+        """The machine with nothing said in fields of these roles: machines that differ in them alone become equal."""
+        return self.changed(roles, _nothing)
+
+    def changed(self, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Arch:
+        """The machine with what a rule makes of every field of these roles, from its role and value."""
+        return replace(changed(self, roles, rule), levels=tuple(changed(level, roles, rule) for level in self.levels),
+                       fanouts=tuple(changed(f, roles, rule) for f in self.fanouts), compute=changed(self.compute, roles, rule))
+
+    def values(self, at: Iterable[Slot]) -> list[Any]:
+        """What stands in fields, in their order."""
+        nodes = {"levels": self.levels, "fanouts": self.fanouts, "compute": (self.compute,), "": (self,)}
+        return [getattr(nodes[one.nodes][one.number], one.field) for one in at]
+
+    def filled(self, at: Iterable[Slot], values: Iterable[Any]) -> Arch:
+        """The machine with other values in some of its fields, in their order."""
+        own: dict[tuple[str, int], dict[str, Any]] = {}
+        for one, value in zip(at, values, strict=True):
+            own.setdefault((one.nodes, one.number), {})[one.field] = value
+        return replace(self, levels=tuple(replace(level, **own.get(("levels", v), {})) for v, level in enumerate(self.levels)),
+                       fanouts=tuple(replace(f, **own.get(("fanouts", i), {})) for i, f in enumerate(self.fanouts)),
+                       compute=replace(self.compute, **own.get(("compute", 0), {})), **own.get(("", 0), {}))
 
     def area_mm2(self) -> float:
         """Silicon of all instances; DRAM has none of its own on the chip."""
@@ -400,3 +447,63 @@ class Arch:
     def slow_levels(self) -> tuple[str, ...]:
         """Levels whose arrays are slower than the clock, as `GBUF (2 cycles)`: their bandwidth is divided already."""
         return tuple(f"{level.name} ({level.access_cycles} cycles)" for level in self.levels if level.access_cycles > 1)
+
+
+class Slot(NamedTuple):
+    """A field of a machine. nodes: levels, fanouts, compute, or "" for the machine's own; number: of the node."""
+
+    nodes: str
+    number: int
+    field: str
+
+
+def fields_of(node: type, *roles: FieldRole) -> tuple[str, ...]:
+    """Fields of a kind of node, in the order of these roles, then of declaration.
+
+    Raises TypeError for a field without a role, which no comparison of machines would see.
+    """
+    return _fields_of(node, roles)
+
+
+@lru_cache
+def _fields_of(node: type, roles: tuple[FieldRole, ...]) -> tuple[str, ...]:
+    if bare := [one.name for one in fields(node) if "role" not in one.metadata]:
+        raise TypeError(f"{node.__name__}.{bare[0]} has no role; declare it with metadata=role(...)")
+    return tuple(one.name for of in roles for one in fields(node) if one.metadata["role"] == of)
+
+
+def slots(arch: Arch, *roles: FieldRole) -> tuple[Slot, ...]:
+    """Fields of these roles: of levels, fanouts, what computes, the machine; of each in the order of `fields_of`."""
+    kinds = (("levels", tuple(map(type, arch.levels))), ("fanouts", tuple(map(type, arch.fanouts))),
+             ("compute", (type(arch.compute),)), ("", (type(arch),)))
+    return _slots(kinds, roles)
+
+
+@lru_cache(maxsize=1024)
+def _slots(kinds: tuple[tuple[str, tuple[type, ...]], ...], roles: tuple[FieldRole, ...]) -> tuple[Slot, ...]:
+    return tuple(Slot(nodes, number, name) for nodes, own in kinds for number, kind in enumerate(own)
+                 for name in fields_of(kind, *roles))
+
+
+Part = TypeVar("Part", Level, Fanout, Compute, Arch)
+
+
+def changed(node: Part, roles: Sequence[FieldRole], rule: Callable[[FieldRole, Any], Any]) -> Part:
+    """`Arch.changed` of one node's own fields."""
+    return replace(node, **{name: rule(of, getattr(node, name)) for of in roles for name in fields_of(type(node), of)})
+
+
+def structure_of(node: Part) -> Part:
+    """`Arch.structure` of one node's own fields."""
+    return changed(node, (*COSTS, "area", "label"), _nothing)
+
+
+def _nothing(of: FieldRole, value: Any) -> Any:
+    """What stands in a field of which nothing is said. A rate stays apart from none."""
+    if of in ("price", "leakage", "area", "network"):
+        return 0.0
+    if of in ("rate", "clock"):
+        return None if value is None else 1.0
+    if of == "size" and isinstance(value, tuple):
+        return tuple((name, 1) for name, _ in value)
+    return {"label": "", "tiles": Tiling()}.get(of)  # of a capacity, and of what layouts cost: None

@@ -11,38 +11,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.arch import Array, Lane, Machine, Memory, Node, unpriced
+from hw.arch import LINED, Arch, Array, Compute, FieldRole, Lane, Level, Machine, Memory, Node, Slot, fields_of, structure_of
 from hw.component import ComponentError, compute_of, contradictions, fanout_of, level_of, nesting_faults, order_faults, outline, word_bits_of
 from hw.space import HEAD, Axis, Space, Value, apply
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-STRUCTURE = ("kind", "burst", "bank_map")  # fields of memories that decide how nodes may stand inside each other
+NESTING = ("kind", *LINED)  # fields of memories that decide how nodes may stand inside each other
+COUNTED: tuple[FieldRole, ...] = ("price", "rate")  # of levels and of what computes, a column each
+OWN = tuple(name for name in fields_of(Arch, "structure", "tiles") if name != "word_bits")  # which what computes decides
 SILICON = ("node_nm", "cell")  # fields of machines that of all memories only an sram depends on
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Of n machines with V levels and D dimensions of arrays; outside: [D] levels outside of each. NaN: alu_per_cycle of lanes that do it themselves.
+    """Of n machines with V levels and D dimensions of arrays; outside: [D] levels outside of each.
 
-    read_pj, write_pj, bandwidth, width_bits, separate: [n, V]. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it,
-    writes reduced. leak_mw, area_mm2: of all instances. shape: [n, nodes + 1] a number per node and for the machine, equal where they differ at most in prices,
-    rates and clock. Others [n], as in `Compute` and `Arch`.
+    levels [n, V], compute [n]: prices and rates by the names of their fields; NaN: a rate of None. width_bits, separate:
+    [n, V]. sizes: [n, D] lanes along a dimension; shares: [n, D, 2] whether reads are multicast along it, writes
+    reduced. leak_mw, area_mm2: of all instances. shape: [n, nodes + 1] a number per node and for the machine, equal
+    where they differ at most in prices, rates and clock. Others [n], as in `Arch`.
     """
 
     outside: Ints
-    read_pj: Floats
-    write_pj: Floats
-    bandwidth: Floats
+    levels: Mapping[str, Floats]
+    compute: Mapping[str, Floats]
     width_bits: Ints
     separate: NDArray[np.bool_]
     sizes: Ints
     shares: NDArray[np.bool_]
-    mac_pj: Floats
-    alu_pj: Floats
-    merge_pj: Floats
-    ops_per_cycle: Floats
-    alu_per_cycle: Floats
     clock_ghz: Floats
     word_bits: Ints
     leak_mw: Floats
@@ -55,7 +52,18 @@ class Columns:
 
     def take(self, rows: Ints) -> Columns:
         """Of some of the machines."""
-        return Columns(self.outside, *(getattr(self, own.name)[rows] for own in fields(self)[1:]))
+        return _each([self], lambda some: some[0][rows])
+
+    def named(self, name: str) -> NDArray[Any]:
+        """The column of a field: a price or rate, or another one."""
+        for own in (self.levels, self.compute):
+            if name in own:
+                return own[name]
+        return np.asarray(getattr(self, name))
+
+    def at(self, slot: Slot) -> Floats:
+        """[n] of a price or rate. Raises KeyError for those of nodes that have no columns."""
+        return self.compute[slot.field] if slot.nodes == "compute" else {"levels": self.levels}[slot.nodes][slot.field][:, slot.number]
 
 
 def alike(rows: NDArray[Any]) -> tuple[Ints, Ints]:
@@ -76,7 +84,16 @@ def alike(rows: NDArray[Any]) -> tuple[Ints, Ints]:
 
 def joined(several: Sequence[Columns]) -> Columns:
     """Of all their machines, of one space."""
-    return Columns(several[0].outside, *(np.concatenate([getattr(one, own.name) for one in several]) for own in fields(Columns)[1:]))
+    return _each(several, np.concatenate)
+
+
+def _each(several: Sequence[Columns], of: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
+    """Columns made of the equal ones of several."""
+    first, own = several[0], [one.name for one in fields(Columns)[1:]]
+    changes: dict[str, Any] = {name: of([getattr(one, name) for one in several]) for name in own if name not in ("levels", "compute")}
+    for kind in ("levels", "compute"):
+        changes[kind] = {name: of([getattr(one, kind)[name] for one in several]) for name in getattr(first, kind)}
+    return replace(first, **changes)
 
 
 Row = tuple[float, ...]  # numbers of one node; empty: it cannot be built
@@ -135,11 +152,11 @@ class Table:
                 self.nodes.append(Made(_depends(space.axes, [*HEAD, *own]), make, width, _depends(space.axes, SILICON), kind))
             else:
                 self.nodes.append(Made(_depends(space.axes, [*own, *(key for key in HEAD if key != "clock_mhz" and isinstance(node, Lane))]), make, width))
-        nested = Made(_depends(space.axes, [key for key in keys if key.rpartition(".")[2] in STRUCTURE]), lambda chosen: _nested(apply(template, chosen)), 1)
+        nested = Made(_depends(space.axes, [key for key in keys if key.rpartition(".")[2] in NESTING]), lambda chosen: _nested(apply(template, chosen)), 1)
 
         def whole(chosen: Mapping[str, Value]) -> Row:
             spec = apply(template, chosen)
-            return spec.clock_mhz / 1e3, shapes.setdefault((spec.overlap, spec.tiling), len(shapes))
+            return spec.clock_mhz / 1e3, shapes.setdefault(tuple(getattr(spec, name) for name in OWN), len(shapes))
 
         clocked = Made(_depends(space.axes, [*HEAD, *(key for key in keys if key.startswith("tiling."))]), whole, 2)
         self.whole = (nested, clocked)
@@ -162,8 +179,8 @@ class Table:
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
         outside = [sum(isinstance(one, Memory) for one in template[:i]) for i, node in enumerate(template) if isinstance(node, Array) for _ in node.dims]
         sizes, multicast, reduce = (np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3))
-        read_pj, write_pj, bandwidth, width_bits, separate, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
-        mac_pj, alu_pj, merge_pj, ops, alu, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][:-1]
+        *of_levels, width_bits, separate, leak, area = (np.stack(column, axis=1) for column in zip(*levels, strict=True))
+        *of_lanes, lane_leak, lane_area, vector_leak, vector_area, word = nodes[-1][:-1]
         copies = [np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1) for v in range(len(levels) + 1)]
 
         def total(of_levels: Floats, of_lane: Floats, of_vector: Floats) -> Floats:
@@ -173,10 +190,11 @@ class Table:
                 found = found + of_levels[:, v] * copies[v]
             return np.asarray(found + of_lane * copies[-1] + of_vector)
 
-        return built, Columns(np.array(outside, np.int64), read_pj, write_pj, bandwidth, width_bits.astype(np.int64), separate.astype(bool),
-                              sizes.astype(np.int64), np.stack([multicast, reduce], axis=2).astype(bool), mac_pj, alu_pj, merge_pj, ops,
-                              np.where(alu == 0, nan, alu), clock, word.astype(np.int64), total(leak, lane_leak, vector_leak),
-                              total(area, lane_area, vector_area), np.stack([head, *(own[-1] for own in nodes)], axis=1).astype(np.int64))
+        priced, paced = (dict(zip(fields_of(kind, *COUNTED), own, strict=True)) for kind, own in ((Level, of_levels), (Compute, of_lanes)))
+        return built, Columns(np.array(outside, np.int64), priced, paced, width_bits.astype(np.int64), separate.astype(bool),
+                              sizes.astype(np.int64), np.stack([multicast, reduce], axis=2).astype(bool), clock,
+                              word.astype(np.int64), total(leak, lane_leak, vector_leak), total(area, lane_area, vector_area),
+                              np.stack([head, *(own[-1] for own in nodes)], axis=1).astype(np.int64))
 
 
 def _depends(axes: Sequence[Axis], fields: Collection[str]) -> tuple[int, ...]:
@@ -190,7 +208,8 @@ def _nested(spec: Machine) -> Row:
 def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callable[[Mapping[str, Value]], Row], int]:
     """What makes the numbers of node i from the values that it depends on, and how many there are. The last one is of its shape, as far as they are known."""
     node = template.nodes[i]
-    width = 8 if isinstance(node, Memory) else 3 * len(node.dims) + 1 if isinstance(node, Array) else 11
+    of_level, of_lane = (fields_of(kind, *COUNTED) for kind in (Level, Compute))
+    width = len(of_level) + 5 if isinstance(node, Memory) else 3 * len(node.dims) + 1 if isinstance(node, Array) else len(of_lane) + 6
 
     def shape(of: object) -> int:
         return shapes.setdefault(of, len(shapes))
@@ -213,14 +232,17 @@ def _maker(template: Machine, i: int, shapes: dict[object, int]) -> tuple[Callab
     def numbers(spec: Machine, own: Node) -> Row:
         if isinstance(own, Memory):
             at = level_of(spec, own, i == 0)
-            return at.read_pj, at.write_pj, at.bandwidth, at.width_bits, at.ports == "separate", at.leak_mw, at.area_mm2, shape(unpriced(at))
+            return *counted(at, of_level), at.width_bits, at.ports == "separate", at.leak_mw, at.area_mm2, shape(structure_of(at))
         if isinstance(own, Array):
             over = fanout_of(own, 0)
             sizes = [float(x) for (_, size), *flags in zip(over.dims, over.multicast, over.reduce, strict=True) for x in (size, *flags)]
-            return *sizes, shape(over)
+            return *sizes, shape(structure_of(over))
         assert isinstance(own, Lane)
         c, word = compute_of(spec, own), word_bits_of(spec, own)
-        vector = c.alu_per_cycle or 0.0, c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
-        return c.mac_pj, c.alu_pj, c.merge_pj, c.ops_per_cycle, *vector, word, shape((c.alu_per_cycle is None, word))
+        silicon = c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
+        return *counted(c, of_lane), *silicon, word, shape((structure_of(c), word))
+
+    def counted(built: Level | Compute, names: Sequence[str]) -> Row:
+        return tuple(nan if (value := getattr(built, name)) is None else value for name in names)
 
     return make, width

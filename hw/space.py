@@ -20,14 +20,13 @@ from typing import Any, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from hw import component
-from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Lane, Machine, Memory, Node, Tiling, plain_number
+from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Compute, FieldRole, Lane, Level, Machine, Memory, Node, Tiling, fields_of, plain_number
 
 Value = int | float | str | bool
 MAX_VALUES = 100_000
 TOTALS = ("area_mm2", "leak_mw")
 HEAD = ("clock_mhz", "node_nm", "cell", "word_bits", "overlap")
-PRICES = ("read_pj", "write_pj", "leak_mw", "area_mm2")
-LANE_PRICES = ("mac_pj", "alu_pj", "merge_pj", "leak_mw", "area_mm2")
+TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")  # numbers that tables give where a machine file does not
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
 STEP = re.compile(r"^x\s*(\d+(?:\.\d+)?)$")
 
@@ -294,12 +293,17 @@ def statics(space: Space, index: int, arch: Arch) -> dict[str, Value]:
         if isinstance(node, Memory):
             level = next(levels)
             per_gbps = 8 / level.width_bits / arch.clock_ghz
-            found |= {f"{node.name}.{f}": getattr(level, f) for f in PRICES} | {
+            found |= _tabulated(node, level) | {
                 f"{node.name}.capacity": inf if level.capacity_bits is None else level.capacity_bits / 8,
                 f"{node.name}.actions_per_cycle": level.bandwidth, f"{node.name}.bandwidth": level.bandwidth / per_gbps}
         elif isinstance(node, Lane):
-            found |= {f"{node.name}.{f}": getattr(arch.compute, f) for f in LANE_PRICES}
+            found |= _tabulated(node, arch.compute)
     return found | {"word_bits": arch.word_bits, "area_mm2": arch.area_mm2(), "leak_mw": arch.leak_mw()}
+
+
+def _tabulated(node: Node, built: Level | Compute) -> dict[str, Value]:
+    own = {f.name for f in fields(node)}
+    return {f"{node.name}.{f}": getattr(built, f) for f in fields_of(type(built), *TABULATED) if f in own}
 
 
 def static_names(template: Machine) -> frozenset[str]:

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from cluster import worker
 from cluster.ruled import Hope
 from cluster.worker import Ask, Job, Lease, job_of, machine_key, solve_lease, solve_machine, tables_of
-from dse.reuse.family import structure
 from dse.sim import bound_kernels, bounds
 from dse.stack import solve
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Cost, Objective, Trial
-from hw.arch import Arch
+from hw.arch import Arch, Compute, Level, fields_of
 from hw.columns import Table
 from hw.space import constraint, decode, static_names
 from tests.nests import random_einsum
@@ -53,16 +52,16 @@ def test_columns_and_bounds_are_those_of_the_machines(seed: int) -> None:
     found = [decode(s, one) for one in machines.tolist()]
     arches = [one for one in found if isinstance(one, Arch)]
     assert built.tolist() == [isinstance(one, Arch) for one in found]
-    for name in ("read_pj", "write_pj", "bandwidth", "width_bits"):
-        assert getattr(columns, name).tolist() == [[getattr(level, name) for level in arch.levels] for arch in arches]
+    for name in (*fields_of(Level, "price", "rate"), "width_bits"):
+        assert columns.named(name).tolist() == [[getattr(level, name) for level in arch.levels] for arch in arches]
     assert columns.sizes.tolist() == [[size for f in arch.fanouts for _, size in f.dims] for arch in arches]
     assert columns.lanes.tolist() == [arch.instances(len(arch.levels)) for arch in arches]
-    for name in ("mac_pj", "alu_pj", "ops_per_cycle"):
-        assert getattr(columns, name).tolist() == [getattr(arch.compute, name) for arch in arches]
-    assert str(columns.alu_per_cycle.tolist()) == str([arch.compute.alu_per_cycle or nan for arch in arches])
+    for name in fields_of(Compute, "price", "rate"):
+        found = [getattr(arch.compute, name) for arch in arches]
+        assert str(columns.named(name).tolist()) == str([nan if value is None else value for value in found])
     assert columns.area_mm2.tolist() == [arch.area_mm2() for arch in arches] and columns.leak_mw.tolist() == [arch.leak_mw() for arch in arches]
-    shapes = {one: structure(arch) for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)}
-    assert all(structure(arch) == shapes[one] for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True))
+    shapes = {one: arch.structure() for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True)}
+    assert all(arch.structure() == shapes[one] for one, arch in zip(map(tuple, columns.shape.tolist()), arches, strict=True))
     assert len(set(shapes.values())) == len(shapes)
     runs = operations(rng)
     pj, cycles = bound_kernels.in_turn(runs, columns)

@@ -13,7 +13,7 @@ from cluster import worker
 from cluster.worker import Ask, members
 from dse import stack
 from dse.nest import Infeasible
-from dse.reuse.family import Family, family, priced_on, structure
+from dse.reuse.family import Family, family, priced_on
 from dse.sim.evaluate import Solution
 from dse.sim.graph import evaluate
 from dse.stack import Picks
@@ -82,8 +82,8 @@ def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(see
 
 def free(arch: Arch, leak_mw: float = 0.0) -> Arch:
     """The machine with nothing to pay but leakage."""
-    levels = tuple(replace(level, read_pj=0.0, write_pj=0.0, leak_mw=leak_mw) for level in arch.levels)
-    return replace(arch, levels=levels, compute=replace(arch.compute, mac_pj=0.0, alu_pj=0.0, merge_pj=0.0, leak_mw=0.0, vector_leak_mw=0.0))
+    levels = tuple(replace(level, leak_mw=leak_mw) for level in arch.levels)
+    return replace(arch, levels=levels, compute=arch.without("leakage").compute).changed(["price"], lambda *_: 0.0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -139,7 +139,7 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(tmp_path: Pat
     space = study.load(tmp_path / "study.yaml").space
     alike = {machine: members(space, machine, arch) for machine in (3, 9) if isinstance(arch := decode(space, machine), Arch)}
     assert len(alike[3]) == 8
-    assert len({structure(arch) for arch in alike[9].values()}) == 1
+    assert len({arch.structure() for arch in alike[9].values()}) == 1
     columns = "machine, energy_pj, latency_cycles, gap_in_space, certificate"
     rows = []
     for i, (workers, method) in enumerate([(0, "exhaustive"), (0, "random"), (1, "random"), (2, "exhaustive"), (2, "random")]):
@@ -167,7 +167,7 @@ def test_leases_begin_with_schedules_of_their_own(tmp_path: Path, monkeypatch: p
         tables.append(worker.solve_lease(job, worker.Lease(number, asks)).tables["machines"].column("machine").to_pylist())
         begun.append([])
         worker.solve_lease(job, worker.Lease(1, asks))
-    sizes = [[structure(arch).levels[1].capacity_bits for machine in one if isinstance(arch := decode(job.study.space, machine), Arch)] for one in begun]
+    sizes = [[arch.structure().levels[1].capacity_bits for machine in one if isinstance(arch := decode(job.study.space, machine), Arch)] for one in begun]
     assert tables == [[0, 1, 2, 3]] * 3 and sizes[0][0] == sizes[0][1] == sizes[2][2] == sizes[2][3] != sizes[2][0] and sizes[4] == sizes[0]
     assert begun[1] == begun[3] == [0, 1, 2, 3]  # all is known: nothing to be sorted
 

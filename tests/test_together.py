@@ -16,7 +16,7 @@ from dse.dataflow.space import Tiles, dataflow
 from dse.nest import Infeasible
 from dse.sim.evaluate import EinsumCost, Problem
 from hw import machine, space
-from hw.arch import ROLES, Arch, Compute, Fanout, Level
+from hw.arch import COSTS, ROLES, Arch, Compute, Fanout, Level, slots
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 from tests.prove import together
 from workloads.einsum import einsum
@@ -25,13 +25,9 @@ FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
 
 
 def priced_anew(arch: Arch, rng: Random) -> Arch:
-    """Other prices and rates; what is for nothing or takes no time stays so."""
-    levels = tuple(replace(level, read_pj=level.read_pj * rng.choice(FACTORS), write_pj=level.write_pj * rng.choice(FACTORS),
-                           bandwidth=level.bandwidth * rng.choice(FACTORS), leak_mw=level.leak_mw * rng.choice(FACTORS)) for level in arch.levels)
-    c = arch.compute
-    lane = replace(c, mac_pj=c.mac_pj * rng.choice(FACTORS), alu_pj=c.alu_pj * rng.choice(FACTORS), merge_pj=c.merge_pj * rng.choice(FACTORS),
-                   ops_per_cycle=c.ops_per_cycle * rng.choice(FACTORS), leak_mw=c.leak_mw * rng.choice(FACTORS))
-    return replace(arch, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
+    """Other prices, rates and clock, each by itself; what is for nothing or takes no time stays so."""
+    at = slots(arch, *COSTS)
+    return arch.filled(at, [value and value * rng.choice(FACTORS) for value in arch.values(at)])
 
 
 def told(found: EinsumCost | Infeasible) -> tuple[object, ...]:

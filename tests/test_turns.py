@@ -17,7 +17,6 @@ from dse import stack
 from dse.dataflow.optimal import floors_on, optimal, optimal_on
 from dse.nest import Infeasible
 from dse.reuse import turns
-from dse.reuse.family import structure
 from dse.reuse.turns import Cell, raised, shared
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from dse.study import study as studies
@@ -118,7 +117,7 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
     arches = [other() for _ in range(12)]
     c = turns.cell(arches[0], columns(arches), lambda i: arches[i])
     values = [one.energy_pj for one in optimal_on([Problem(a, e, "energy") for a in arches], "ragged_lanes") if isinstance(one, EinsumCost)]
-    unleaking = floors_on([Problem(turns.still(a), e, "energy") for a in arches], "ragged_lanes")
+    unleaking = floors_on([Problem(a.without("leakage"), e, "energy") for a in arches], "ragged_lanes")
     units = turns.units_of(c, e)
     least = turns.least_on(c, e).cycles
     for k in range(len(arches)):
@@ -132,9 +131,11 @@ def columns(arches: list[Arch]):  # type: ignore[no-untyped-def]
     """Of machines that no space has."""
     own = space.parse(machine.load("edge_array"), {"clock_mhz": list(range(100, 100 + len(arches)))})
     _, found = Table(own).columns(np.arange(len(arches)))
-    levels = {name: np.array([[getattr(level, name) for level in a.levels] for a in arches]) for name in ("read_pj", "write_pj", "bandwidth", "width_bits")}
-    lanes = {name: np.array([getattr(a.compute, name) for a in arches]) for name in ("mac_pj", "alu_pj", "merge_pj", "ops_per_cycle")}
-    return replace(found, **levels, **lanes, leak_mw=np.array([a.leak_mw() for a in arches]), clock_ghz=np.array([a.clock_ghz for a in arches]))
+    levels = {name: np.array([[getattr(level, name) for level in a.levels] for a in arches]) for name in found.levels}
+    lanes = {name: np.array([getattr(a.compute, name) for a in arches], float) for name in found.compute}
+    width_bits = np.array([[level.width_bits for level in a.levels] for a in arches])
+    whole = {"leak_mw": np.array([a.leak_mw() for a in arches]), "clock_ghz": np.array([a.clock_ghz for a in arches])}
+    return replace(found, levels=levels, compute=lanes, width_bits=width_bits, **whole)
 
 
 def study(folder: Path, workloads: str = TWO, method: str = "exhaustive", prune: str = "") -> studies.Study:
@@ -161,7 +162,7 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
     assert job.blocks
     blocks = [(block, own.tolist()) for block, own in job.blocks.of(np.arange(180))]
     assert [len(own) for _, own in blocks] == [60, 60] and len(set(blocks[0][1]) | set(blocks[1][1])) == 120
-    assert all(structure(one.cell.first) == structure(one.cell.arch(7)) for one, _ in blocks)
+    assert all(one.cell.first.structure() == one.cell.arch(7).structure() for one, _ in blocks)
 
 
 def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
@@ -184,8 +185,8 @@ def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
     assert job.blocks and list(job.blocks.shaping) == [1, 2, 3, 4, 5]
     job.blocks.shaping = [1]
     blocks = [block for block, _ in job.blocks.of(np.arange(job.study.space.size))]
-    assert len(blocks) == 32 and len({structure(block.cell.first) for block in blocks}) == 32
-    assert all(structure(block.cell.arch(i)) == structure(block.cell.first) for block in blocks for i in range(2))
+    assert len(blocks) == 32 and len({block.cell.first.structure() for block in blocks}) == 32
+    assert all(block.cell.arch(i).structure() == block.cell.first.structure() for block in blocks for i in range(2))
     assert tables(job, alone=False) == tables(job, alone=True)
 
 

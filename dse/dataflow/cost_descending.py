@@ -25,7 +25,7 @@ from dse.sim import cost
 from dse.sim.counts import Count, Footprint, count, footprints, held_elems
 from dse.sim.evaluate import EinsumCost, Problem, figure, priced
 from dse.sim.parts import bits_of
-from hw.arch import Arch, Compute
+from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 
 Tile = dict[str, int]
@@ -79,10 +79,7 @@ def _rank(problem: Problem, candidate: Counted) -> tuple[float, float, float, st
 
 def topology(arch: Arch) -> Arch:
     """The machine without its prices: what decides which mappings exist and fit."""
-    levels = tuple(
-        replace(level, read_pj=0.0, write_pj=0.0, bandwidth=1.0, access_cycles=1, ports="shared", leak_mw=0.0, area_mm2=0.0)
-        for level in arch.levels)
-    return replace(arch, name="", levels=levels, compute=Compute(0.0, 0.0), clock_ghz=1.0)
+    return arch.structure()
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as Dict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
 from math import inf, prod
@@ -28,9 +28,9 @@ from dse.nest import Loop, Mapping, Store, holdable
 from dse.sim.counts import hull
 from dse.sim.evaluate import Problem
 from dse.sim.latency import some
-from dse.sim.parts import bits_of, elem_cycles, fill_cycles, op_cycles, op_pj, per_elem, port
+from dse.sim.parts import action_pj, bits_of, elem_cycles, fill_cycles, op_cycles, op_pj, per_elem, port
 from dse.sim.terms import nonzero, straight, unshared
-from hw.arch import Arch, Compute, Fanout, Tiling
+from hw.arch import Arch, Fanout, FieldRole, slots
 from workloads.einsum import Dim, Einsum
 
 Ints = NDArray[np.int64]
@@ -370,36 +370,32 @@ class Form:
 
 def _prices(arch: Arch) -> list[float]:
     """What coefficients are made of: per level energies of an action and cycles of one; those of operations; 1, of what has no price."""
-    c = arch.compute
-    levels = [price for level in arch.levels for price in (level.read_pj, level.write_pj, 1 / level.bandwidth)]
-    return [*levels, c.mac_pj, c.alu_pj, c.merge_pj, 1 / c.ops_per_cycle, 1 / c.alu_per_cycle if c.alu_per_cycle else 0.0, 1.0]
+    at, rates = slots(arch, "price", "rate"), set(slots(arch, "rate"))
+    own = zip(at, arch.values(at), strict=True)
+    return [*((1 / value if value else 0.0) if one in rates else value for one, value in own), 1.0]
 
 
 def alike(problem: Problem) -> tuple[Any, ...]:
     """Equal for problems that `search_on` takes at once: of one einsum and objective, on machines that differ in prices and rates alone."""
     e, arch = problem.einsum, problem.arch
     ramps = tuple(fill_cycles(f, e, arch) for f in arch.fanouts if f.ramp)
-    return problem.objective, e, arch.word_bits, tuple(level.capacity_bits for level in arch.levels), arch.fanouts, ramps, _bare(arch)
+    return problem.objective, e, tuple(arch.values(slots(arch, "size"))), ramps, _bare(arch)
 
 
 def _bare(arch: Arch) -> Arch:
     """The machine with prices of 1, or 0 where they are 0, and without sizes: what the form of its terms depends on."""
-    c, one = arch.compute, arch.sizeless()
-    levels = tuple(replace(level, read_pj=float(level.read_pj > 0), write_pj=float(level.write_pj > 0), bandwidth=1.0 if level.bandwidth < inf else inf,
-                           leak_mw=0.0, area_mm2=0.0, access_cycles=1) for level in one.levels)
-    lane = Compute(float(c.mac_pj > 0), float(c.alu_pj > 0), 1.0, alu_per_cycle=c.alu_per_cycle and 1.0, merge_pj=float(c.merge_pj > 0))
-    return replace(one, name="", levels=levels, compute=lane, clock_ghz=1.0, tiling=Tiling())
+    def ones(of: FieldRole, value: float | None) -> float | None:
+        return float(value > 0) if of == "price" and value is not None else value if value in (None, inf) else 1.0
+
+    return arch.without("size", "leakage", "clock", "area", "label", "tiles").changed(("price", "rate"), ones)
 
 
 def _in_units(bare: Arch) -> Arch:
     """The same with every price as an array: 1 at its own number."""
-    prices = np.array(_prices(bare))
-    own = iter(np.diag(prices))
+    at, rates = slots(bare, "price", "rate"), set(slots(bare, "rate"))
+    own = zip(at, bare.values(at), np.diag(np.array(_prices(bare))), strict=False)  # the last one has no field
     with np.errstate(divide="ignore"):  # what has no price takes no time
-        levels = tuple(replace(level, read_pj=next(own), write_pj=next(own), bandwidth=1 / next(own)) for level in bare.levels)
-        lane = replace(bare.compute, mac_pj=next(own), alu_pj=next(own), merge_pj=next(own), ops_per_cycle=1 / next(own))
-        vector = 1 / next(own)
-    return replace(bare, levels=levels, compute=replace(lane, alu_per_cycle=vector if bare.compute.alu_per_cycle else None))
+        return bare.filled(at, [None if value is None else 1 / row if one in rates else row for one, value, row in own])
 
 
 def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
@@ -532,9 +528,10 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
         if not compute:
             add(child, "read", kind, mask[child], 0, scale, True)
     between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
-    if output and not compute and between and some(arch.compute.merge_pj):
+    added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
+    if output and not compute and between and some(added_pj):
         # Sums that lanes merge: what they drain, less what is left of it. Both grow alike with smaller tiles, and what is left does not depend on lanes.
-        for merged, pj in ((0, arch.compute.merge_pj), (between, -arch.compute.merge_pj)):
+        for merged, pj in ((0, added_pj), (between, -added_pj)):
             for row in (found, low):
                 _more(row, (kernels.WORDS, x, k, merged, 0, 0, APART), 0, pj)
     return found, low

@@ -33,43 +33,37 @@ from dse.sim.evaluate import PRECISE, EinsumCost, Solution, Violated, above, spa
 from dse.sim.graph import evaluate, least, with_room
 from dse.sim.parts import action_pj, op_pj
 from dse.sim.placed import Placed
-from hw.arch import Arch, Compute, unpriced
+from hw.arch import Arch, slots
 from workloads.einsum import canonical_key
 from workloads.graph import Workload, counts
 
 Floats = NDArray[np.float64]
 Solve = Callable[[Arch, str], Solution | Infeasible]  # at least energy, or latency
 Question = tuple[list[float], list[float]]  # prices and times
-LANE = 3  # prices of operations: mac, alu, merge
 SAMPLED = 256  # machines whose linear programs tell the floors of all
 NEARLY = 1e-3  # shares that make no difference to which bound is taken
 MANY = 8192  # machines that are priced or bounded at a time: what that takes of memory
 
 
-def structure(arch: Arch) -> Arch:
-    """The machine without prices, rates and clock: what it shares with those that the same mappings fit."""
-    lane = Compute(0.0, 0.0, alu_per_cycle=None if arch.compute.alu_per_cycle is None else 1.0)
-    return replace(arch, levels=tuple(map(unpriced, arch.levels)), compute=lane, clock_ghz=1.0)
-
-
 def prices(arch: Arch) -> list[float]:
-    """Per action, and last of leakage per cycle."""
-    access = [pj for level in arch.levels for pj in (level.read_pj, level.write_pj)]
-    return [*access, arch.compute.mac_pj, arch.compute.alu_pj, arch.compute.merge_pj, arch.leak_mw() / arch.clock_ghz]
+    """Per action, in the order of the machine's prices, and last of leakage per cycle."""
+    return [*arch.values(slots(arch, "price")), arch.leak_mw() / arch.clock_ghz]
 
 
 def unit(arch: Arch, number: int) -> Arch:
-    """A machine of one structure where one price is 1 and all others are 0."""
-    at = iter(range(number, -len(prices(arch)), -1))
-    levels = tuple(replace(level, read_pj=float(next(at) == 0), write_pj=float(next(at) == 0)) for level in arch.levels)
-    lane = replace(arch.compute, mac_pj=float(next(at) == 0), alu_pj=float(next(at) == 0), merge_pj=float(next(at) == 0))
-    return replace(arch, levels=levels, compute=lane)
+    """The structure of a machine, where one price is 1 and all others are 0."""
+    at = slots(arch, "price")
+    return arch.structure().filled(at, [float(i == number) for i in range(len(at))])
 
 
 def times(arch: Arch) -> list[float]:
     """Of an action per level, of operations, and of what takes a cycle on each of them."""
-    lane = arch.compute
-    return [*(1 / level.bandwidth for level in arch.levels), 1 / lane.ops_per_cycle, 0.0 if lane.alu_per_cycle is None else 1 / lane.alu_per_cycle, 1.0]
+    return [*(0.0 if rate is None else 1 / rate for rate in arch.values(slots(arch, "rate"))), 1.0]
+
+
+def operations(arch: Arch) -> list[int]:
+    """Numbers of the prices that what computes has."""
+    return [i for i, at in enumerate(slots(arch, "price")) if at.nodes == "compute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +146,11 @@ def _widest(f: Family, could: Floats, share: float) -> int | None:
 
 
 def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
-    if len({structure(arch) for arch in arches}) > 1:
+    if len({arch.structure() for arch in arches}) > 1:
         raise ValueError("machines of one family differ in more than prices, rates and clock")
     if arches[0].felt():
         raise ValueError(f"{arches[0].name} describes lines, rows, banks or hops, which shared schedules do not price")
-    first = 2 * len(arches[0].levels)
-    kinds = [unit(structure(arches[0]), first + i) for i in range(LANE)]
+    kinds = [unit(arches[0], number) for number in operations(arches[0])]
     ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
     wide = [(slice(at, at + MANY), together(arches[at:at + MANY])) for at in range(0, len(arches), MANY)]
     bounds = np.concatenate([np.column_stack(np.broadcast_arrays(*least(some, workload))) for _, some in wide])
@@ -182,7 +175,7 @@ def _solved(f: Family, machine: int, asked: Question, fused: Solve, turns: Solve
     arch = f.arches[machine]
     f.asked.append(asked)
     only = asked[0] == _cycles(len(asked[0]))
-    twin = arch if asked[0][-1] else still(arch)
+    twin = arch if asked[0][-1] else arch.without("leakage")
     for solve in (fused, turns):
         found = solve(twin, "latency" if only else "energy")
         if isinstance(found, Infeasible):
@@ -198,19 +191,13 @@ def _solved(f: Family, machine: int, asked: Question, fused: Solve, turns: Solve
     return None
 
 
-def still(arch: Arch) -> Arch:
-    """The machine without leakage."""
-    levels = tuple(replace(level, leak_mw=0.0) for level in arch.levels)
-    return replace(arch, levels=levels, compute=replace(arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
-
-
 def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> tuple[Known, Floats]:
     """A schedule of one machine on all of them, and the energy of one run of each einsum [rows, machines]."""
     base = evaluate(arch, f.workload, schedule)
     assert isinstance(base, Solution)
     segments, _ = with_room(arch, f.workload, schedule)
     at = {one.einsum.name: one for own in segments for one in own}
-    units = [unit(structure(arch), i) for i in range(f.prices.shape[1] - 1)]
+    units = [unit(arch, i) for i in range(f.prices.shape[1] - 1)]
     shape, actions = (len(base.einsums), len(f.arches)), []
     cycles, bound_by = np.zeros(shape), np.zeros(shape, np.int8)
     for i, c in enumerate(base.einsums):
@@ -256,10 +243,11 @@ class Program:
 def _program(f: Family, of: str) -> Program:
     """of: floors, or values as if they were floors."""
     machines, kinds = f.prices.shape
-    taken = np.vstack([np.eye(kinds)[-LANE - 1:], *(a.prices for a in f.anchors)])
+    own = operations(f.arches[0])
+    taken = np.vstack([np.eye(kinds)[[*own, kinds - 1]], *(a.prices for a in f.anchors)])
     leakage, worth = np.tile(taken[:, -1], (machines, 1)), np.empty((machines, len(taken)))
-    worth[:, :LANE], worth[:, LANE] = f.ops, f.bounds[:, 1]
-    for part, a in enumerate(f.anchors, LANE + 1):
+    worth[:, :len(own)], worth[:, len(own)] = f.ops, f.bounds[:, 1]
+    for part, a in enumerate(f.anchors, len(own) + 1):
         at, worth[:, part] = np.array(a.times), getattr(a, of)
         slower = np.min(np.divide(f.times, at, out=np.ones_like(f.times), where=at > 0), axis=1)  # what takes no time there takes none more
         leakage[:, part] = np.divide(a.prices[-1], slower, out=np.full(machines, inf if a.prices[-1] else 0.0), where=slower > 0)

@@ -161,17 +161,12 @@ class Nests:
         if not taken(trip, self.tiles) or partly_named(constraints, self.arch):
             return 0.0
         self.searches += 1
-        found = search(self._problem(trip, place, self._still()), self.tiles, constraints)
+        found = search(self._problem(trip, place, self.arch.without("leakage")), self.tiles, constraints)
         return found.floor if found.mapping else 0.0
 
     def _few(self, trip: Einsum, place: Place) -> float:
         """The same without a search."""
-        return self._compulsory(trip, place, self._still())[0] if self.objective == "energy" else 0.0
-
-    def _still(self) -> Arch:
-        """The machine without leakage."""
-        return replace(self.arch, levels=tuple(replace(level, leak_mw=0.0) for level in self.arch.levels),
-                       compute=replace(self.arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
+        return self._compulsory(trip, place, self.arch.without("leakage"))[0] if self.objective == "energy" else 0.0
 
     def _compulsory(self, trip: Einsum, place: Place, arch: Arch) -> tuple[float, float]:
         """Energy and cycles of operations and of each word of main memory once, but for tensors that others bring in."""

@@ -217,13 +217,13 @@ class Nodes:
         lanes share sums is also asked for where no sums are added up on the way, and the cheaper one taken."""
         self.searches += 1
         arch, outer = self.arch, self.arch.levels[0]
-        own = tuple(replace(level, leak_mw=0.0, access=None) for level in arch.levels)
+        own = arch.without("leakage", "layout").levels
         own = (replace(own[0], read_pj=price, write_pj=price, bandwidth=inf, leak_mw=arch.leak_mw() / arch.instances(1)),
                replace(own[1], capacity_bits=room), *own[2:])
-        node = replace(arch, levels=own, fanouts=arch.fanouts[1:], compute=replace(arch.compute, leak_mw=0.0, vector_leak_mw=0.0))
+        node = replace(arch.without("leakage"), levels=own, fanouts=arch.fanouts[1:])
         inner = [sum(f.lane_pj * level.width_bits for f in node.fanouts if f.outside == v) for v, level in enumerate(own)]
-        asked = replace(node, levels=tuple(replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)),
-                        fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in node.fanouts))
+        asked = replace(node.without("network"),
+                        levels=tuple(replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)))
         kept = tuple((level.name, t) for level, more in zip(own, inner, strict=True) if more for t in holdable(part, level))  # else charged nowhere
         constraints = Constraints(homes=tuple(sorted((t, own[1].name) for t in homes)), kept=kept, name="a node")
         if self.inside:

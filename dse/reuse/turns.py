@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from dse.compiled import njit
 from dse.nest import Infeasible
-from dse.reuse.family import prices, still, structure, times, unit
+from dse.reuse.family import prices, times, unit
 from dse.sim import bound_kernels
 from dse.sim.bounds import floor, needs, rates
 from dse.sim.cost import cycles_of, ports, taken
 from dse.sim.evaluate import PRECISE, EinsumCost, Violated
 from dse.sim.parts import action_pj
-from hw.arch import Arch
+from hw.arch import Arch, FieldRole, Slot, slots
 from hw.columns import Columns, Floats, Ints, alike
 from workloads.einsum import Einsum
 
@@ -48,16 +48,12 @@ Kind = NDArray[np.int32]
 
 
 def widened(arch: Arch, columns: Columns) -> Arch:
-    """As `cost.together`, of machines that differ from one in prices, rates and clock alone. Leakage stands where one number says that of all instances."""
-    def several(part: Any, **given: object) -> Any:
-        return replace(part, **given)
-
-    levels = tuple(several(level, **{name: getattr(columns, name)[:, v] for name in ("read_pj", "write_pj", "bandwidth")}, leak_mw=0.0)
-                   for v, level in enumerate(arch.levels))
-    names = ["mac_pj", "alu_pj", "merge_pj", "ops_per_cycle", *(["alu_per_cycle"] if arch.compute.alu_per_cycle else [])]
-    lane = several(arch.compute, **{name: getattr(columns, name) for name in names}, leak_mw=0.0, vector_leak_mw=columns.leak_mw)
-    found: Arch = several(arch, levels=levels, compute=lane, clock_ghz=columns.clock_ghz)
-    return found
+    """As `cost.together`, of machines that differ from one in prices, rates and clock alone. Leakage stands where one
+    number says that of all instances."""
+    at = [one for one, value in zip(slots(arch, "price", "rate"), arch.values(slots(arch, "price", "rate")), strict=True)
+          if value is not None]
+    total = [*at, Slot("compute", 0, "vector_leak_mw"), *slots(arch, "clock")]
+    return arch.without("leakage").filled(total, [*map(columns.at, at), columns.leak_mw, columns.clock_ghz])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,7 @@ class Cell:
     @cached_property
     def digest(self) -> str:
         """Of all that an answer for these machines depends on."""
-        found = hashlib.sha256(repr(structure(self.first)).encode())
+        found = hashlib.sha256(repr(self.first.structure()).encode())
         for part in (self.leak_mw, self.clock_ghz, self.prices, self.priced.of, self.times, self.paced.of):
             found.update(np.ascontiguousarray(part).tobytes())
         return found.hexdigest()
@@ -108,7 +104,7 @@ class Cell:
 
     def solved(self, i: int) -> Arch:
         found = self.arch(i)
-        if structure(found) != structure(self.first):
+        if found.structure() != self.first.structure():
             raise ValueError(f"{found.name} differs from machines that it shares mappings with in more than prices, rates and clock; leave out solver.share")
         return found
 
@@ -122,14 +118,13 @@ def cell(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> Cell:
     if first.felt():
         raise ValueError(f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; leave out solver.share")
 
-    def kinds(*names: str) -> Kinds:
-        rows = np.column_stack([getattr(columns, name) for name in names])
+    def kinds(role: FieldRole) -> Kinds:
+        rows = np.column_stack([columns.at(one) for one in slots(first, role)])
         some, of = alike(np.nan_to_num(rows, nan=-1.0))
         own = columns.take(some)
         return Kinds(own, [widened(first, own.take(np.arange(at, min(at + MANY, len(some))))) for at in range(0, len(some), MANY)], of.astype(np.int32))
 
-    return Cell(first, arch, columns.leak_mw, columns.clock_ghz, kinds("read_pj", "write_pj", "mac_pj", "alu_pj", "merge_pj"),
-                kinds("bandwidth", "ops_per_cycle", "alu_per_cycle"))
+    return Cell(first, arch, columns.leak_mw, columns.clock_ghz, kinds("price"), kinds("rate"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +196,7 @@ def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Sha
                 better = energy < best
                 best[better], choice[better] = energy[better], len(found)
                 found[str(one.mapping)] = one
-        new = {kind: still(arch) for i, arch in zip(own, arches, strict=True) if (kind := int(c.priced.of[i])) not in unleaking}
+        new = {kind: arch.without("leakage") for i, arch in zip(own, arches, strict=True) if (kind := int(c.priced.of[i])) not in unleaking}
         unleaking |= zip(new, floors(list(new.values())) if new else (), strict=True)
         for i, one in zip(own, answers, strict=True):
             assert isinstance(one, EinsumCost)
@@ -230,7 +225,7 @@ def gap_of(parts: Parts, share: float) -> Floats:
 
 def units_of(c: Cell, e: Einsum) -> Floats:
     """[actions] that every mapping has of each."""
-    return np.array([floor(needs(e), rates(unit(structure(c.first), kind)))[0] for kind in range(c.prices.shape[1])])
+    return np.array([floor(needs(e), rates(unit(c.first, kind)))[0] for kind in range(c.prices.shape[1])])
 
 
 def _above(value: Floats, least: Floats) -> Floats:

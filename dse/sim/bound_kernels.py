@@ -59,7 +59,7 @@ class Machines(NamedTuple):
 
 def in_turn(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
     """Energy and cycles [n] of einsums one after the other, each so often, on every machine: `bounds.in_turn`."""
-    found = _in_turn(_asked(tuple(runs)), Machines(*(np.ascontiguousarray(getattr(columns, name)) for name in Machines._fields)))
+    found = _in_turn(_asked(tuple(runs)), Machines(*(np.ascontiguousarray(columns.named(name)) for name in Machines._fields)))
     return found[0], found[1]
 
 

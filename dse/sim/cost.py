@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from dse.sim.counts import Count, Footprint, count, reading, steps
 from dse.sim.latency import Number, PortTimes, largest, latency, some
 from dse.sim.parts import Busy, action_pj, bits_of, busy, per_elem
 from dse.sim.times import port_times
-from hw.arch import Arch, Level
+from hw.arch import COSTS, Arch, Level, slots
 from workloads.einsum import Einsum
 
 
@@ -47,16 +47,10 @@ class Price:
 
 
 def together(arches: Sequence[Arch]) -> Arch:
-    """One machine whose prices, rates and clock are arrays, one number per machine."""
-    def each(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Number]:
-        return {name: np.array([getattr(part, name) for part in parts]) for name in names}
-
-    levels = tuple(replace(level, **each([arch.levels[v] for arch in arches], ("read_pj", "write_pj", "bandwidth", "leak_mw")))
-                   for v, level in enumerate(arches[0].levels))
-    lanes = [arch.compute for arch in arches]
-    lane = replace(lanes[0], **each(lanes, ("mac_pj", "alu_pj", "merge_pj", "ops_per_cycle", "leak_mw", "vector_leak_mw")),
-                   **(each(lanes, ("alu_per_cycle",)) if lanes[0].alu_per_cycle else {}))
-    return replace(arches[0], levels=levels, compute=lane, **each(arches, ("clock_ghz",)))
+    """One machine whose prices, rates, leakage and clock are arrays, one number per machine."""
+    at = slots(arches[0], *COSTS)
+    each = zip(*(arch.values(at) for arch in arches), strict=True)
+    return arches[0].filled(at, [None if own[0] is None else np.array(own) for own in each])
 
 
 def price(mapping: Mapping, rows: Sequence[Count], e: Einsum, arch: Arch, begun: int = 0) -> Price:

@@ -21,7 +21,7 @@ from dse.study.plan import Asks, Limits, Stop
 from dse.study.prune import Constraints, bounded, column, modelled_violations, reason, static_violations, static_violations_of_many
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
-from hw.arch import HOPS, LINED
+from hw.arch import LINED, Fanout, fields_of
 from hw.columns import Floats, Ints, Table
 from hw.space import Axis, Space, Value, ever, values
 from workloads import catalog
@@ -72,7 +72,7 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     machine, space = read.space(document, path.parent, faults, within)
     if solver.layout != "row_major" and space and not ever(space, LINED):
         faults.add(f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
-    if solver.share and space and ever(space, (*LINED, *HOPS)):
+    if solver.share and space and ever(space, (*LINED, *fields_of(Fanout, "network"))):
         faults.add(f"solver.share = {solver.share:g}: {space.template.name} describes lines, rows, banks or hops, which shared schedules do not price; "
                    "leave it out")
     given = document.get("workloads")
