@@ -14,7 +14,7 @@ import pyarrow as pa
 from hw.arch import Access, Compute, Fanout, Level
 
 MODEL_VERSION = 11
-SOLVER_VERSION = 20
+SOLVER_VERSION = 21
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
