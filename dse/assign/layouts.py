@@ -10,7 +10,7 @@ layout and write another one: so it takes a conversion in. Labels: row-major, th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -100,9 +100,11 @@ def assigned(arch: Arch, workload: Workload, objective: Literal["energy", "laten
     value, _, choice, tables = min(found, key=lambda least: least[0])
     if choice is None:
         return Infeasible("layouts", 1, 0, workload.name, "assignments")
-    return g.told(pick, value, min(floor for _, floor, *_ in found), choice, tables)
+    floors = (min(least[1], g.floor(rule)) for least, rule in zip(found, g.rules(pick), strict=True))
+    return g.told(pick, value, min(floors), choice, tables)
 
 
+Price = Callable[[Shared, int, int], tuple[float, float]]  # of a copy between two labels of a tensor
 Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]  # labels that nodes may have; nodes of readers that must have their maker's
 
 
@@ -211,6 +213,14 @@ class Layouts:
                 return figure(self.objective, best.energy, best.latency), found.floor, best, tables
             self.priced |= wanted
 
+    def floor(self, rule: Rule) -> float:
+        """What no choice costs less than, whatever copies are made by: they are priced as the best that was found."""
+        if not self.priced:
+            return inf
+        allowed, same = rule
+        tables = (self._tensor(one, allowed, same, self._least_copy) for one in self.shared)
+        return join([*(self._einsum(i, allowed) for i in range(len(self.keys))), *tables], figure=self.objective).floor
+
     def _einsum(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
         """Rows: labels of what an einsum shares, once per mapping, in the order of the mappings."""
         uses = [(x, *self.nodes[i, x]) for x in range(len(self.workload.einsums[i].tensors())) if (i, x) in self.nodes]
@@ -274,20 +284,26 @@ class Layouts:
         chosen = {(self.home, p.tensor): replace(layout, names=dim_names(p)) for p, layout in zip(e.tensors(), at, strict=True) if layout}
         return self.free[key][mapping] | chosen
 
-    def _tensor(self, one: Shared, allowed: dict[str, tuple[int, ...]], same: frozenset[str]) -> Table:
+    def _tensor(self, one: Shared, allowed: dict[str, tuple[int, ...]], same: frozenset[str], price: Price | None = None) -> Table:
         """Copies into all layouts that are wanted and not made; of a view the copy is row-major."""
         scope, rows, n = _scope(one), [], self.times[one.maker.einsum]
         for at in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
             made, wanted = at[0], dict(zip(scope[1:], at[1:], strict=True))
             if any(wanted[node] != made for node in wanted if node in same):
                 continue
-            copies = [self._copy(one, made, to) for to in sorted({*wanted.values()} - {made})]
+            copies = [(price or self._copy)(one, made, to) for to in sorted({*wanted.values()} - {made})]
             rows.append((at, (n * sum(energy for energy, _ in copies), n * sum(cycles for _, cycles in copies))))
         return table(scope, rows)
 
     def _copy(self, one: Shared, made: int, to: int) -> tuple[float, float]:
         bits, shape = self._sort(one)
-        return self.conversions.cost(bits, one.labels[made], one.labels[to])[1:] if (bits, shape) in self.priced else self.conversions.floor(bits, shape)
+        if (bits, shape) not in self.priced:
+            return self._least_copy(one, made, to)
+        found = self.conversions.cost(bits, one.labels[made], one.labels[to])
+        return found.energy, found.cycles
+
+    def _least_copy(self, one: Shared, made: int, to: int) -> tuple[float, float]:
+        return self.conversions.floor(*self._sort(one))
 
     def _sort(self, one: Shared) -> tuple[int | None, tuple[int, ...]]:
         return self._bits(one), one.labels[0].shape
@@ -312,7 +328,8 @@ class Layouts:
         gap = gap if gap > PRECISE else 0.0
         status = ("capped: readers of one tensor share a copy" if self.capped else
                   "exact over its labels" if least >= value else f"at most {100 * (value / least - 1):.3g} % above the least of its labels")
-        said = f"layouts {pick} ({status}); {len(conversions)} conversions; {in_space(gap)}"
+        copies = f", each at most {100 * self._worst(choice):.3g} % above the least in its space" if conversions else ""
+        said = f"layouts {pick} ({status}); {len(conversions)} conversions{copies}; {in_space(gap)}"
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
         space = self.space()
         certificate = certified(said, to_bound, ANY_MAPPING if space.alone else UNFUSED, space)
@@ -323,6 +340,12 @@ class Layouts:
         """Of all mappings in all layouts no choice costs less than the floors, whatever copies cost."""
         own = {encoded(one.space): replace(one.space, layouts="all") for one in self.solved.values() if one.floor > 0}
         return Space(tuple(own[key] for key in sorted(own)), copies=True, alone=len(self.workload.einsums) == 1)
+
+    def _worst(self, choice: Choice) -> float:
+        """How far the worst copy of a choice may lie above any copy between its layouts."""
+        made = [(one, choice.labels[one.maker.node]) for one in self.shared]
+        return max(self.conversions.cost(self._bits(one), one.labels[at], one.labels[to]).gap
+                   for one, at in made for to in {choice.labels[use.node] for use in one.readers} - {at})
 
     def _proven(self, one: EinsumCost, floor: float) -> EinsumCost:
         return replace(one, gap_in_space=min(one.gap_to_bound, above(figure(self.objective, one.energy_pj, one.latency_cycles), floor)))
@@ -348,7 +371,7 @@ class Layouts:
         own = {e.name: e for e in whole.einsums}
         for number, (one, to, _) in enumerate(found):
             made, e = one.labels[choice.labels[one.maker.node]], own[copy_of(number, one.tensor)[0]]
-            nest = renamed(self.conversions.cost(self._bits(one), made, to)[0], copied(made.shape, self._bits(one)), e)
+            nest = renamed(self.conversions.cost(self._bits(one), made, to).mapping, copied(made.shape, self._bits(one)), e)
             nests[e.name] = _in_layouts(nest, e, self.home, {0: made, 1: to})
         return whole, tuple(told for _, _, told in found), nests
 
@@ -356,9 +379,9 @@ class Layouts:
         for one in self.shared:
             made = choice.labels[one.maker.node]
             for to in sorted({choice.labels[use.node] for use in one.readers} - {made}):
-                _, energy, cycles = self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])
+                copy = self.conversions.cost(self._bits(one), one.labels[made], one.labels[to])
                 readers = tuple(reader(self.workload.einsums[use.einsum], use.position) for use in one.readers if choice.labels[use.node] == to)
-                yield one, one.labels[to], Conversion(one.tensor, show(one.labels[made]), show(one.labels[to]), readers, energy, cycles,
+                yield one, one.labels[to], Conversion(one.tensor, show(one.labels[made]), show(one.labels[to]), readers, copy.energy, copy.cycles,
                                                             self.saved(one, value, einsums))
 
     def saved(self, one: Shared, value: float, einsums: Sequence[Table]) -> float:
@@ -384,5 +407,7 @@ def _laid(level: str, p: Projection, layout: Layout) -> Laid:
 
 
 def _in_layouts(nest: Mapping, e: Einsum, home: str, chosen: dict[int, Layout]) -> Mapping:
-    return replace(nest, layouts=tuple(_laid(home, e.tensors()[x], layout) for x, layout in chosen.items() if layout != row_major(layout.names, layout.shape)))
+    """With layouts of the whole tensors too."""
+    own = (_laid(home, e.tensors()[x], layout) for x, layout in chosen.items() if layout != row_major(layout.names, layout.shape))
+    return replace(nest, layouts=(*own, *nest.layouts))
 
