@@ -14,15 +14,18 @@ from dse.reuse.operations import Graph
 
 Judge = Callable[[Sequence[Phase]], float]  # what an order costs
 TRIED = 120  # orders that a search looks at
+PHASES = 12_000  # in all of these together: fewer orders of thousands of phases, but FEWEST
+FEWEST = 4
 
 
 def searched(graph: Graph, phases: Sequence[Phase], judge: Judge, floor: float, tried: int = TRIED) -> list[Phase]:
     """The best order found of the phases, as they are or with operations side by side taken apart; never worse than the one given.
 
-    All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps, from the best of the first orders. floor: no order
-    costs less; one that costs no more ends the search.
+    All orders, if there are at most `tried` in all; else phases move one at a time as long as that helps, from the best of the first orders. Of long
+    graphs fewer are tried. floor: no order costs less; one that costs no more ends the search.
     """
     makers = graph.makers()
+    tried = max(min(tried, PHASES // max(len(phases), 1)), min(tried, FEWEST))
     apart = [part for phase in phases for part in _parts(graph, makers, phase)]
     starts = [list(phases)] if len(apart) == len(phases) else [list(phases), apart]
     best, least, left = list(phases), judge(phases), tried - 1
@@ -44,13 +47,9 @@ def _moved(graph: Graph, best: list[Phase], least: float, judge: Judge, floor: f
     improved = True
     while improved and tried > 0 and least > floor:
         improved = False
-        before = _before(graph, best)
-        for at, to in ((at, to) for at in range(len(best)) for to in range(len(best)) if to not in (at, at - 1)):
+        for at, to in _moves(_before(graph, best)):
             order = [*best[:at], *best[at + 1:]]
             order.insert(to, best[at])
-            places = {id(phase): i for i, phase in enumerate(order)}
-            if any(places[id(best[b])] > places[id(best[a])] for a, needs in enumerate(before) for b in needs):
-                continue
             tried -= 1
             if (cost := judge(order)) < least:
                 best, least, improved = order, cost, True
@@ -58,6 +57,16 @@ def _moved(graph: Graph, best: list[Phase], least: float, judge: Judge, floor: f
             if tried <= 0:
                 break
     return best
+
+
+def _moves(before: Sequence[set[int]]) -> Iterator[tuple[int, int]]:
+    """(place, new place) of every phase that may move: behind all that it reads from, before all that read from it."""
+    first = [max(needs, default=-1) + 1 for needs in before]
+    last = [len(before) - 1] * len(before)
+    for i, needs in enumerate(before):
+        for j in needs:
+            last[j] = min(last[j], i - 1)
+    yield from ((at, to) for at in range(len(before)) for to in range(first[at], last[at] + 1) if to not in (at, at - 1))
 
 
 def _parts(graph: Graph, makers: Mapping[str, int], phase: Phase) -> Iterator[Phase]:
