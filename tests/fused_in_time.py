@@ -94,6 +94,8 @@ def drawn(rng: Random, arch: Arch, workload: Workload) -> Schedule | None:
     away = {p.tensor for e in alone for p in e.tensors()}
     read = {p.tensor for e in part for p in e.inputs}
     chip = [t for t in dict.fromkeys(names) if t in made and t in read and t not in away and rng.random() < 0.7]
+    if not all(e.output.dims[0].terms for e in part):
+        return None
     rows = [e.output.dims[0].terms[0][0] for e in part]
     pairs = list(zip(part, rows, strict=True))
     if len({e.sizes()[row] for e, row in pairs}) > 1 or any(row in p.partial() for e, row in pairs for p in e.tensors()):

@@ -23,6 +23,7 @@ from dse.sim.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
+from tests.enumeration import products
 from tests.oracle import walk
 from tests.rings import WALKED, walked_chain, walked_tree
 from tests.schedules import random_schedule
@@ -89,7 +90,7 @@ def sparse_mesh(rng: Random, ragged: bool) -> tuple[Arch, Einsum, Mapping]:
 
 def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
     """Every element of every fill and drain, and what compute asks main memory for, from or to the corner or edge that has the shorter tree. Of A compressed
-    a nonzero is two words, a row a pointer; lanes at different nonzeros fetch elements of B, and send those of C, on ways of their own."""
+    a nonzero is two words, a row a pointer; lanes at different nonzeros fetch elements of B, and send those of C, on ways of their own, zeros among them."""
     f, found, seen = arch.fanouts[0], defaultdict(float), set()
     (y0, rows), (x0, columns) = f.place
     sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.rim == "edge" or y in (0, rows - 1))]
@@ -112,7 +113,11 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
                     asked[i, j, None if shared[0] else y, None if shared[1] else x].add((y0 + y, x0 + x))
         for key, places in asked.items():
             hops = words * min(WALKED[f.source](source, places) for source in sources)
-            if p is e.output:
+            if p is e.output and level == "MAC" and share < 1:
+                place, lane, zero = products(share, e.sizes()["k"], 1.0)
+                found[p.tensor] += hops / words * (2 * words + zero - skips * (place + lane * ((p.tensor, key, level) not in seen)))
+                seen.add((p.tensor, key, level))
+            elif p is e.output:
                 found[p.tensor] += hops * (1 + (not skips or (p.tensor, key, level) in seen))
                 seen.add((p.tensor, key, level))
             else:

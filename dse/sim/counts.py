@@ -245,8 +245,8 @@ class Delivered:
     access: float
 
 
-def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout) -> list[Delivered]:
-    """Of every tensor whose parent node stands outside of a fan-out, and the next one, or compute, inside."""
+def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None) -> list[Delivered]:
+    """Of every tensor whose parent node stands outside of a fan-out, and the next one, or compute, inside. part_of: the einsum that e is a share of."""
     at, order = reading(mapping, e, arch), {level.name: v for v, level in enumerate(arch.levels)}
     found = []
     for link in links(mapping, e):
@@ -255,8 +255,8 @@ def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout) -> list[Delive
             continue
         outer = [served(at.sums, link, False)]
         if link.output:
-            outer += [written(at.sums, link, False)]
-            outer += [served(at.sums, link, False, skip=True)] if link.parent.level in at.sums.wires.skips else []
+            outer += [written(at.sums, link, False, part_of=part_of)]
+            outer += [served(at.sums, link, False, skip=True, part_of=part_of)] if link.parent.level in at.sums.wires.skips else []
         alone, access = (link.seen, 1.0) if link.child else (unshared(link.tensor, e), straight(link.tensor, e))
-        found.append(Delivered(link.tensor, sum(map(at.whole, outer)), at.whole(crossing(at.sums, link)), alone, access))
+        found.append(Delivered(link.tensor, sum(map(at.whole, outer)), at.whole(crossing(at.sums, link, part_of)), alone, access))
     return found

@@ -274,7 +274,7 @@ def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, re
 
 def _whole_words(p: Projection, held: Sequence[Owned]) -> None:
     split = [d for d, *spans in zip(p.dims, *(one.spans for one in held), strict=True) if len(set(spans)) > 1]
-    if windows := [d.terms[0][0] for d in split if len(d.terms) != 1 or d.terms[0][1] != 1]:
+    if windows := [d.terms[0][0] for d in split if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
         raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the lanes that hold it split: hops are not counted; split another rank")
 
 
@@ -305,14 +305,15 @@ def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: 
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
         if size not in served:
             alone = _alone(loops, dict(size), mapping, e, f)
-            served[size] = next(other.served * one.access / other.access for other in delivered(*alone, arch, f) if other.tensor.tensor == p.tensor)
+            served[size] = next(other.served * one.access / other.access for other in delivered(*alone, arch, f, e) if other.tensor.tensor == p.tensor)
         if held is None:
             near = min(links(f.source, source, frozenset(lanes)) for source in rim(f.rim, (rows_columns[0][1], rows_columns[1][1])))
             total += served[size] * near
             continue
-        words = [(prod(_common(span, shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (0, 1)) for d, span in zip(p.dims, other.spans, strict=True)),
-                  other.place) for other in held]
-        total += served[size] * sum(n * links(f.source, place, frozenset(lanes)) for n, place in words if n) / sum(n for n, _ in words)
+        wants = [shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (d.offset, d.offset + 1) for d in p.dims]
+        words = [(prod(map(_common, wants, other.spans)), other.place) for other in held]
+        far = sum(n * links(f.source, place, frozenset(lanes)) for n, place in words if n)
+        total += served[size] * far / max(sum(n for n, _ in words), 1)
     return total
 
 
@@ -360,11 +361,11 @@ def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequ
     """The mean over the words of a group; each word comes from the lane that holds it."""
     total, words = 0, 0
     for one in held:
-        wanted = (_part(1 << 60, d.terms[0][0], loops, group) if d.terms else (0, 1) for d in p.dims)
+        wanted = (_part(1 << 60, d.terms[0][0], loops, group) if d.terms else (d.offset, d.offset + 1) for d in p.dims)
         common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
         words += common
         total += common * TREES[f.source](one.place, group.rows, group.columns) if common else 0
-    return total / words
+    return total / max(words, 1)  # padding alone: no word is wanted
 
 
 def _common(a: Span, b: Span) -> int:

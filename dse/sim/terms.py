@@ -243,34 +243,35 @@ def filled(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None,
     return _moved(s, link, picks or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES)
 
 
-def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
-    """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the tensor does not see) count once."""
+def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, skip: bool = False, part_of: Einsum | None = None) -> tuple[Term, ...]:
+    """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the tensor does not see) count once.
+
+    part_of: the whole einsum where s is of a part of it, whose elements have as many products as in the whole.
+    """
     lanes = _sharing(s, link, own)
-    few = sparse(s.e) if skip and not link.child else None
+    few = sparse(part_of or s.e) if skip and not link.child else None
     if few is None:
         return _moved(s, link, picks or every(s), skip, ("parent", own), lanes)
     return (*_met(s, link, picks or every(s), ("parent", own), lanes, -few.met),
             *_first(s, link, picks or every(s), ("parent", own), lanes, -few.begun))
 
 
-def written(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None) -> tuple[Term, ...]:
+def written(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, part_of: Einsum | None = None) -> tuple[Term, ...]:
     """What the parent of an output's link is given: what it serves, and zeros, for each element of a dense result is written at least once."""
-    few = sparse(s.e) if not link.child else None
+    few = sparse(part_of or s.e) if not link.child else None
     if few is None:
         return served(s, link, own, picks)
     return (*served(s, link, own, picks), *_met(s, link, picks or every(s), ("parent", own), _sharing(s, link, own), few.more))
 
 
-def crossing(s: Sums, link: Link) -> tuple[Term, ...]:
+def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, ...]:
     """What all lanes give and take of a link, both ways for an output."""
     if not link.output:
         return filled(s, link, False)
-    skips = link.parent.level in s.wires.skips
-    if link.child or not (few := sparse(s.e)):
-        one = filled(s, link, False)
+    skips, one = link.parent.level in s.wires.skips, filled(s, link, False)
+    if link.child or not (few := sparse(part_of or s.e)):
         return (*one, *one, *(filled(s, link, False, skip=True) if skips else ()))
     side, whole = ("child", False), every(s)
-    one = filled(s, link, False)
     first = (*_met(s, link, whole, side, _alone, -few.met), *_first(s, link, whole, side, _alone, -few.begun)) if skips else ()
     return (*one, *one, *_met(s, link, whole, side, _alone, few.more), *first)
 
