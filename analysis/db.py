@@ -26,10 +26,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis import computed
+from analysis import computed, origin
 from analysis.computed import Computed, nodes
 from dse import folder as folders
 from dse.folder import Damaged
+from dse.units import COLUMN
 
 Values = NDArray[np.float64]
 
@@ -112,14 +113,22 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
 def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S) -> pa.Table:
     """Result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement; Ctrl-C interrupts it.
 
-    Raises QueryError in one line for anything else, for a statement that DuckDB refuses, and for one that takes too long; Damaged for the folder.
+    Each field of its schema says which column of a view it is (analysis/origin.py). Raises QueryError in one line for anything else, for a statement that
+    DuckDB refuses, and for one that takes too long; Damaged for the folder.
     """
     with _told():
         text.encode()  # what the command line could not decode stands for no character
         computed.widened(con)
         refresh(con)
         _gate(con, text)
-        return _tried(con, text, seconds)
+        return _traced(con, text, _tried(con, text, seconds))
+
+
+def _traced(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
+    """With the column of a view that each field is, if it is one."""
+    sources = origin.columns(con, text, found.column_names)
+    fields = [field.with_metadata({COLUMN: source}) for field, source in zip(found.schema, sources, strict=True)]
+    return found.cast(pa.schema(fields))
 
 
 @contextmanager

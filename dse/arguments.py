@@ -16,7 +16,7 @@ EXAMPLES = {
     "resume": "dse resume runs/edge-small",
     "status": "dse status runs/edge-small --format json",
     "pareto": "dse pareto runs/edge-small --objectives -throughput,power_mw --by dram_kind --where 'area_mm2 < 2'",
-    "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) AS energy_pj FROM designs GROUP BY ALL"',
+    "sql": 'dse sql runs/edge-small "SELECT dram_kind, min(energy_pj) / 1e6 AS energy_uj FROM designs GROUP BY ALL"',
     "show": "dse show runs/edge-small best --einsum res2_0_b --neighbours",
     "map": "dse map resnet50:batch=1 edge_array --objective edp --set gbuf.capacity='256 KiB'",
     "plot": "dse plot runs/edge-small front -o front.pdf; dse plot resnet18 edge_array nest --einsum conv1 -o nest.png",

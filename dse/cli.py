@@ -159,13 +159,15 @@ def _sql(given: argparse.Namespace) -> int:
 
 
 def _print_result(found: pa.Table, given: argparse.Namespace, keep: Sequence[str] = ()) -> int:
+    from dse import door
+
     if given.format == "parquet":
         import pyarrow.parquet as pq
 
         pq.write_table(found, sys.stdout.buffer)
     else:
         rows = list(zip(*(_values(found, at) for at in range(found.num_columns)), strict=True))
-        screen.print_rows(found.column_names, rows, given.format, given.csv_safe, keep)
+        screen.print_rows(found.column_names, rows, given.format, given.csv_safe, keep, door.Answer(found).measures())
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dse import asked, check, directives, explain, folder, record, screen, stack
+from dse import asked, check, directives, explain, folder, record, screen, stack, units
 from dse import schedule as schedules
 from dse.conversion import Conversion, converted
 from dse.nest import Infeasible
@@ -58,6 +58,10 @@ class Answer:
             return importlib.import_module("polars").from_arrow(self.table)
         return self.table
 
+    def measures(self) -> list[str]:
+        """For each column a name that says in which unit it is: of a statement's result the column of a view that it is, else none."""
+        return [(field.metadata or {}).get(units.COLUMN, field.name.encode()).decode() for field in self.table.schema]
+
     def rows(self) -> list[tuple[Any, ...]]:
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
@@ -72,11 +76,11 @@ class Answer:
         return iter(self.table.to_pylist())
 
     def __repr__(self) -> str:
-        return screen.table(self.table.column_names, self.rows())
+        return screen.table(self.table.column_names, self.rows(), measures=self.measures())
 
     def _repr_html_(self) -> str:
         rest = f"<p>{len(self) - SHOWN} more rows</p>" if len(self) > SHOWN else ""
-        return _html(self.table.column_names, self.rows()[:SHOWN]) + rest
+        return _html(self.table.column_names, self.rows()[:SHOWN], self.measures()) + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,9 +552,9 @@ def study_of(text: str | Path) -> Study:
     return study
 
 
-def _html(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table of cells that are text and nothing else."""
-    columns = [screen.cells(name, [row[i] for row in rows]) for i, name in enumerate(header)]
+def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], measures: Sequence[str] = ()) -> str:
+    """A table of cells that are text and nothing else. measures: as in `screen.table`."""
+    columns = [screen.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)]
     heads = "".join(f"<th>{html.escape(screen.safe(name))}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td><pre>{html.escape(cell)}</pre></td>" if "\n" in cell else f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
                    for line in zip(*columns, strict=True))

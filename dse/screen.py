@@ -43,10 +43,15 @@ def safe(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\u00a0" else c.encode("unicode_escape").decode() for c in text)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), room: int = WIDE) -> str:
-    """A table of at most `room` columns. Numbers never fold: what does not fit goes from the right (the columns of `keep` last), and a line says which."""
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), room: int = WIDE,
+          measures: Sequence[str] = ()) -> str:
+    """A table of at most `room` columns. Numbers never fold: what does not fit goes from the right (the columns of `keep` last), and a line says which.
+
+    measures: names that say in which unit each column is, where that is not the header's.
+    """
     listed = [list(row) for row in rows]
-    columns, dropped = [_column(name, [row[i] for row in listed]) for i, name in enumerate(header)], []
+    columns = [_column(name, [row[i] for row in listed], measure) for i, (name, measure) in enumerate(zip(header, measures or header, strict=True))]
+    dropped: list[str] = []
     while len(columns) > 1 and sum(c.least + GAP for c in columns) - GAP > room:
         victim = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
         columns.remove(victim)
@@ -66,22 +71,22 @@ class _Column:
     most: int
 
 
-def cells(name: str, values: Sequence[Any]) -> list[str]:
-    """A column as text."""
-    return units.column(name, values) or [_text(name, value) for value in values]
+def cells(measure: str, values: Sequence[Any]) -> list[str]:
+    """A column as text. measure: a name that says in which unit it is."""
+    return units.column(measure, values) or [_text(measure, value) for value in values]
 
 
-def _column(name: str, values: Sequence[Any]) -> _Column:
-    numbers = units.column(name, values)
-    cells = numbers or [_text(name, value) for value in values]
+def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
+    numbers = units.column(measure, values)
+    cells = numbers or [_text(measure, value) for value in values]
     most = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))
     fixed = numbers is not None or (most <= LONGEST and all(LABEL.fullmatch(cell) for cell in cells))
     return _Column(safe(name), cells, numbers is not None, most if fixed else min(most, max(NARROWEST, cell_len(safe(name)))), most)
 
 
-def _text(name: str, value: Any) -> str:
+def _text(measure: str, value: Any) -> str:
     if isinstance(value, float):
-        return units.quantity(name, value)
+        return units.quantity(measure, value)
     return "" if value is None else safe(str(value)).expandtabs()
 
 
@@ -124,8 +129,8 @@ def say(text: str) -> None:
     print(_wrapped(text, width()))
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = ()) -> None:
-    print(table(header, rows, title, keep, width()))
+def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), measures: Sequence[str] = ()) -> None:
+    print(table(header, rows, title, keep, width(), measures))
 
 
 def facts(given: Mapping[str, Any], title: str = "", room: int = WIDE) -> str:
@@ -169,10 +174,11 @@ def ask(prompt: str) -> str:
         return ""
 
 
-def print_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], form: str, csv_safe: bool = False, keep: Sequence[str] = ()) -> None:
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], form: str, csv_safe: bool = False, keep: Sequence[str] = (),
+               measures: Sequence[str] = ()) -> None:
     """Rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: no text begins as a formula of a spreadsheet does."""
     if form == "table":
-        print_table(header, rows, keep=keep)
+        print_table(header, rows, keep=keep, measures=measures)
         print(f"{len(rows)} row{'s' * (len(rows) != 1)}")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")

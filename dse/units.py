@@ -9,6 +9,7 @@ from typing import Any
 
 Steps = tuple[tuple[float, str], ...]
 DIGITS = 4
+COLUMN = b"column"  # in the metadata of an Arrow field: the column of a view that it is, whose unit it has; b"" for none
 NEAR = 1e3  # a column whose numbers lie within this factor shares one unit
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))

@@ -41,7 +41,7 @@ dse/compile dse/stack dse/explain
 dse/study/pareto dse/study/follows dse/study/prune dse/study/sampler dse/study/plan dse/study/read dse/study/study dse/asked dse/keys dse/check dse/units
 dse/screen dse/progress dse/starts dse/arguments
 cluster/store cluster/ruled cluster/priced cluster/worker cluster/known cluster/pool cluster/driver dse/figures
-analysis/computed analysis/db analysis/plots analysis/report dse/pictures dse/page dse/door dse/cli dse/__main__"""
+analysis/computed analysis/origin analysis/db analysis/plots analysis/report dse/pictures dse/page dse/door dse/cli dse/__main__"""
 ORDER_OF = {name: i for i, name in enumerate(ORDER.split())}
 JOIN = ("dse/pictures", "dse/page", "dse/door", "dse/cli", "dse/__main__")  # what joins the packages
 PACKAGES = ("workloads", "hw", "dse", "cluster", "analysis")

@@ -98,6 +98,19 @@ def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
     assert tame.getvalue().splitlines() == ["a,b,c", "'=1+1,-2.5,x", "'+x,3,'@y", "'-z,,'\tq"]
 
 
+def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
+    """Of plain references under any alias; never of an expression, whatever its alias ends with."""
+    run = door.open(home / "run")
+    made = "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, min(latency_ns) OVER () AS latency_ns"
+    statement = f"SELECT energy_pj AS e, {made} FROM designs LIMIT 1"
+    answer = run.sql(statement)
+    energy, *rest = repr(answer).splitlines()[2].split("  ")
+    assert energy.endswith("uJ") and not re.search("[a-zA-Z]{2}", " ".join(rest))
+    assert answer._repr_html_().count(" uJ</td>") == 1 and " mm2</td>" not in answer._repr_html_()
+    shown = lines(home, 200, DSE, "sql", "run", statement)
+    assert " uJ" in shown[2] and "mm2" not in shown[2] and " pJ" not in shown[2] and " ns" not in shown[2]
+
+
 def test_columns_that_say_nothing_are_left_out(home: Path) -> None:
     said = lines(home, 200, DSE, "pareto", "run", "--where", "dram_kind = 'lpddr5'")
     assert "schedule" not in said[0] and "dram_kind" not in said[0] and any(re.search("in all of them .*dram_kind = lpddr5", line) for line in said)

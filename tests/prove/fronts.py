@@ -1,4 +1,5 @@
-"""The front tests again on DuckDB 2.x, in an environment of their own: 2.0 answers some anti-joins wrongly, our queries must not."""
+"""Units of random statements (which column of a view a result's column is); then the front tests again on DuckDB 2.x, in an environment of their own:
+2.0 answers some anti-joins wrongly, our queries must not."""
 
 from __future__ import annotations
 
@@ -7,10 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests import test_origin
+
 ROOT = Path(__file__).parents[2]
+STATEMENTS = 5000
 
 
 def main() -> int:
+    found = test_origin.traced(test_origin.views(), seed=2, count=STATEMENTS, depth=3)
+    print(f"  {STATEMENTS} random statements, {found} columns that are one of a view")
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder) / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", folder], check=True)

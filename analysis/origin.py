@@ -1,0 +1,202 @@
+"""Which column of a view each column of a statement's result is: units come from there, never from an alias.
+
+Plain references alone are followed, through subqueries, WITH, joins, set operations and fronts. An expression (min(x), x / y, CASE, a cast) is no
+column of a view, and what cannot be followed with certainty counts as one. What is found is held against the names that DuckDB gave the result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from analysis.computed import nodes
+
+FRONTS = ("pareto", "pareto2")  # their rows are rows of the table that the first argument names
+PLAIN = re.compile(r"[a-z_]\w*")  # DuckDB gives no expression such a name
+PLAIN_STAR = {"class", "type", "query_location", "relation_name", "exclude_list", "replace_list", "rename_list", "columns"}
+
+Column = tuple[str, str]  # name in lower case, "" where DuckDB makes one up; column of a view, "" for none
+Columns = tuple[Column, ...]
+Node = Mapping[str, Any]
+Tables = Callable[[str], Columns | None]  # by name; None: which columns it has is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a FROM clause gives. relations: columns by alias, None where they are not known; star: those of `*`, in order."""
+
+    relations: Mapping[str, Columns | None]
+    star: Columns | None
+    unsure: frozenset[str] = frozenset()  # columns of USING that are not the same on both sides
+
+
+def columns(con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str]) -> list[str]:
+    """For each column of the result of a statement, by its name: the column of a view that it is, or "".
+
+    >>> con = duckdb.connect()
+    >>> _ = con.execute("CREATE VIEW points AS SELECT 1.5 AS energy_pj, 2.0 AS area_mm2")
+    >>> columns(con, "SELECT energy_pj AS e, energy_pj / area_mm2 AS pj_per_mm2, p.* FROM points p", ["e", "pj_per_mm2", "energy_pj", "area_mm2"])
+    ['energy_pj', '', 'energy_pj', 'area_mm2']
+    """
+    try:
+        found = _parsed(con, text, lambda name: _view(con, name))
+    except (KeyError, TypeError, AttributeError):  # a syntax tree of a form that is not known here
+        found = None
+    if found is None or len(found) != len(names):
+        return ["" for _ in names]
+    return [source if own == name.lower() else "" for name, (own, source) in zip(names, found, strict=True)]
+
+
+def _view(con: duckdb.DuckDBPyConnection, name: str) -> Columns | None:
+    """Columns of a view of the run."""
+    if not con.execute("SELECT 1 FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND lower(view_name) = ?", [name]).fetchall():
+        return None
+    quoted = name.replace('"', '""')
+    return tuple((row[0].lower(), row[0]) for row in con.execute(f'DESCRIBE main."{quoted}"').fetchall())
+
+
+def _parsed(con: duckdb.DuckDBPyConnection, text: str, tables: Tables) -> Columns | None:
+    """Columns of a statement; None of one that is no SELECT."""
+    tree = json.loads(con.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()[0][0])
+    if tree["error"] or len(tree["statements"]) != 1:
+        return None
+    return _query(con, tree["statements"][0]["node"], tables)
+
+
+def _query(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Columns | None:
+    for one in node.get("cte_map", {}).get("map", []):
+        own = one["value"]
+        tables = _with(tables, one["key"].lower(), _named(_query(con, own["query"]["node"], tables), own.get("aliases", ())))
+    match node.get("type"):
+        case "SELECT_NODE":
+            return _selected(_from(con, node.get("from_table") or {}, tables), node["select_list"])
+        case "SET_OPERATION_NODE" if "left" in node:
+            left, right = (_query(con, node[side], tables) for side in ("left", "right"))
+            return _united(left, right, node["setop_type"] == "UNION_BY_NAME")
+    return None
+
+
+def _with(tables: Tables, name: str, found: Columns | None) -> Tables:
+    return lambda asked: found if asked == name else tables(asked)
+
+
+def _united(left: Columns | None, right: Columns | None, by_name: bool) -> Columns | None:
+    """Rows of both: a column is one of a view where both sides have the same one."""
+    if left is None or right is None:
+        return None
+    if by_name:
+        first, second = dict(left), dict(right)
+        unique = len(first) == len(left) and len(second) == len(right)
+        names = dict.fromkeys([*first, *second])
+        return tuple((name, _same(first.get(name), second.get(name))) for name in names) if unique else None
+    if len(left) != len(right):
+        return None
+    return tuple((name, _same(source, other)) for (name, source), (_, other) in zip(left, right, strict=True))
+
+
+def _same(one: str | None, other: str | None) -> str:
+    """The column of a view that both are; None: not there, NULL in all rows."""
+    known = {source for source in (one, other) if source is not None}
+    return known.pop() if len(known) == 1 else ""
+
+
+def _named(found: Columns | None, aliases: Sequence[str]) -> Columns | None:
+    """Columns of a table in brackets or of a WITH, the first ones renamed; DuckDB renames a second one of a name, so that none is certain."""
+    if found is None or len(aliases) > len(found):
+        return None
+    names = [*map(str.lower, aliases), *(name for name, _ in found[len(aliases):])]
+    given = list(filter(None, names))
+    unique = len(set(given)) == len(given)
+    return tuple((name, source if unique else "") for name, (_, source) in zip(names, found, strict=True))
+
+
+def _from(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Scope:
+    found: Columns | None = None
+    alias = node.get("alias", "")
+    match node.get("type"):
+        case "EMPTY":
+            return Scope({}, ())
+        case "JOIN":
+            return _joined(node, _from(con, node["left"], tables), _from(con, node["right"], tables))
+        case "SUBQUERY":
+            found = _query(con, node["subquery"]["node"], tables)
+        case "BASE_TABLE":
+            alias = alias or node["table_name"]
+            found = tables(node["table_name"].lower()) if node["schema_name"].lower() in ("", "main") else None
+        case "TABLE_FUNCTION":
+            alias = alias or node["function"]["function_name"]
+            found = _front(con, node["function"], tables)
+    found = _named(found, node.get("column_name_alias", ()))
+    return Scope({alias.lower(): found}, found)
+
+
+def _front(con: duckdb.DuckDBPyConnection, function: Node, tables: Tables) -> Columns | None:
+    """Those of the table that pareto or pareto2 takes rows of; None of any other function."""
+    first = next(iter(function.get("children", ())), {})
+    table = first.get("value", {}).get("value") if first.get("type") == "VALUE_CONSTANT" else "".join(first.get("column_names", ())[-1:])
+    if function["function_name"].lower() not in FRONTS or not isinstance(table, str):
+        return None
+    return _parsed(con, f"FROM {table} t", tables) if table.startswith("(") else tables(table.lower())
+
+
+def _joined(node: Node, left: Scope, right: Scope) -> Scope:
+    """A column of USING stands once, first where the left table has it, and is one of a view where both sides agree."""
+    if node["join_type"] in ("SEMI", "ANTI"):
+        return left
+    relations = {**left.relations, **right.relations}
+    if len(relations) < len(left.relations) + len(right.relations):
+        return Scope(dict.fromkeys(relations), None)
+    if node["ref_type"] == "NATURAL" and (left.star is None or right.star is None):
+        return Scope(dict.fromkeys(relations), None)
+    first, second = dict(left.star or ()), dict(right.star or ())
+    shared = {name.lower() for name in node.get("using_columns", ())} if node["ref_type"] != "NATURAL" else first.keys() & second.keys()
+    unsure = {name for name in shared if left.star is None or right.star is None or first.get(name) != second.get(name)}
+    star = None if left.star is None or right.star is None else (*left.star, *(one for one in right.star if one[0] not in shared))
+    return Scope(relations, star, left.unsure | right.unsure | unsure)
+
+
+def _selected(scope: Scope, select_list: Sequence[Node]) -> Columns | None:
+    """Columns of a SELECT; None where an expression may stand for several."""
+    found: list[Column] = []
+    for one in select_list:
+        if one["type"] == "STAR":
+            starred = _starred(scope, one)
+            if starred is None:
+                return None
+            found += starred
+        elif one["type"] == "COLUMN_REF":
+            *relation, name = map(str.lower, one["column_names"])
+            found.append((one["alias"].lower() or name, _looked_up(scope, relation, name)))
+        elif any(inner.get("type") == "STAR" or inner.get("function_name") == "unnest" for inner in nodes(one)):
+            return None
+        else:
+            found.append((one["alias"].lower(), ""))
+    return tuple(found)
+
+
+def _looked_up(scope: Scope, relation: Sequence[str], name: str) -> str:
+    """The column of a view that a reference means; "" where it is none, or may be something else."""
+    if (name in scope.unsure and not relation) or not PLAIN.fullmatch(name) or len(relation) > 2 or relation[:-1] not in ([], ["main"]):
+        return ""
+    given = [scope.relations.get(relation[-1])] if relation else list(scope.relations.values())
+    sources = {source for columns in given for own, source in columns or () if own == name}
+    return sources.pop() if len(sources) == 1 else ""
+
+
+def _starred(scope: Scope, star: Node) -> Columns | None:
+    """Columns of `*` or `t.*`, less those of EXCLUDE; what REPLACE or RENAME makes is no column of a view."""
+    if any(value for key, value in star.items() if key not in PLAIN_STAR) or star["columns"]:
+        return None
+    given = scope.relations.get(star["relation_name"].lower()) if star["relation_name"] else scope.star
+    if given is None:
+        return None
+    gone = {name.lower() for name in star["exclude_list"]}
+    made = {one["key"].lower() for one in star["replace_list"]} | (frozenset() if star["relation_name"] else scope.unsure)
+    renamed = {one["key"]["column"].lower(): one["value"].lower() for one in star["rename_list"]}
+    kept = [(name, source) for name, source in given if name not in gone]
+    return tuple((renamed.get(name, name), "" if name in made or name in renamed else source) for name, source in kept)
