@@ -81,15 +81,13 @@ def narrowed(con: duckdb.DuckDBPyConnection, text: str) -> Iterator[str]:
 
 @contextmanager
 def only(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[None]:
-    """Meanwhile the views hold only these machines, and internal.asked the rows given."""
+    """Meanwhile the views hold only these machines, and internal.asked the rows given. After a fault the next statement widens them: this one may go on."""
     con.register("machines_of_a_front", machines)
     con.execute("CREATE OR REPLACE TABLE internal.asked AS FROM machines_of_a_front")
     con.unregister("machines_of_a_front")
-    try:
-        source(con, ONLY)
-        yield
-    finally:
-        widened(con)
+    source(con, ONLY)
+    yield
+    widened(con)
 
 
 def widened(con: duckdb.DuckDBPyConnection) -> None:

@@ -53,6 +53,10 @@ class QueryError(ValueError):
     """One line: what is wrong with a folder or a statement."""
 
 
+class Stopped(QueryError):
+    """A statement took too long. DuckDB may still be busy with it: its connection answers nothing more."""
+
+
 def connect(folder: str | Path, schemas: Mapping[str, pa.Schema] | None = None, asked: Computed | None = None, *, skip_damaged: bool = False,
             threads: int = 2, memory: str = "4GB") -> duckdb.DuckDBPyConnection:
     """Connection with a view per table, the macros of sql/macros.sql, and nothing but the folder's parts to read.
@@ -113,8 +117,8 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
 def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S) -> pa.Table:
     """Result of one SELECT, WITH, FROM, VALUES, EXPLAIN, DESCRIBE or SUMMARIZE statement; Ctrl-C interrupts it.
 
-    Each field of its schema says which column of a view it is (analysis/origin.py). Raises QueryError in one line for anything else, for a statement that
-    DuckDB refuses, and for one that takes too long; Damaged for the folder.
+    Each field of its schema says which column of a view it is (analysis/origin.py). Raises QueryError in one line for anything else and for a statement that
+    DuckDB refuses, Stopped for one that takes too long; Damaged for the folder.
     """
     with _told():
         text.encode()  # what the command line could not decode stands for no character
@@ -300,7 +304,7 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Tab
         raise
     if asked.is_alive():
         _interrupt(con, asked)
-        raise QueryError(f"stopped after {seconds:g} s; --timeout gives it more")
+        raise Stopped(f"stopped after {seconds:g} s; --timeout gives it more")
     if isinstance(found[0], BaseException):
         raise found[0]
     return found[0]

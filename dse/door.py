@@ -351,21 +351,32 @@ class Point:
 QUIET = ("key", "generation", "source", "model_version", "solver_version")  # of a machine's row: of use to who looks into the files
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """The folder of a run, also while the run goes on: each question sees what is there by then."""
+    """The folder of a run, also while the run goes on: each question sees what is there by then. con: another one after each statement that was stopped."""
 
     path: Path
     study: Study
     con: DuckDBPyConnection
     skip_damaged: bool = False
+    memory: str = "4GB"
     seconds: float = 60.0
 
     def sql(self, statement: str) -> Answer:
         """One read-only statement over the views: `FROM designs`, ... Raises ValueError in one line."""
         from analysis import db
 
-        return Answer(db.query(self.con, statement, self.seconds))
+        return self._answered(lambda con: db.query(con, statement, self.seconds))
+
+    def _answered(self, ask: Callable[[DuckDBPyConnection], pa.Table]) -> Answer:
+        """What the connection answers. Once a statement is stopped there is a fresh one: the old one may be busy for long."""
+        from analysis import db
+
+        try:
+            return Answer(ask(self.con))
+        except (db.Stopped, KeyboardInterrupt):
+            self.con = connection(self.path, self.study, skip_damaged=self.skip_damaged, memory=self.memory)
+            raise
 
     def status(self) -> dict[str, Any]:
         return check.status(self.path, self.skip_damaged)
@@ -381,7 +392,7 @@ class Run:
         """
         from analysis import db
 
-        return Answer(db.front(self.con, objectives or self.objectives(), where, by, distinct, self.seconds))
+        return self._answered(lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds))
 
     def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
         """A picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline (of `point`), sensitivity, progress."""
@@ -522,7 +533,7 @@ def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", s
     skip_damaged: parts that are not byte for byte what was committed are left out. memory, seconds: what DuckDB and a statement may take.
     """
     study = study_of(path)
-    return Run(Path(path), study, connection(path, study, skip_damaged=skip_damaged, memory=memory), skip_damaged, seconds)
+    return Run(Path(path), study, connection(path, study, skip_damaged=skip_damaged, memory=memory), skip_damaged, memory, seconds)
 
 
 def connection(path: str | Path, study: Study, *, skip_damaged: bool = False, memory: str = "4GB") -> DuckDBPyConnection:

@@ -139,6 +139,14 @@ def test_sql(home: Path) -> None:
     assert asked.returncode == 0 and str(SIZE) in asked.stdout and "selec" in asked.stdout and asked.stderr == ""
 
 
+def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) -> None:
+    """Also one that DuckDB cannot interrupt, whose connection stays busy."""
+    long = "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))"
+    asked = subprocess.run([DSE, "sql", "run", "--timeout", "0.2"], cwd=home, input=f"{long}\nSELECT 7 * 6 AS x\n\n", capture_output=True, text=True,
+                           timeout=90)
+    assert asked.returncode == 0 and re.search(r"stopped after 0.2 s.*\n.*x\n─+\n *42\n", asked.stdout), asked.stdout
+
+
 def test_show_best_an_index_and_a_schedule(home: Path) -> None:
     front = json.loads(good("pareto", "run", "--format", "json", folder=home))
     best = good("show", "run", "best", folder=home)
