@@ -194,7 +194,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     found = frontier.front(Problem(arch, e, "energy"), picks.tiles, dataflow(picks.dataflow, e, arch))
     if isinstance(found, Infeasible):
         raise ValueError(f"{workload} on {arch.name}: {found}")
-    rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": -(-one.bits // 8),
+    rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": one.room_bytes,
              "nest": str(one.cost.mapping), "certificate": found.certificate} for one in found.members]
     return Answer(pa.Table.from_pylist(rows))
 

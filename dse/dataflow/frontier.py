@@ -26,10 +26,10 @@ LESS = 1 - 1e-9  # of the cycles of a mapping: what takes no more than that is f
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A mapping; bits: that it holds in the level of the front."""
+    """A mapping; room_bytes: that it holds in the level of the front, the last one begun."""
 
     cost: EinsumCost
-    bits: int
+    room_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +58,36 @@ def front(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constrai
                 break
             own, limit = [*own, _member(Problem(arch, e, "energy"), one.mapping, level)], one.cycles * LESS
         found += own
-        if not own or level.capacity_bits is None or not max(member.bits for member in own):
+        if not own or level.capacity_bits is None or not max(member.room_bytes for member in own):
             break
-        room = max(member.bits for member in own) - 1
+        room = max(member.room_bytes for member in own) - 1
     if not found:
         return none_fits(problem, constraints)
-    members = tuple(sorted(_undominated(found), key=lambda one: (one.cost.energy_pj, one.cost.latency_cycles, one.bits)))
+    members = tuple(sorted(_undominated(found), key=_figures))
     return Front(members, level.name, _said(arch, named(tiles, arch, constraints), proven, searches >= SEARCHES))
 
 
-def _smaller(arch: Arch, level: Level, bits: float) -> Arch:
+def _smaller(arch: Arch, level: Level, room_bytes: float) -> Arch:
     """The machine with less room in a level."""
-    return arch if bits == inf else replace(arch, levels=tuple(replace(one, capacity_bits=int(bits)) if one is level else one for one in arch.levels))
+    if room_bytes == inf:
+        return arch
+    return replace(arch, levels=tuple(replace(one, capacity_bits=8 * int(room_bytes)) if one is level else one for one in arch.levels))
 
 
 def _member(problem: Problem, mapping: Mapping, level: Level) -> Member:
     e = problem.einsum
-    return Member(priced_alone(problem, mapping), held_bits(footprints(mapping, e), level, bits_of(e, problem.arch)))
+    bits = held_bits(footprints(mapping, e), level, bits_of(e, problem.arch))
+    return Member(priced_alone(problem, mapping), -(-bits // 8))
+
+
+def _figures(one: Member) -> tuple[float, float, int]:
+    """What a table of the front shows of a mapping, and what it is compared in."""
+    return one.cost.energy_pj, one.cost.latency_cycles, one.room_bytes
 
 
 def _undominated(members: Sequence[Member]) -> list[Member]:
     """Of equal ones the first."""
-    figures = [(one.cost.energy_pj, one.cost.latency_cycles, one.bits) for one in members]
+    figures = [_figures(one) for one in members]
     return [one for i, (one, own) in enumerate(zip(members, figures, strict=True))
             if not any(all(a <= b for a, b in zip(other, own, strict=True)) and (other != own or j < i) for j, other in enumerate(figures))]
 
