@@ -1,6 +1,8 @@
 """What is kept between runs, in $DSE_CACHE (~/.cache/dse): a file per question, written whole, named after all that its answer depends on.
 
 A file begins with the SHA-256 of its name and content. One that is torn, changed or another's is removed, said in one line, and its question answered anew.
+One that cannot be read (of another user, in a folder of another user, on a bad disk) is left alone: its question is answered anew and the answer not kept.
+Files and folders are made as the umask says, so that a group may share a cache (docs/reliability.md).
 That is no seal: who writes the cache may write what they like, so readers of an answer check it too (`stack.kept`).
 """
 
@@ -26,6 +28,8 @@ ANSWERS = (  # what an answer depends on: all that dse/dataflow, dse/reuse and d
     "dse/record.py", "dse/folder.py", "dse/nest.py", "dse/schedule.py", "dse/conversion.py", "dse/stack.py", "dse/join.py", "dse/compiled.py", "dse/assign",
     "dse/reuse", "dse/layout", "dse/sim", "dse/dataflow", "hw/arch.py", "hw/tiling.py", "workloads/document.py", "workloads/einsum.py", "workloads/graph.py")
 
+_unread: set[Path] = set()  # files that this process could not read
+
 
 @cache
 def sources(root: Path = ROOT) -> str:
@@ -43,14 +47,16 @@ def place(kind: str, question: object, suffix: str) -> Path:
 
 
 def keep(path: Path, answer: bytes) -> None:
-    """Where the folder cannot be written, nothing is kept: the next run asks again."""
+    """Where the folder cannot be written, nothing is kept: the next run asks again. Nor is what could not be read replaced."""
+    if path in _unread:
+        return
     with suppress(OSError):
         make(path.parent)
         write_bytes(path, _digest(path, answer) + answer)
 
 
 def read(path: Path) -> bytes | None:
-    """What was kept; None if there is nothing, or nothing sound."""
+    """What was kept; None if there is nothing, or nothing sound, or nothing that may be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > LARGEST:
             drop(path, "is no file of the cache")
@@ -59,7 +65,7 @@ def read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as fault:
-        drop(path, fault.strerror or str(fault))
+        _leave(path, fault.strerror or str(fault))
         return None
     answer = data[DIGEST:]
     if data[:DIGEST] != _digest(path, answer):
@@ -95,6 +101,14 @@ def drop(path: Path, why: str) -> None:
     with suppress(OSError):
         path.unlink(missing_ok=True)
     logging.getLogger("dse").warning("%s: %s; %s", path, why, "the cache keeps it, remove it" if path.exists() else "removed, built anew")
+
+
+def _leave(path: Path, why: str) -> None:
+    """Say of the first file that cannot be read that such files are left alone."""
+    if not _unread:
+        said = "%s: cannot be read (%s); it and others like it are left alone, solved anew and not kept"
+        logging.getLogger("dse").warning(said, path, why)
+    _unread.add(path)
 
 
 def _digest(path: Path, answer: bytes) -> bytes:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,3 +110,84 @@ def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest
         (found,) = stack.kept(edge, net, Picks())  # type: ignore[misc]
         assert found.energy_pj >= best[0].energy_pj and found.einsums[0].certificate == best[0].einsums[0].certificate, lie
     assert len(caplog.messages) >= len(lies) - 1  # a nest without a bypass is one too, and costs more
+
+
+NOBODY, OTHER, GROUP = 65534, 65533, 65532  # ids of users and a group; nobody needs to have them
+ASK = """import os, sys
+from pathlib import Path
+from dse import cache
+path, user, group, umask, word = Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5]
+os.umask(umask)
+if os.geteuid() == 0 and user:
+    os.setgroups([]), os.setegid(group), os.seteuid(user)
+found = [cache.read(path), cache.read(path.with_name("second.json"))]
+if word:
+    cache.keep(path, word.encode())
+print(found[0], found[1])
+"""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user may enter, unlike those of pytest."""
+    folder = Path(tempfile.mkdtemp(prefix="dse-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def asked_by(path: Path, user: int, group: int = NOBODY, umask: int = 0o022, keep: str = "") -> tuple[str, str]:
+    """What a process of a user finds in a file of the cache and in second.json beside it, and its warnings; it then keeps an answer there."""
+    done = subprocess.run([sys.executable, "-c", ASK, str(path), str(user), str(group), str(umask), keep], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip(), done.stderr.strip()
+
+
+def test_what_a_user_may_not_read_is_left_alone_and_said_once(shared: Path) -> None:
+    path = shared / "first.json"
+    for one in (path, path.with_name("second.json")):
+        cache.keep(one, b"of somebody else")
+        one.chmod(0)
+    before = path.stat()
+    shared.chmod(0o777)
+    found, said = asked_by(path, NOBODY, keep="mine")
+    assert found == "None None" and said.count("\n") == 0 and f"{path}: cannot be read (Permission denied); it and others like it are left alone" in said
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns) and len(list(shared.iterdir())) == 2
+    shared.chmod(0o700 if os.geteuid() == 0 else 0)
+    found, said = asked_by(path, NOBODY, keep="mine")
+    shared.chmod(0o700)
+    assert found == "None None" and said.count("\n") == 0 and "cannot be read" in said and path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize(("umask", "found"), [(0o002, "b'of the first' None"), (0o077, "None None")])
+def test_a_group_shares_a_cache_as_the_umask_says(shared: Path, umask: int, found: str) -> None:
+    folder, path = shared / "cache", shared / "cache" / "first.json"
+    folder.mkdir()
+    os.chown(folder, 0, GROUP)
+    folder.chmod(0o2775)
+    assert asked_by(path, NOBODY, GROUP, umask, "of the first") == ("None None", "")
+    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o666 & ~umask, GROUP)
+    read, said = asked_by(path, OTHER, GROUP, umask, "of the second")
+    assert read == found and said.count("\n") == 0 and ("cannot be read" in said) == (found == "None None")
+    assert cache.read(path) == (b"of the second" if "first" in found else b"of the first")
+
+
+def test_a_disk_that_gives_nothing_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "first.json"
+    cache.keep(path, b"sound")
+    monkeypatch.setattr(cache, "_unread", set())
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, os.strerror(errno.EIO))))
+        assert cache.read(path) is None
+    assert caplog.messages == [f"{path}: cannot be read (Input/output error); it and others like it are left alone, solved anew and not kept"]
+    cache.keep(path, b"other")
+    assert cache.read(path) == b"sound"
+
+
+def test_a_cache_that_is_a_file_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(cache, "_unread", set())
+    edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
+    assert stack.kept(edge, net, Picks()) == stack.kept(edge, net, Picks())
+    assert len(caplog.messages) == 1 and "cannot be read (Not a directory)" in caplog.messages[0] and (tmp_path / "file").read_text() == "mine"
