@@ -17,6 +17,7 @@ os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # what fails behind a failed le
 os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")  # one attempt to join; Ray makes twenty, of 30 s each
 
 import fcntl
+import re
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ import ray
 from ray import cloudpickle
 from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, AuthenticationError, RayError
 
 from cluster.store import RunFault
 from cluster.worker import Done, Job, Lease, sources
@@ -47,9 +48,12 @@ WAVE = 16  # actors started at a time: each imports NumPy and Numba
 LATE_S = 30.0  # an idle actor takes a copy of a lease that is this late, and LATE_TIMES its expected time
 LATE_TIMES = 5.0
 GRACE_S = 30.0  # past the deadlines of a lease's machines, before its actor is ended from outside
+SAID = re.compile(r"^\[[^\]]*\] [\w.]+:\d+: (.+)$", re.M)  # a line of Ray's C++ side: [time level process thread] file:line: what
 STARVED_S = 300.0  # without one live actor
-JOIN_S = 20.0  # to join a cluster that is there already
+JOIN_S = 40.0  # to join a cluster that is there already: a busy machine takes 20
+ATTEMPTS, WAIT = "10", "RAY_gcs_server_port_wait_time_s"  # of Ray to join, a second apart where it is refused: its own answer comes before JOIN_S are over
 HEAD_S = 15.0  # the head does not answer; Ray itself ends the process after 60 s
+TOKEN = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or ~/.ray/auth_token) to the cluster's token"
 SAME = "install the same sources on every node, and change none during a run; then resume: all that was committed is safe"
 OBJECT_STORE_BYTES = 256 << 20
 LEAKS = ("RAY_AUTH_MODE", "RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # ray.init sets them; a later cluster may have no tokens
@@ -145,7 +149,7 @@ class Pool:
 
 
 class Unjoined(BaseException):
-    """JOIN_S have passed. Ray's own attempts, a minute of them, swallow every Exception."""
+    """JOIN_S have passed. Ray's own attempts swallow every Exception."""
 
 
 @contextmanager
@@ -182,7 +186,8 @@ def _start(**given: Any) -> None:
 
 
 def _join(address: str, space: dict[str, Any]) -> None:
-    """ray.init for JOIN_S at most (Ray itself waits for minutes where its head is not reached, or has no node on this machine)."""
+    """ray.init for JOIN_S at most (Ray itself waits for minutes where its head is not reached, or has no node on this machine). What Ray says is passed on."""
+    said: list[str] = []
     main = threading.current_thread() is threading.main_thread()
 
     def ring(_signal: int, _frame: object) -> None:
@@ -192,14 +197,13 @@ def _join(address: str, space: dict[str, Any]) -> None:
     try:
         if main:
             signal.setitimer(signal.ITIMER_REAL, JOIN_S)
-        with _silent():
+        with _overheard(said), restored((WAIT,)):
+            os.environ.setdefault(WAIT, ATTEMPTS)
             ray.init(address=address, **space)
-    except ConnectionError as fault:
-        raise PoolFault(_refused(address)) from fault
-    except (Unjoined, RuntimeError) as fault:
-        raise PoolFault(f"--address {address}: a server listens there, but this process could not join a cluster within {JOIN_S:.0f} s; this machine must be a "
-                        f"node of it (`ray start --address={address}` here), and the head must listen where its nodes reach it (`ray start --head "
-                        "--node-ip-address=...`, not 127.0.0.1)") from fault
+    except AuthenticationError as fault:
+        raise PoolFault(f"--address {address}: Ray says: {fault.message.partition('. ')[0]}; {TOKEN}") from fault
+    except (Unjoined, RuntimeError, ConnectionError) as fault:
+        raise PoolFault(_refused(address, said, isinstance(fault, ConnectionError))) from fault
     finally:
         if main:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -207,17 +211,20 @@ def _join(address: str, space: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Without what Ray's C++ side writes past Python, a line per second of a vain attempt; the exception says it."""
+def _overheard(said: list[str]) -> Iterator[None]:
+    """Takes what Ray's C++ side writes past Python, a line per second of a vain attempt; afterwards its messages stand in `said`."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as taken:
+        try:
+            os.dup2(taken.fileno(), 2)
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            taken.seek(0)
+            said += SAID.findall(taken.read().decode(errors="replace"))
 
 
 @contextmanager
@@ -261,12 +268,20 @@ def loopback() -> Iterator[None]:
             services.start_api_server = dashboard
 
 
-def _refused(address: str) -> str:
-    """Ray says the same of a wrong token and of a server that is none of its own."""
-    if address == "auto":
-        return f"--address {address}: no Ray cluster is found here; start one with `ray start --head`, or leave --address out"
-    return (f"--address {address}: a server listens there, but does not let this process join; if the cluster has a token, set RAY_AUTH_MODE=token"
-            " and RAY_AUTH_TOKEN to it, if it has none, RAY_AUTH_MODE=disabled")
+def _refused(address: str, said: Sequence[str], answered: bool) -> str:
+    """One line: the last that Ray said, and what helps. answered: Ray gave up by itself, before JOIN_S were over."""
+    last = said[-1].strip()[:300] if said else ""
+    if any(word in last for word in ("Unauthenticated", "InvalidAuthToken")):
+        return f"--address {address}: Ray says: {last}; {TOKEN}"
+    words = f" (Ray says: {last})" if last else ""
+    if answered and address == "auto":
+        return f"--address {address}: no Ray cluster is found here{words}; start one with `ray start --head`, or leave --address out"
+    if answered:
+        return (f"--address {address}: a server listens there, but does not let this process join{words}; if the cluster has a token, set RAY_AUTH_MODE=token"
+                " and RAY_AUTH_TOKEN to it, if it has none, RAY_AUTH_MODE=disabled")
+    return (f"--address {address}: a server listens there, but this process could not join a cluster within {JOIN_S:.0f} s{words}; this machine must be a "
+            f"node of it (`ray start --address={address}` here), and the head must listen where its nodes reach it (`ray start --head "
+            "--node-ip-address=...`, not 127.0.0.1)")
 
 
 @contextmanager

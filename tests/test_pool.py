@@ -180,17 +180,17 @@ def test_no_cluster_at_the_address_is_one_line(tmp_path: Path) -> None:
 JOIN = """
 import sys
 from cluster import pool
-pool.JOIN_S = 3.0
+pool.JOIN_S = float(sys.argv[2])
 try:
     with pool.cluster(sys.argv[1], 1) as cpus: print(cpus)
 except pool.PoolFault as fault: print(fault)
 """
 
 
-def joined(address: str) -> str:
+def joined(address: str, seconds: float = pool.JOIN_S) -> str:
     """What a process says that starts as a user's does: Ray's own defaults."""
     env = {**{name: value for name, value in os.environ.items() if name != pool.INNER}, "PYTHONPATH": str(ROOT), "RAY_py_gcs_connect_timeout_s": "1"}
-    return subprocess.run([sys.executable, "-c", JOIN, address], env=env, capture_output=True, text=True, timeout=90, check=True).stdout
+    return subprocess.run([sys.executable, "-c", JOIN, address, str(seconds)], env=env, capture_output=True, text=True, timeout=90, check=True).stdout
 
 
 def test_a_cluster_on_loopback_is_joined_from_its_own_machine(head: str) -> None:
@@ -199,8 +199,21 @@ def test_a_cluster_on_loopback_is_joined_from_its_own_machine(head: str) -> None
 
 def test_a_server_that_is_no_cluster_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        said = joined(f"127.0.0.1:{silent.getsockname()[1]}")
+        said = joined(f"127.0.0.1:{silent.getsockname()[1]}", 3.0)
     assert said.count("\n") == 1 and "could not join" in said and "ray start --address" in said
+
+
+def test_what_ray_says_is_passed_on() -> None:
+    """The last message of its C++ side, in one line, and what helps (make prove PART=tokens asks a real head)."""
+    timed = "[2026-11-26 04:48:33,356 W 26182 26182] gcs_client.cc:210: Failed to get cluster ID from GCS server: TimedOut: Timed out."
+    token = "[2026-11-26 04:49:37,098 W 2 2] gcs_client.cc:210: Failed to get cluster ID from GCS server: Unauthenticated: RPC error: InvalidAuthToken: ..."
+    said = pool.SAID.findall(f"{timed}\nsomething else\n{token}\n")
+    assert [line.split(": ")[1] for line in said] == ["TimedOut", "Unauthenticated"]
+    for answered in (True, False):
+        line = pool._refused("head:6379", said, answered)
+        assert "Ray says: Failed to get cluster ID from GCS server: Unauthenticated" in line and "RAY_AUTH_TOKEN" in line and "node of it" not in line
+    assert "(Ray says: Failed to get cluster ID from GCS server: TimedOut: Timed out.); this machine must be" in pool._refused("head:6379", said[:1], False)
+    assert "does not let this process join; if the cluster has a token" in pool._refused("head:6379", [], True)
 
 
 def test_a_cluster_is_joined_after_one_of_our_own(tmp_path: Path, head: str) -> None:

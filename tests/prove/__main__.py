@@ -7,7 +7,7 @@ import sys
 import time
 
 PARTS = ("nests", "bounds", "cases", "fronts", "smaug", "mappers", "together", "ragged", "time", "layouts", "assign", "reuse", "prune", "schedules", "join",
-         "fused", "network", "kapla", "mutants", "corruption", "crashes", "hostile", "report", "docs", "models", "share", "kills")
+         "fused", "network", "kapla", "mutants", "corruption", "crashes", "hostile", "report", "docs", "models", "share", "kills", "tokens")
 
 
 def main(wanted: str) -> int:
