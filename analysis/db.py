@@ -106,12 +106,24 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
                 listed.setdefault(part.table, []).append(folders.part_path(part.table, group.name))
         try:
             _views(con, root, listed)
+            _each_once(con, root)
         except duckdb.Error as error:
             if attempt == TRIES - 1 or not isinstance(error, duckdb.IOException):
                 raise QueryError(f"{root}: {_line(error)}") from None
         else:
             con.execute("UPDATE internal.run SET generation = ?", [manifest.generation])
             return
+
+
+def _each_once(con: duckdb.DuckDBPyConnection, root: Path) -> None:
+    """Raises Damaged if a machine, or a schedule of one, has two rows: sums would count it twice."""
+    for table, by in (("machines", ("machine",)), ("stored_points", ("machine", "schedule"))):
+        if con.execute("SELECT 1 FROM duckdb_views() WHERE view_name = ? AND NOT internal", [table]).fetchall():
+            schema, keys = "internal" if table.startswith("stored") else "main", ", ".join(by)
+            twice = con.execute(f"SELECT {keys} FROM {schema}.{table} GROUP BY {keys} HAVING count(*) > 1 ORDER BY ALL LIMIT 1").fetchall()
+            if twice:
+                named = table.removeprefix("stored_")
+                raise Damaged(f"{root}: {named} of machine {twice[0][0]} stand twice, of several runs perhaps; {folders.way_on(root)}")
 
 
 def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S) -> pa.Table:

@@ -258,7 +258,7 @@ def _opened(study: Study, store: Store, lines: list[str]) -> Run:
     alike = job.blocks.shaping if job.blocks else shaping(study.space) if together(job) else None
     run = Run(job, store, Known(study), shaping=alike, begun=now, clock=time.time() - now, committed=now)
     _note(run, "quarantine", *lines)
-    last = folder.status(out) or {}
+    last = folder.status(out, store.identity) or {}
     seconds, then = (value if isinstance(value := last.get(key), int | float) else 0.0 for key in ("seconds", "time"))
     run.before_s = float(seconds)
     if (behind := float(then) - time.time()) > 60:
@@ -295,10 +295,13 @@ def _versions() -> dict[str, str]:
 
 
 def _read_back(run: Run) -> None:
-    """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back."""
+    """Committed machines, the asks, and what of them is missing. What a deadline, memory or a lost actor left undone is taken back, and what stands twice."""
     rows, broken, left = _counted(run)
-    if left:
-        run.store = stores.retract(run.store, left)
+    if twice := _repeated(run):
+        listed = ", ".join(map(str, twice[:6])) + f", ... ({len(twice)})" * (len(twice) > 6)
+        _note(run, "quarantine", f"{run.store.path}: machine {listed}: rows stand twice, of several runs perhaps; taken back, solved again")
+    if left or twice:
+        run.store = stores.retract(run.store, {*left, *twice})
         rows, broken, _ = _counted(run)
     study, asked = run.job.study, []
     for number in range(len(list((run.store.path / "asks").glob("*.json")))):
@@ -308,7 +311,7 @@ def _read_back(run: Run) -> None:
             asked.append(Asks(number, (), (), (), 0, ()))
             continue
         value = folder.unseal(_asks_path(run, number), "asks")
-        asks = plan.from_data(value, study.space.size) if value else None
+        asks = plan.from_data(value, study.space.size) if value and value.get("identity") == run.store.identity else None
         if asks is None or asks.generation != number:
             break
         asked.append(asks)
@@ -330,6 +333,17 @@ def _counted(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
         failed = machines.filter(pc.equal(machines["status"], "error"))
         left += failed["machine"].filter(undone(failed)).to_pylist()
     return rows, broken, left
+
+
+def _repeated(run: Run) -> list[int]:
+    """Machines with two rows of one key in a table that has each key once."""
+    machines, twice = [np.empty(0, np.int64)], set[int]()
+    for part in stores.batches(run.store, {"machines": ["machine"], "points": ["machine", "schedule"]}):
+        machines.append(part["machines"]["machine"].to_numpy())
+        if "points" in part:
+            twice.update(stores.repeated("points", [part["points"]]))
+    numbers = np.sort(np.concatenate(machines))
+    return sorted(twice.union(numbers[1:][numbers[1:] == numbers[:-1]].tolist()))
 
 
 def _same_keys(run: Run, machines: pa.Table) -> None:
@@ -377,8 +391,9 @@ def _ask(run: Run) -> None:
         if asks is None:
             run.end = run.end or "every machine of the space has been asked"
             return
+        written = {"identity": run.store.identity} | {name: getattr(asks, name) for name in Asks.__slots__}
         with stores.plain(run.store.path):
-            folder.write_bytes(_asks_path(run, number), folder.sealed("asks", {name: getattr(asks, name) for name in Asks.__slots__}))
+            folder.write_bytes(_asks_path(run, number), folder.sealed("asks", written))
         _take(run, asks)
 
 
@@ -566,8 +581,9 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     status = Status(state, reason or run.halt, done, count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),
                     len(run.asks), run.slots, rate, left / rate if rate and state == "running" else None, run.seconds(), size, volume,
                     time.time(), f"{os.getpid()} on {socket.gethostname()}", run.store.generation, tuple(run.notes))
+    written = {"identity": run.store.identity} | asdict(status)
     with stores.plain(run.store.path):
-        folder.write_bytes(run.store.path / folder.STATUS, folder.sealed("status", asdict(status)), durable=state != "running")
+        folder.write_bytes(run.store.path / folder.STATUS, folder.sealed("status", written), durable=state != "running")
     run.reported, run.said = time.monotonic(), status
     if progress is not None:
         progress(status)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cluster.store import RunFault
 from cluster.worker import UNDONE, VIOLATED
 from dse.study import follows, pareto, prune
 from dse.study import study as studies
@@ -63,7 +64,7 @@ class Known:
         self.open.pop(generation, None)
 
     def learn(self, machines: pa.Table, points: pa.Table | None) -> None:
-        """Rows of machines, each once, and of their schedules."""
+        """Rows of machines, each once, and of their schedules. Raises RunFault for a machine that another open generation has rows of."""
         points = follows.lengthened(points, machines) if points is not None else None
         for status, n in _counted(machines["status"]):
             self.counts[status] += n
@@ -74,8 +75,10 @@ class Known:
                 self.violated = self.violated or reason
         for generation in pc.unique(machines["generation"]).to_pylist():
             if generation not in self.closed:
-                own = machines["machine"].filter(pc.equal(machines["generation"], generation))
-                self.open.setdefault(generation, set()).update(own.to_pylist())
+                own = set(machines["machine"].filter(pc.equal(machines["generation"], generation)).to_pylist())
+                if twice := [(m, other) for other, known in self.open.items() if other != generation for m in known & own]:
+                    raise RunFault(f"machine {twice[0][0]} has rows of generations {generation} and {twice[0][1]}: a fault of dse, nothing of it is published")
+                self.open.setdefault(generation, set()).update(own)
         if points is not None and points.num_rows:
             met = points.filter(points["feasible"])
             self.feasible = np.concatenate([self.feasible, np.column_stack([met[o.column].to_numpy() for o in self.study.objectives])])

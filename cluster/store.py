@@ -1,9 +1,9 @@
 """The run folder: write-once Parquet parts, published as groups by the replacement of one manifest.
 
-A group is what one commit writes: one part per table, all under one name. Order of a commit: every part to a temporary
-name, fsync, rename, fsync of its folder; then the manifest, the same way. What the manifest does not list does not exist:
-a crash leaves orphans, which the next `open_run` moves to quarantine/. The manifest holds length and CRC-32 of every part
-(a flipped byte inside a Parquet file is read silently otherwise) and of itself, and the identity of the study; the one before it is kept beside it.
+A group is what one commit writes: one part per table, all under one name, which each part bears in itself with the study's identity.
+Order of a commit: every part to a temporary name, fsync, rename, fsync of its folder; then the manifest, the same way. What the manifest does not list does
+not exist: a crash leaves orphans, which the next `open_run` moves to quarantine/. The manifest holds length and CRC-32 of every part (a flipped byte inside a
+Parquet file is read silently otherwise) and of itself, and the identity of the study; the one before it is kept beside it.
 Compaction replaces many groups by one; the old parts stay until the next compaction or `open_run`, for readers.
 Nothing here asks the clock. Longer than 400 lines: the order of writes is only right when all of it is seen together.
 """
@@ -29,6 +29,7 @@ from dse import folder as folders
 from dse.folder import BEFORE, ENV, MANIFEST, STUDY, Damaged, Group, Manifest, Part, created, make, part_path, sealed, sync, unseal, write_bytes
 from dse.record import KEYS
 
+ONCE = ("machines", "points", "chosen")  # tables of which no two rows have one key, whoever commits them
 SHARED = {"mappings": "mapping_key", "counts": "mapping_key"}  # same key, same rows: kept once per group
 FAN_IN = 64  # groups of one level that become one of the next; two merged levels keep a table below 200 parts
 TOP_LEVEL = 2
@@ -183,7 +184,7 @@ def _load(path: Path, lock: int) -> tuple[Store, list[str]]:
     found = _manifests(path)
     newest = max(found, key=lambda name: (found[name].generation, name == MANIFEST), default="")
     m = found[newest] if newest else Manifest()
-    told = (folders.status(path) or {}).get("published")  # the next manifest must not seem older than what status.json tells of
+    told = (folders.status(path, m.identity) or {}).get("published")  # the next manifest must not seem older than what status.json tells of
     store = Store(path, lock, max(m.generation, told if isinstance(told, int) else 0), m.identity, m.groups, m.retired)
     there = (path / MANIFEST).exists()
     if newest == MANIFEST or not (newest or there):
@@ -207,7 +208,7 @@ def _manifests(path: Path) -> dict[str, Manifest]:
 
 def _verify(store: Store) -> tuple[Store, list[str]]:
     """Drops every group with a part that is not byte for byte what was committed."""
-    wrong = folders.faults(store.path, Manifest(groups=store.groups))
+    wrong = folders.faults(store.path, manifest(store))
     for group in store.groups:
         if group.name in wrong:
             for path in group.paths():
@@ -225,17 +226,25 @@ def _put_away_strangers(store: Store) -> list[str]:
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
         elif relative.startswith("asks/"):
-            if path.name != asks_name(folders.asks_of(path)):
+            if why := _strange_asks(store, path):
                 _quarantine(store.path, relative)
-                lines.append(f"{path}: damaged or foreign; put into quarantine/")
+                lines.append(f"{path}: {why}; put into quarantine/, asked anew")
         elif relative not in listed:
             _quarantine(store.path, relative)
             lines.append(f"{path}: not in the manifest (interrupted commit or foreign file); put into quarantine/, its machines are solved again")
     return lines
 
 
-def asks_name(generation: object) -> str:
-    return f"generation-{generation:06d}.json" if isinstance(generation, int) else ""
+def _strange_asks(store: Store, path: Path) -> str:
+    """Why a file is not the asks of its generation in this run, or nothing. Without a manifest nobody knows yet of which study the run is."""
+    generation, identity = folders.asks_of(path) or (-1, "")
+    if path.name != asks_name(generation):
+        return "damaged or foreign"
+    return f"asks of another run ({identity or 'no study'}, this one is {store.identity})" if store.identity and identity != store.identity else ""
+
+
+def asks_name(generation: int) -> str:
+    return f"generation-{generation:06d}.json"
 
 
 def _quarantine(run: Path, relative: str) -> None:
@@ -253,8 +262,11 @@ def commit(store: Store, batches: Sequence[Tables]) -> Store:
     """Publish the tables of some leases as one group; returns the store that knows it.
 
     batches: table name -> rows, one mapping per lease; a table without rows writes no part.
-    Raises StoreFault; then nothing of it is published, and the store given stays valid.
+    Raises StoreFault, also for a machine or schedule with two rows; then nothing of it is published, and the store given stays valid.
     """
+    for table in ONCE:
+        if twice := repeated(table, [batch[table] for batch in batches if table in batch]):
+            raise StoreFault(f"{store.path}: {table} of machine {twice[0]} stand twice in a commit, which is a fault of dse; nothing of it is published")
     with plain(store.path):
         names = sorted({name for batch in batches for name in batch})
         sources = {name: [batch[name] for batch in batches if name in batch] for name in names}
@@ -262,12 +274,22 @@ def commit(store: Store, batches: Sequence[Tables]) -> Store:
         return _publish(replace(store, groups=(*store.groups, group))) if group.parts else store
 
 
+def repeated(table: str, rows: Sequence[pa.Table]) -> list[int]:
+    """Machines that have two rows with one key."""
+    by = [name for name in KEYS[table] if rows and name in rows[0].column_names]
+    if not by:
+        return []
+    counts = pa.concat_tables([one.select(by) for one in rows]).group_by(by).aggregate([([], "count_all")])
+    found: list[int] = counts.filter(pc.greater(counts["count_all"], 1))["machine"].unique().sort().to_pylist()
+    return found
+
+
 def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Table]]) -> Group:
     name = f"{store.generation + 1:06d}-{level}"
     parts: list[Part] = []
     try:
         for table, rows in sources.items():
-            if part := _write_part(store.path, table, name, rows):
+            if part := _write_part(store, table, name, rows):
                 parts.append(part)
     except BaseException:  # whatever stops it, also Ctrl-C: leave no orphan behind
         for part in parts:
@@ -276,13 +298,13 @@ def _write_group(store: Store, level: int, sources: Mapping[str, Iterable[pa.Tab
     return Group(name, level, tuple(parts))
 
 
-def _write_part(run: Path, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
-    path = run / part_path(table, name)
+def _write_part(store: Store, table: str, name: str, tables: Iterable[pa.Table]) -> Part | None:
+    path = store.path / part_path(table, name)
     make(path.parent)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with created(temporary) as out:
-            rows = _write_rows(out, table, tables)
+            rows = _write_rows(out, table, tables, folders.place(store.identity, table, name))
             out.flush()
             os.fsync(out.fileno())
         part = Part(table, temporary.stat().st_size, folders.crc(temporary), rows)
@@ -297,14 +319,14 @@ def _write_part(run: Path, table: str, name: str, tables: Iterable[pa.Table]) ->
         raise
 
 
-def _write_rows(out: Any, table: str, tables: Iterable[pa.Table]) -> int:
-    """Rows of several tables as one Parquet file, in full row groups; a shared key's rows are kept once."""
+def _write_rows(out: Any, table: str, tables: Iterable[pa.Table], place: Mapping[bytes, bytes]) -> int:
+    """Rows of several tables as one Parquet file, in full row groups; a shared key's rows are kept once. place: what the file says of itself."""
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
         for gathered in _gathered(table, tables):
             if writer is None:
-                writer = _writer(out, gathered.schema)
+                writer = _writer(out, gathered.schema.with_metadata(place))
             writer.write_table(_sorted(table, _fit(gathered, writer.schema)), row_group_size=FEW if table in SHARED else _most(table))
             rows += gathered.num_rows
     finally:

@@ -88,12 +88,15 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     manifest, wrong = folder.sound(root)
     if wrong and not skip_damaged:
         raise folder.Damaged("\n".join(f"{line}; {folder.way_on(root)}" for lines in wrong.values() for line in lines))
-    facts = folder.status(root)
+    facts = folder.status(root, manifest.identity)
     if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
-        raise folder.Damaged(f"{root / folder.STATUS}: lost or damaged; {folder.way_on(root)}")
+        raise folder.Damaged(f"{root / folder.STATUS}: lost, damaged or of another run; {folder.way_on(root)}")
     facts = facts or {"state": "not started", "done": 0}
     if not (isinstance(then := facts.get("time", 0.0), int | float) and 0 <= then < 1e11):
         raise folder.Damaged(f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.way_on(root)}")
+    if facts.get("state") not in ("running", "not started") and facts.get("published", 0) < manifest.generation - 1:  # opening a run publishes once
+        behind = f"tells of generation {facts.get('published')} of {folder.MANIFEST}, which is at {manifest.generation}"
+        raise folder.Damaged(f"{root / folder.STATUS}: {behind}; older than the rows, or a run is starting: {folder.way_on(root)}")
     process, _, host = str(facts.get("process", "")).partition(" on ")
     if facts.get("state") == "running" and host == socket.gethostname() and os.path.exists("/proc/self") and not os.path.exists(f"/proc/{process}"):
         return facts | {"state": "killed", "reason": "its process is gone; dse resume goes on", "left_s": None}

@@ -1,7 +1,8 @@
 """A run folder as its readers see it: what the manifest lists, and whether it is still byte for byte what was written.
 
-Nothing in a folder is trusted: it may come from elsewhere, or a disk may have changed it. JSON files carry a CRC-32 of themselves and say what they are
-(so that one does not pass for another), parts are checked against the manifest once per process, names are those that dse writes, links are not followed.
+Nothing in a folder is trusted: it may come from elsewhere, or a disk may have changed it. JSON files carry a CRC-32 of themselves and say what they are and
+of which study (so that one does not pass for another), parts say of which study, table and group they are and are checked against the manifest once per
+process, names are those that dse writes, links are not followed.
 Against chance that is enough; who can write the folder can also write rows that were never solved (docs/reliability.md).
 """
 
@@ -22,16 +23,20 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from dse.record import STORED
 
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
-VERSION = 3  # of the manifest, and of the tables that it lists
+VERSION = 4  # of the manifest, and of the tables that it lists
 NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
 FILES = (MANIFEST, BEFORE, ENV, STATUS, STUDY, ".lock")
-SEAL = re.compile(rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "kind": "asks"[,}]')
+SEAL = re.compile(rb'("crc": (\d{1,10}), )"generation": (\d{1,18}), "identity": "([0-9a-f]{0,16})", "kind": "asks"[,}]')
+PLACE = b"dse.place"  # in the metadata of a part: identity of the study, table, group
 LARGEST_JSON = 64 << 20
 TRIES = 5  # a merge may replace parts between reading the manifest and reading them
 
@@ -74,6 +79,11 @@ class Manifest:
 
 def part_path(table: str, name: str) -> str:
     return f"parts/{table}/{name}.parquet"
+
+
+def place(identity: str, table: str, name: str) -> dict[bytes, bytes]:
+    """What a part says of itself."""
+    return {PLACE: f"{identity} {table} {name}".encode()}
 
 
 def digest(identity: Mapping[str, str]) -> str:
@@ -138,16 +148,16 @@ def unseal(path: Path, kind: str) -> dict[str, Any] | None:
     return value if value is not None and value.pop("kind", "") == kind else None
 
 
-def asks_of(path: Path) -> int | None:
-    """The generation whose asks a file has, or None if it is damaged or another one. Of a large file the checksum is taken of its bytes as they stand: `sealed`
-    writes it between names in order, so that all else is what it was taken of. What is written in another way is read whole."""
+def asks_of(path: Path) -> tuple[int, str] | None:
+    """The generation whose asks a file has and the identity of its study, or None if it is damaged or another one. Of a large file the checksum is taken of its
+    bytes as they stand: `sealed` writes it between names in order, so that all else is what it was taken of. What is written in another way is read whole."""
     with suppress(OSError):
         data = path.read_bytes()
         if len(data) <= LARGEST_JSON and (found := SEAL.search(data)) and zlib.crc32(data[found.end(1):], zlib.crc32(data[:found.start(1)])) == int(found[2]):
-            return int(found[3])
-    value = unseal(path, "asks")
-    generation = value.get("generation") if value else None
-    return generation if isinstance(generation, int) else None
+            return int(found[3]), found[4].decode()
+    value = unseal(path, "asks") or {}
+    generation, identity = value.get("generation"), value.get("identity")
+    return (generation, identity) if isinstance(generation, int) and isinstance(identity, str) else None
 
 
 def _whole(path: Path) -> dict[str, Any] | None:
@@ -283,8 +293,8 @@ def _foreign(m: Manifest) -> str:
 _sound: set[tuple[object, ...]] = set()  # parts that this process has checked, as they are on disk
 
 
-def fault(root: Path, part: Part, name: str) -> str:
-    """Why a part is not what was committed, or nothing; its bytes are read once per process."""
+def fault(root: Path, part: Part, name: str, identity: str) -> str:
+    """Why a part is not what was committed for the study, or nothing; its bytes are read once per process."""
     path = root / part_path(part.table, name)
     try:
         found = path.lstat()
@@ -292,10 +302,12 @@ def fault(root: Path, part: Part, name: str) -> str:
             return "is no regular file"
         if found.st_size != part.size_bytes:
             return f"{found.st_size} bytes, {part.size_bytes} were committed"
-        key = (str(path), part, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        key = (str(path), part, identity, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
         if key not in _sound:
             if crc(path) != part.crc:
                 return "its checksum differs from the one committed"
+            if _place_of(path) != place(identity, part.table, name)[PLACE]:
+                return f"says that it is {_place_of(path).decode(errors='replace')[:60] or 'of no run'}, not {identity} {part.table} {name}"
             _sound.add(key)
     except FileNotFoundError:
         return "missing"
@@ -304,12 +316,20 @@ def fault(root: Path, part: Part, name: str) -> str:
     return ""
 
 
+def _place_of(path: Path) -> bytes:
+    """What a part says of itself, or nothing."""
+    with suppress(pa.ArrowException):
+        own: bytes = (pq.read_metadata(path).metadata or {}).get(PLACE, b"")
+        return own
+    return b""
+
+
 def faults(root: Path, manifest: Manifest) -> dict[str, list[str]]:
     """Group -> what is wrong with its parts, one line each; sound groups are not in it."""
     found: dict[str, list[str]] = {}
     for group in manifest.groups:
         for part in group.parts:
-            if why := fault(root, part, group.name):
+            if why := fault(root, part, group.name, manifest.identity):
                 found.setdefault(group.name, []).append(f"{root / part_path(part.table, group.name)}: {why}")
     return found
 
@@ -327,11 +347,18 @@ def sound(root: Path) -> tuple[Manifest, dict[str, list[str]]]:
 
 
 def _not_gone_back(root: Path, manifest: Manifest) -> None:
-    """status.json is written after the commit that it tells of: a manifest before that one has lost rows."""
-    status = unseal(root / STATUS, "status")
-    told = status.get("published") if status else None
-    if isinstance(told, int) and told > manifest.generation and told > read(root).generation:
-        raise Damaged(f"{root / MANIFEST}: its generation {manifest.generation} is older than {STATUS} says ({told}), rows are lost; {way_on(root)}")
+    """status.json is written after the commit that it tells of, and a part after the manifest of the commit before: one behind either has lost rows."""
+    facts = status(root, manifest.identity)
+    told = facts.get("published") if facts else None
+    newest = {f"{STATUS} says": told if isinstance(told, int) else 0, "parts are": _newest(root) - 1}
+    for what, least in newest.items():
+        if least > manifest.generation and least > read(root).generation:
+            raise Damaged(f"{root / MANIFEST}: its generation {manifest.generation} is older than {what} ({least}), rows are lost; {way_on(root)}")
+
+
+def _newest(root: Path) -> int:
+    """Generation that the newest part was written for, 0 without one."""
+    return max((int(path.stem.partition("-")[0]) for path in (root / "parts").glob("*/*.parquet") if NAME.fullmatch(path.stem)), default=0)
 
 
 def heads(root: Path, manifest: Manifest) -> list[str]:
@@ -373,9 +400,11 @@ def _listed(entry: object) -> bool:
     return False
 
 
-def status(root: Path) -> dict[str, Any] | None:
-    """status.json as it was written; None if it is damaged or absent."""
-    return unseal(root / STATUS, "status")
+def status(root: Path, identity: str) -> dict[str, Any] | None:
+    """status.json as it was written; None if it is damaged, absent, or of another study. identity: "" before there is one."""
+    found = unseal(root / STATUS, "status")
+    own = found.pop("identity", None) if found else None
+    return found if own == identity or not identity else None
 
 
 def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:

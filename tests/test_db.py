@@ -37,8 +37,9 @@ def publish(root: Path, **tables: list[list[dict[str, object]]]) -> None:
     for table, groups in tables.items():
         (root / "parts" / table).mkdir(parents=True, exist_ok=True)
         for rows in groups:
-            path = root / folder.part_path(table, f"{next(NUMBERS):06d}-0")
-            pq.write_table(pa.Table.from_pylist(rows), path)
+            name = f"{next(NUMBERS):06d}-0"
+            path = root / folder.part_path(table, name)
+            pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(folder.place("", table, name)), path)
             parts.append((table, path))
     groups = [{"name": path.stem, "level": 0, "parts": [[table, path.stat().st_size, folder.crc(path), 0]]} for table, path in parts]
     listed(root, groups)

@@ -21,6 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster import driver
+from cluster.known import Known
+from cluster.store import RunFault
 from dse import folder, record, stack
 from dse.dataflow.cost_descending import cost_descending
 from dse.nest import Infeasible
@@ -293,7 +295,8 @@ def test_a_clock_set_back_is_one_line_and_changes_nothing(tmp_path: Path, monkey
     out = driver.run(study(tmp_path), tmp_path / "run", workers=0, progress=lambda status: back.set() if status.done > 99 else None)
     assert [note for note in out.status.notes if "clock" in note] == ["the clock was set back by 86400 s; order and durations do not depend on it"]
     assert 0 < out.status.seconds < 600 and rows(tmp_path / "run") == rows(tmp_path / "whole")
-    (tmp_path / "run" / "status.json").write_bytes(folder.sealed("status", {"time": real() + 9e4, "seconds": 1.0}))
+    out_identity = folder.read(tmp_path / "run").identity
+    (tmp_path / "run" / "status.json").write_bytes(folder.sealed("status", {"time": real() + 9e4, "seconds": 1.0, "identity": out_identity}))
     again = driver.run(study(tmp_path), tmp_path / "run", workers=0)
     assert again.solved == 0 and sum("clock" in note for note in again.status.notes) == 1
 
@@ -333,3 +336,12 @@ def test_a_dry_run_of_slow_machines_tries_few(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(driver, "PROBE_S", -1.0)
     facts = driver.dry_run(study(tmp_path))
     assert " 1 solved, 0 infeasible or failed" in facts["probes"] and "left out after" in facts["probes"] and facts["machine_s"] > 0
+
+
+def test_a_machine_has_rows_of_one_generation(tmp_path: Path) -> None:
+    """What two generations ask for stops the run before it is published."""
+    known = Known(study(tmp_path, "nsga2", 8))
+    row = {"status": "infeasible", "reason": "x", "need_bytes": 1, "have_bytes": 0, "area_mm2": 1.0, "clock_ghz": 1.0, "bound_energy_pj": 1.0}
+    known.learn(pa.Table.from_pylist([{"machine": 3, "generation": 0, **row}, {"machine": 4, "generation": 0, **row}]), None)
+    with pytest.raises(RunFault, match="machine 4 has rows of generations 1 and 0"):
+        known.learn(pa.Table.from_pylist([{"machine": 4, "generation": 1, **row}]), None)

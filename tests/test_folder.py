@@ -86,6 +86,93 @@ def test_rows_whose_key_is_another_ones_are_refused(run: Path, monkeypatch: pyte
         driver.resume(run, workers=0)
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the same study with another seed."""
+    home = tmp_path_factory.mktemp("other")
+    study(home, "nsga2", 8, "points: 30")
+    driver.run(studies.load(home / "nsga2.yaml", ["search.seed=2"]), home / "run", workers=0)
+    return home / "run"
+
+
+ANSWERS = ("sql", "FROM points ORDER BY ALL", "--format", "csv")
+
+
+def test_asks_of_another_seed_are_no_asks_where_the_manifest_is_lost(run: Path, other: Path, finished: tuple[Path, Rows]) -> None:
+    shutil.copy(other / "asks" / "generation-000001.json", run / "asks")
+    (run / folder.MANIFEST).unlink()
+    (run / folder.BEFORE).unlink()
+    driver.resume(run, workers=0)
+    assert rows(run) == finished[1]
+
+
+def test_a_status_behind_the_rows_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """status.json of some sessions before says too little; one commit more is what opening a run may do."""
+    store, _ = stores.open_run(run)
+    for code in (0, 0, 1):
+        assert said(capsys, "status", str(run))[0] == code
+        store = stores.commit(store, [{"events": stores._read_part(next((run / "parts" / "events").iterdir()))}])
+    stores.close(store)
+    code, out, err = said(capsys, "status", str(run))
+    assert (code, out, len(err)) == (1, "", 1) and f"{folder.STATUS}: tells of generation" in err[0]
+
+
+def test_asks_of_another_seed_are_refused_and_asked_anew(run: Path, other: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows stood twice, and sums were twice the right value."""
+    right = said(capsys, "sql", str(run), *ANSWERS[1:])[1]
+    shutil.copy(other / "asks" / "generation-000001.json", run / "asks")
+    code, _, err = said(capsys, "resume", str(run), "--workers", "0")
+    line, own, its = str(run / "asks" / "generation-000001.json"), folder.read(run).identity, folder.read(other).identity
+    refused = f"{line}: asks of another run ({its}, this one is {own}); put into quarantine/"
+    assert code == 0 and sum(one.startswith(refused) for one in err) == 1 and rows(run) == finished[1]
+    assert said(capsys, "sql", str(run), *ANSWERS[1:])[1] == right
+
+
+def test_a_status_of_another_run_is_refused(run: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(other / folder.STATUS, run)
+    code, out, err = said(capsys, "status", str(run))
+    assert (code, out, len(err)) == (1, "", 1) and "lost, damaged or of another run" in err[0]
+    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and said(capsys, "status", str(run))[0] == 0
+
+
+def test_a_part_says_of_which_run_and_place_it_is(run: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Though the manifest has its length and checksum."""
+    groups = folder.read(run).groups
+    at = next(i for i, part in enumerate(groups[0].parts) if part.table == "points")
+    path, there = run / groups[0].paths()[at], next((other / "parts" / "points").iterdir())
+    for source in (there, run / "parts" / "points" / f"{groups[1].name}.parquet"):
+        shutil.copy(source, path)
+        resealed(run, lambda m: m["groups"][0]["parts"][at].__setitem__(slice(1, 3), [path.stat().st_size, folder.crc(path)]))
+        code, out, err = said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])
+        assert (code, out, len(err)) == (1, "", 1) and f"{path}: says that it is " in err[0]
+
+
+def test_rows_that_stand_twice_are_refused_and_taken_back(run: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
+    store, _ = stores.open_run(run)
+    group = {part.table: stores._read_part(run / path) for part, path in zip(store.groups[0].parts, store.groups[0].paths(), strict=True)}
+    stores.close(stores.commit(store, [{table: group[table] for table in stores.ONCE}]))
+    for words in (ANSWERS, ("pareto", "--format", "csv"), ("show", "best")):
+        code, out, err = said(capsys, words[0], str(run), *words[1:])
+        assert (code, out, len(err)) == (1, "", 1) and "stand twice" in err[0] and "dse resume" in err[0]
+    code, _, err = said(capsys, "resume", str(run), "--workers", "0")
+    assert code == 0 and any("rows stand twice" in line for line in err) and rows(run) == finished[1]
+    assert said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])[0] == 0
+
+
+def test_a_manifest_behind_its_parts_has_lost_rows(run: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
+    """Manifests and status.json went back together; parts that were written later are still there."""
+    shutil.copytree(run, run.with_name("early"))
+    store, _ = stores.open_run(run)
+    for _ in range(2):
+        store = stores.commit(store, [{"events": stores._read_part(next((run / "parts" / "events").iterdir()))}])
+    stores.close(store)
+    for name in (folder.MANIFEST, folder.BEFORE, folder.STATUS):
+        shutil.copy(run.with_name("early") / name, run)
+    code, out, err = said(capsys, *ANSWERS[:1], str(run), *ANSWERS[1:])
+    assert (code, out, len(err)) == (1, "", 1) and "is older than parts are" in err[0]
+    assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and rows(run) == finished[1]
+
+
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "a group above": lambda m: m["groups"][0].update(name="../../../victim"), "a group that is a path": lambda m: m["groups"][0].update(name="000001-0/x"),
     "a table above": lambda m: m["groups"][0]["parts"][0].__setitem__(0, "../../.."), "retired above": lambda m: m.update(retired=["../victim.parquet"]),

@@ -126,6 +126,18 @@ def test_orphan_foreign_and_unfinished_files_are_put_away(tmp_path: Path) -> Non
     assert len(list((tmp_path / "quarantine").iterdir())) == 3 and not list(tmp_path.rglob("*.tmp"))
 
 
+def test_a_commit_holds_each_row_once(tmp_path: Path) -> None:
+    store = committed(tmp_path)
+    with pytest.raises(s.StoreFault, match="machines of machine 21 stand twice in a commit"):
+        s.commit(store, [tables([20, 21]), tables([21])])
+    own = tables([20, 21])
+    with pytest.raises(s.StoreFault, match="points of machine 20 stand twice"):
+        s.commit(store, [own | {"points": pa.concat_tables([own["points"], own["points"]])}])
+    store = s.commit(store, [tables([20]), tables([21])])
+    assert machines(store) == [*range(12), 20, 21]
+    s.close(store)
+
+
 CHANGED = [("[17, ", "[18, "), ('"generation": 4', '"generation": 5'), ('"seed": 3', '"seed": 2'), ('"crc": ', '"crc": 1'), ("random", "Random")]
 
 
@@ -134,7 +146,7 @@ def test_asks_that_are_not_what_was_written_are_put_away(tmp_path: Path, changed
     """Wherever a byte differs; written with other spaces they are still the same."""
     store = committed(tmp_path)
     path = tmp_path / "asks/generation-000004.json"
-    whole = folders.sealed("asks", {"generation": 4, "asks": [[17, "random"]], "pruned": [], "seen": [], "seed": 3, "sampler": []})
+    whole = folders.sealed("asks", {"generation": 4, "identity": "", "asks": [[17, "random"]], "pruned": [], "seen": [], "seed": 3, "sampler": []})
     path.write_bytes(whole)
     store, lines = reopened(store)
     path.write_text(json.dumps(json.loads(whole), indent=1))

@@ -2,10 +2,12 @@
 
     python -m tests.prove corruption [--cases 1000] [--seed 1] [--workers 2]
 
-One file of a sound folder is changed (bits flipped, cut, emptied, zeroed, lengthened, deleted, swapped with another one or overwritten by it), then `status`,
-`sql`, `pareto`, `show`, `resume` and `sql` again run on it, and for a file of the cache `map`. An answer must be the one of the sound folder, a
-refusal one line per fault, and a resume must end with the rows of the sound folder. Each case in a process of its own. A reader that checks no checksum, a
-seal without its kind or a cache without its digest fails within some dozen cases.
+One file of a sound folder is changed (bits flipped, cut, emptied, zeroed, lengthened, deleted, swapped with another one or overwritten by it), or several
+at once are those of another run (of another seed; of the same study, written in other groups) or go back together to what they were some sessions before.
+Then `status`, `sql`, `pareto`, `show`, `resume` and `sql` again run on it, and for a file of the cache `map`. An answer must be the one of the sound folder,
+a refusal one line per fault, and a resume must end with the rows of the sound folder. A folder whose manifests, status.json and parts went back as a whole is
+one that was killed then: it answers as it did. Each case in a process of its own. A reader that checks no checksum, a seal without its kind or its study, a
+manifest that is not held against its parts or a cache without its digest fails within some dozen cases.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 from cluster import store as stores
@@ -50,6 +53,11 @@ TABLES = ("machines", "points", "workload_costs", "einsums", "mappings", "counts
 SUMS = " UNION ALL ".join(f"SELECT '{table}' AS t, count(*) AS n, sum(hash(x)) AS h FROM {table} x" for table in TABLES) + " ORDER BY t"
 KINDS = ("manifest.json", "manifest.before.json", "env.json", "status.json", "study.yaml", "inputs", "asks", ".lock", "log", "machines", "points",
          "chosen", "mappings", "counts", "events", "map")
+MIXED = ("another seed", "the same study", "rolled back", "rolled back", "another seed")  # several files at once, in a third of the cases
+HEADS = ("env.json", "manifest.json")  # with both of them a folder is the other run's: study.yaml is mended from env.json
+MOST = 4000  # characters of a refusal of one file; of several it has more lines
+VOUCH = ("manifest.json", "manifest.before.json", "status.json")
+POINTS = (5, 9, 12)  # of the sessions of a run
 READERS = {"status": ["status"], "sql": ["sql", SQL, "--format", "csv"], "sums": ["sql", SUMS, "--format", "csv"], "pareto": ["pareto", "--format", "csv"],
            "show": ["show", "best"]}
 MAP = ["map", "gemm:m=8,n=8,k=8", "edge_array"]
@@ -85,17 +93,51 @@ def ask(words: list[str], folder: Path) -> Said:
 
 
 def made(base: Path) -> None:
-    """base/run and base/cache: a finished run of three sessions, with merged parts, and a mapping."""
+    """base/run and base/cache: a finished run of three sessions, with merged parts, and a mapping; base/at5, at9, at12: after each session;
+    base/seed: of another seed; base/twin: of the same study, in one session."""
     (base / "net.yaml").write_text(NET)
     (base / "small.yaml").write_text(STUDY)
     os.environ["DSE_CACHE"] = str(base / "cache")
-    for points in (5, 9, 12):
-        assert command("run", str(base / "small.yaml"), "--out", str(base / "run"), "--workers", "0", "--set", f"stop.points={points}")[0] == 0
+    for points in POINTS:
+        started(base, "run", f"stop.points={points}")
+        shutil.copytree(base / "run", base / f"at{points}")
+    started(base, "seed", "search.seed=8")
+    started(base, "twin")
     store, _ = stores.open_run(base / "run")
     stores.close(stores.compact(store, fan_in=4))
-    stores.close(stores.open_run(base / "run")[0])  # takes the merged parts away
+    assert command("resume", str(base / "run"), "--workers", "0")[0] == 0  # takes the merged parts away
     (base / "run" / "log" / "actor-0001.log").write_text("a line\n")
     assert command(*MAP)[0] == 0
+
+
+def started(base: Path, name: str, *sets: str) -> None:
+    assert command("run", str(base / "small.yaml"), "--out", str(base / name), "--workers", "0", *(word for one in sets for word in ("--set", one)))[0] == 0
+
+
+def relative(run: Path) -> set[str]:
+    """Files of a run folder, by their path in it."""
+    return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()} - {".lock"}
+
+
+def mixed(rng: random.Random, kind: str, run: Path, base: Path) -> tuple[str, int]:
+    """Makes some files of `run`, a copy of base/at12, those of another folder; (what was done, points of the state that all of it went back to, or 12)."""
+    source = base / {"another seed": "seed", "the same study": "twin"}.get(kind, f"at{rng.choice(POINTS[:-1])}")
+    differ = sorted(name for name in relative(run) | relative(source)
+                    if not ((run / name).exists() and (source / name).exists() and (run / name).read_bytes() == (source / name).read_bytes()))
+    if kind != "rolled back":
+        differ = [name for name in differ if (source / name).exists()]
+    chosen = set(rng.sample(differ, min(rng.randint(1, 9), len(differ) - 1)))
+    if rng.random() < 0.5:
+        chosen |= {name for name in VOUCH if name in differ}
+    if kind == "another seed" and chosen.issuperset(HEADS):
+        chosen.remove(rng.choice(HEADS))
+    for name in chosen:
+        (run / name).unlink(missing_ok=True)
+        if (source / name).exists():
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, run / name)
+    whole = kind == "rolled back" and chosen.issuperset(name for name in VOUCH if name in differ)
+    return f"{kind}, from {source.name}: {', '.join(sorted(chosen))}", int(source.name[2:]) if whole else POINTS[-1]
 
 
 def harm(rng: random.Random, path: Path, others: list[Path]) -> str:
@@ -121,7 +163,7 @@ def harm(rng: random.Random, path: Path, others: list[Path]) -> str:
     return what
 
 
-def faults_of(name: str, said: Said, right: Said) -> Iterator[str]:
+def faults_of(name: str, said: Said, right: Said, most: int = MOST) -> Iterator[str]:
     """What is wrong with what a reader said of a folder with a damaged file, and how to count it."""
     code, out, err = said
     if code == -1 or "Traceback" in err or "Traceback" in out:
@@ -130,8 +172,35 @@ def faults_of(name: str, said: Said, right: Said) -> Iterator[str]:
         yield f"{name}: a wrong answer\n{out}\n{err}"
     elif code != 0 and (out or not err.strip()):
         yield f"{name}: code {code} with an answer, or without a line\n{out}\n{err}"
-    elif len(err) > 4000 or re.search(r"[\x00-\x08\x0b-\x1f]", err):
+    elif len(err) > most or re.search(r"[\x00-\x08\x0b-\x1f]", err):
         yield f"{name}: errors that nobody can read\n{err[:3000]}"
+
+
+def several(base: Path, number: int, seed: int, right: dict[int, dict[str, Said]], wholes: dict[int, Rows]) -> tuple[str, str, list[str], list[str]]:
+    """`case` of several files at once. right, wholes: of each state, by its points."""
+    rng = random.Random(f"{seed}/{number}")
+    kind = MIXED[number // 3 % len(MIXED)]
+    folder = Path(tempfile.mkdtemp(prefix="dse-corrupt-", dir=SHM))
+    try:
+        shutil.copytree(base / "at12", folder / "run")
+        shutil.copytree(base / "cache", folder / "cache")
+        os.environ["DSE_CACHE"] = str(folder / "cache")
+        what, state = mixed(rng, kind, folder / "run", base)
+        outcomes, wrong = [], []
+        for name, own in READERS.items():
+            said = ask(own, folder / "run")
+            older = said[0] == 0 and said[1] == right[state][name][1] != right[POINTS[-1]][name][1]
+            wrong += () if older else faults_of(name, said, right[POINTS[-1]][name], 4 * MOST)
+            outcomes.append(f"{name} {'refused' if said[0] else 'as it was then' if older else 'right'}")
+        code, out, err = command("resume", str(folder / "run"), "--workers", "0")
+        wrong += faults_of("resume", (code, out if code == 0 else "", err), (0, out, ""), 4 * MOST)
+        outcomes.append(f"resume {'refused' if code else 'right'}")
+        least = int(re.search(r"points: (\d+)", (folder / "run" / "study.yaml").read_text())[1])  # type: ignore[index]
+        if code == 0 and rows(folder / "run") not in [one for points, one in wholes.items() if points >= least]:
+            wrong.append(f"resume: rows differ\n{out}\n{err}")
+        return kind, what, outcomes, wrong
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def case(base: Path, number: int, seed: int, right: dict[str, Said], whole: Rows) -> tuple[str, str, list[str], list[str]]:
@@ -143,7 +212,7 @@ def case(base: Path, number: int, seed: int, right: dict[str, Said], whole: Rows
         shutil.copytree(base / "cache", folder / "cache")
         os.environ["DSE_CACHE"] = str(folder / "cache")
         files = sorted(path for path in folder.rglob("*") if path.is_file() and "quarantine" not in path.parts)
-        kind = KINDS[number % len(KINDS)]
+        kind = KINDS[number // 3 * 2 % len(KINDS) + number % 3 - 1]
         victims = [path for path in files if kind_of(path.relative_to(folder)) == kind]
         path = rng.choice(victims)
         peers = [other for other in (victims if rng.random() < 0.5 else files) if other != path] or [other for other in files if other != path]
@@ -191,21 +260,34 @@ def forked(work: Callable[[], object]) -> str:
     return text
 
 
+def answered(run: Path) -> dict[str, Said]:
+    """What the readers say of a sound folder."""
+    right: dict[str, Said] = {name: eval(forked(partial(ask, words, run))) for name, words in READERS.items()}  # noqa: S307 ours
+    assert all(said[0] == 0 for said in right.values()), [said for said in right.values() if said[0]]
+    return right
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     given, _ = parser.parse_known_args()
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in (*KINDS, *MIXED)}
     faults = 0
     with tempfile.TemporaryDirectory(prefix="dse-corruption-", dir=SHM) as top, ThreadPoolExecutor(given.workers) as pool:
         base = Path(top)
         made(base)
-        whole = rows(base / "run")
-        right = {name: eval(forked(lambda words=words: ask(words, base / "run"))) for name, words in READERS.items()} | {"map": command(*MAP)}  # noqa: S307
-        assert all(said[0] == 0 for said in right.values()), [said for said in right.values() if said[0]]
-        for text in pool.map(lambda n: forked(lambda: case(base, n, given.seed, right, whole)), range(given.cases)):
+        states = {points: base / f"at{points}" for points in POINTS}
+        wholes = {points: rows(path) for points, path in states.items()}
+        answers = {points: answered(path) for points, path in states.items()}
+        whole, right = rows(base / "run"), answered(base / "run") | {"map": command(*MAP)}
+        assert right["map"][0] == 0 and whole == wholes[POINTS[-1]]
+
+        def tried(n: int) -> str:
+            return forked(lambda: several(base, n, given.seed, answers, wholes) if n % 3 == 0 else case(base, n, given.seed, right, whole))
+
+        for text in pool.map(tried, range(given.cases)):
             kind, what, outcomes, wrong = eval(text)  # noqa: S307 ours
             counts[kind or KINDS[0]].update(outcomes or ["no outcome"])
             for line in wrong:
