@@ -8,6 +8,10 @@
 `<!-- long -->` before a block: run by make prove PART=docs only. `<!-- not run: WHY -->`: by nobody, WHY one of NOT_RUN.
 Commands stand in fences at the margin; `unseen` names those that do not.
 `python -m tests.documents PAGE...` writes what commands print now.
+
+A figure that was measured (a number with a unit) stands in a block that is run, or its paragraph, bullet or row names the command that prints it and the
+commit at which it did (`unnamed`). docs/evidence.md is the page of measurements: a row or paragraph may have its command from its section, and its commit is
+that of its line. Pages of SET hold numbers that the program sets or that are worked out in the text.
 """
 
 from __future__ import annotations
@@ -30,6 +34,13 @@ INDENTED = re.compile(r"^(?: {4,}|\t|[ \t]+```[^\n]*\n[ \t]*)(?:\$ |\. |(?:dse|m
 RUNNABLE = ("console", "sh", "python", "sql")
 NOT_RUN = {"several machines": re.compile(r"ray start |ray job submit |dse run .*--address "), "make builds and tests": re.compile(r"make (?:sweep|test)\b")}
 PROMPT = "$ "
+UNIT = r"%|times\b|(?:CPU |core )(?:ms|s|seconds?|minutes?)\b|(?:[pnum]?J|ms|us|s|min|h|MB|GB|MiB|GiB|seconds?|cycles)\b"
+FIGURE = re.compile(rf"(?<![\w.^])\d[\d,]*(?:\.\d+)?\s*(?:{UNIT})")
+PRINTS = r"make \w|python -m |PART=|dse (?:map|run|resume|plot|residency|simulate) |tests/test_"
+COMMAND = re.compile(rf"`[^`]*(?:{PRINTS})[^`]*`")
+COMMIT = re.compile(r"\bat `[0-9a-f]{7,12}`")
+MEASURED = "evidence.md"
+SET = {"reliability.md": "limits that the program sets, each beside its test", "model.md": "worked by hand beside a block that prints the same"}
 ASK = """import dse
 run = dse.open({run!r})
 def ask(place, statement):
@@ -59,6 +70,34 @@ def unseen(text: str) -> list[str]:
     """Commands and fences of a page that `blocks` does not see: indented, of other marks, or left open."""
     rest = BLOCK.sub("", text)
     return [found[0] for found in INDENTED.finditer(rest)] + re.findall(r"^[ \t]*(?:```|~~~).*$", rest, re.M)
+
+
+def parts(text: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of paragraphs, bullets and rows of tables; headings too, blocks left out."""
+    rest, line = BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text), 1
+    for part in re.split(r"(\n[ \t]*\n|\n(?=\||[ \t]*[-*] |[ \t]*\d+\. |#))", rest):
+        if part.strip():
+            yield line + len(part) - len(part.lstrip("\n")), part.strip("\n")
+        line += part.count("\n")
+
+
+def unnamed(text: str, measured: bool = False) -> list[str]:
+    """Figures of a page's prose that name no command or no commit, with their line. A row of a table has both from the paragraph above it, too.
+
+    measured: a page on which a section has a command, and a commit is that of a line.
+    """
+    found, above, section = [], "", ""
+    for line, part in parts(text):
+        if part.startswith("#"):
+            above, section = "", ""
+        elif not part.startswith("|"):
+            above = part
+        named = part + above
+        section += part
+        figures = FIGURE.findall(re.sub(r"`[^`]*`", "", part))
+        if figures and not (COMMAND.search(section if measured else named) and (measured or COMMIT.search(named))):
+            found.append(f"{line}: {', '.join(figures[:4])}")
+    return found
 
 
 def skipped(one: Block) -> list[str]:

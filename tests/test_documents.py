@@ -39,6 +39,22 @@ def test_every_command_is_run_by_somebody(page: Path) -> None:
     assert documents.unseen(page.read_text()) == []
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in documents.SET], ids=lambda p: p.name)
+def test_a_measured_figure_names_its_command_and_commit(page: Path) -> None:
+    assert documents.unnamed(page.read_text(), page.name == documents.MEASURED) == []
+
+
+def test_figures_without_a_command_are_seen() -> None:
+    said = "Runs take 5.0 % less,\nand 3 CPU s."
+    assert documents.unnamed(said) == ["1: 5.0 %, 3 CPU s"] and documents.unnamed(f"# A\n\n- one\n- {said}") == ["4: 5.0 %, 3 CPU s"]
+    named = f"{said} `make bench BENCH=driver` at `0123abc`."
+    assert documents.unnamed(named) == [] and documents.unnamed(f"{said} `make bench BENCH=driver`.") and documents.unnamed(f"{said} At `0123abc`.")
+    assert documents.unnamed(f"{named}\n\n| a |\n|---|\n| 7 mJ |\n") == [] and documents.unnamed(f"{named}\n\nOther text.\n\n| a |\n|---|\n| 7 mJ |\n")
+    assert documents.unnamed(f"```console\n$ dse x\n{said}\n```\nup to 64 `s` of `5 %`") == []
+    section = "## A\n\n`python -m bench.alt` prints all.\n\n| a |\n|---|\n| 7 mJ |\n\nSo 8 % are left.\n"
+    assert documents.unnamed(section, measured=True) == [] and documents.unnamed(f"{section}\n## B\n\n7 mJ\n", measured=True) == ["13: 7 mJ"]
+
+
 def test_few_commands_are_left_out() -> None:
     left = [one.mark.removeprefix("not run: ") for page in PAGES for one in blocks(page) if one.mark.startswith("not run")]
     assert len(left) <= 3 and set(left) == set(documents.NOT_RUN)
