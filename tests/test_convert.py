@@ -98,7 +98,7 @@ def test_nests_of_copies_are_nests(name: str) -> None:
     arch, shape, names = machine.arch(machine.load(name)), (12, 7, 14), ("A", "B", "C")
     e = copied(shape, None)
     for a, b in (("A B C", "B/7 C A b7"), ("A/4 B C a4", "C A+3 B"), ("D=A*B | D C", "A B C")):
-        nests = list(between(e, arch, parse(a, names, shape), parse(b, names, shape)))
+        nests = list(dict(between(e, arch, parse(a, names, shape), parse(b, names, shape))))
         assert len(nests) > 10 and not any(faults(nest, e, arch) for nest in nests)
 
 

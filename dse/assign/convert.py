@@ -73,23 +73,35 @@ class Conversions:
         return self.known[bits, a, b]
 
     def _found(self, bits: int | None, a: Layout, b: Layout) -> Copy:
-        """Of nests ordered by what they cost without the layouts of inner levels, in which none costs less."""
+        """Nests are priced in the order of what they cost at least, about, until none may cost less than the best."""
         home, e = self.arch.levels[0].name, copied(a.shape, bits)
         own, floor = self._own(a.shape, bits)
         ends = {(home, "A"): a, (home, "B"): b}
-        nests = dict.fromkeys(between(e, self.arch, a, b))
-        felts = [*own, *(one for nest in nests if (one := self._felt(e, nest)))]
-        least = [figure(self.objective, *one.cost(ends)) for one in felts]
+        rows = [(0.0, one) for one in own]
+        for nest, asked in dict(between(e, self.arch, a, b)).items():
+            if one := self._felt(e, nest):
+                rows.append((self._about(one, asked), one))
         best, chosen = inf, None
-        for i in sorted(range(len(felts)), key=lambda i: (least[i], str(felts[i].mapping))):
-            if least[i] >= best or best <= floor * (1 + NEAR):
+        for about, one in sorted(rows, key=lambda row: (row[0], str(row[1].mapping))):
+            if about >= best or best <= floor * (1 + NEAR):
                 break
-            inner = self._inner(e, felts[i])
-            energy, cycles = felts[i].cost(inner | ends)
+            if figure(self.objective, *one.cost(ends)) >= best:
+                continue
+            inner = self._inner(e, one)
+            energy, cycles = one.cost(inner | ends)
             if (value := figure(self.objective, energy, cycles)) < best:
-                best, chosen = value, (laid(felts[i].mapping, inner), energy, cycles)
+                best, chosen = value, (laid(one.mapping, inner), energy, cycles)
         assert chosen
         return Copy(*chosen, above(best, floor))
+
+    def _about(self, one: Felt, asked: float) -> float:
+        """What a nest costs that asks main memory for so many lines: rows and misses come on top."""
+        (energy, cycles), outer, e = one.cost({}), self.arch.levels[0], one.problem.einsum
+        words = 2 * e.points() * (e.output.bits or self.arch.word_bits)
+        moved = max(words, asked * outer.access.line_bits) if outer.access else words
+        energy += (moved - words) / outer.width_bits * min(outer.read_pj, outer.write_pj)
+        port = moved / outer.width_bits / outer.bandwidth / (2 if outer.ports == "separate" else 1)
+        return figure(self.objective, energy, max(cycles, port))
 
     def _own(self, shape: tuple[int, ...], bits: int | None) -> tuple[list[Felt], float]:
         """The mapper's nests of a copy, and what no copy in any layouts costs less than."""
@@ -175,8 +187,8 @@ class Staging:
     in_lanes: bool = False
 
 
-def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[Mapping]:
-    """Nests of a copy between two layouts, those first that ask for the fewest lines. Some may not fit."""
+def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mapping, float]]:
+    """Nests of a copy between two layouts, and how many lines each asks for, about; the fewest first. Some may not fit."""
     bits, access, ranks = e.output.bits or arch.word_bits, arch.levels[0].access, [rank for rank, _ in e.extents]
     line, ways = max(1, access.line_bits // bits) if access else 1, {"A": a, "B": b}
     found = dict[tuple[object, ...], list[Staging]]()
@@ -185,7 +197,7 @@ def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[Mapping]:
     few = (sorted(own, key=lambda one: (one.lines, -prod(one.tile)))[:TRIED] for own in found.values())
     for one in sorted(chain.from_iterable(few), key=lambda one: one.lines):
         for order in ways.values():
-            yield _nest(e, arch, one, _ranks(order, ranks), _ranks(ways[one.last], ranks))
+            yield _nest(e, arch, one, _ranks(order, ranks), _ranks(ways[one.last], ranks)), one.lines
 
 
 def _stagings(e: Einsum, arch: Arch, ways: dict[str, Layout], bits: int, line: int) -> Iterator[Staging]:
