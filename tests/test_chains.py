@@ -32,7 +32,7 @@ BOUNDED = {  # what a recursion may be as deep as
     "prime factors or ranks of one einsum": {"dse/dataflow/exhaustive.py": {"chains"}, "dse/dataflow/improve.py": {"_primes"},
                                              "dse/dataflow/random.py": {"primes"}, "dse/dataflow/lanes.py": {"_chosen", "_cut", "_perfect"}},
     "einsums of one segment, at most six": {"dse/reuse/segments.py": {"laid.put"}, "dse/reuse/trips.py": {"_extended"},
-                                            "dse/reuse/whole.py": {"_Search.go_on"}, "dse/reuse/pipeline.py": {"_segment", "_stages"}},
+                                            "dse/reuse/pipeline.py": {"_segment", "_stages"}},
     "tensors of one einsum": {"dse/sim/boundary.py": {"_mixed"}},
     "a call or two": {"dse/stack.py": {"_or_gogetas", "kept", "with_reuse"}, "dse/dataflow/optimal.py": {"_ragged", "optimal"},
                       "dse/reuse/segments.py": {"chosen"}, "dse/record.py": {"dtype"}, "workloads/catalog.py": {
