@@ -20,6 +20,7 @@ from analysis.computed import Computed
 from dse import asked, folder, record
 from dse.folder import Damaged
 from dse.study import study as studies
+from tests.amount import amount
 
 NUMBERS = itertools.count(1)
 SCHEMAS = {
@@ -82,7 +83,7 @@ def random_table(rng: np.random.Generator) -> tuple[pa.Table, np.ndarray, list[s
 
 def test_front_equals_brute_force_on_1000_random_tables(run: Path) -> None:
     con, rng = db.connect(run), np.random.default_rng(7)
-    for number in range(1000):
+    for number in range(amount(1000)):
         table, values, objectives, groups = random_table(rng)
         con.register("source", table)
         con.execute("CREATE OR REPLACE TABLE t AS FROM source")
