@@ -329,8 +329,9 @@ def _padded(space: Space, at: Scheduled) -> bool:
     """What is handed on is read with padding around it."""
     def offset(part: Part) -> bool:
         made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
-        return any([d.offset for d in p.dims] != [d.offset for d in made[p.tensor].dims]
-                   for m in part.members for p in m.einsum.inputs if p.tensor in made)
+        pairs = [pair for m in part.members for p in m.einsum.inputs if p.tensor in made
+                 for pair in zip(p.dims, made[p.tensor].dims, strict=False)]
+        return any(read.terms and read.offset != own.offset for read, own in pairs)
 
     return not space.padded and any(len(part.members) > 1 and offset(part) for part in at.parts)
 

@@ -129,6 +129,7 @@ def outermost(arch: Arch, workload: Workload, schedule: Schedule) -> list:
     """Bits that lie at the outermost level while each segment runs: tensors come when they are made, those from outside are there; they go after the last
     segment that reads them. Weights, and what nobody reads or a loop hands on, never go."""
     own, levels, life = names_of(workload), [level.name for level in arch.levels], Life(workload, schedule)
+    own = {t: t.removesuffix("_again") if t.removesuffix("_again") in own else one for t, one in own.items()}  # a further access of one from outside, too
     e = {e.name: e for e in workload.einsums}
     bits = {own[p.tensor]: whole(p) * (p.bits or arch.word_bits) for one in workload.einsums for p in one.tensors()}
     made, stay = {one.output.tensor for one in workload.einsums}, workload.weights | {after for after, _ in workload.carried}

@@ -108,7 +108,10 @@ def _extended(own: Sequence[Einsum], handed: frozenset[str], ranks: tuple[str, .
 
 
 def alike(p: Projection, q: Projection, padded: bool) -> bool:
-    same = [d.size for d in p.dims] == [d.size for d in q.dims] and (padded or [d.offset for d in p.dims] == [d.offset for d in q.dims])
+    pairs = list(zip(p.dims, q.dims, strict=False))
+    sizes = len(p.dims) == len(q.dims) and all(a.size == b.size for a, b in pairs)
+    starts = padded or all(a.offset == b.offset or not a.terms for a, b in pairs)  # a constant index reads what is there
+    same = sizes and starts
     return p.bits == q.bits and p.format == q.format == "dense" and same
 
 
