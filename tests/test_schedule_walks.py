@@ -146,10 +146,13 @@ def test_pipelines_take_what_a_walk_of_granules_takes(cycles: list[int], granule
 def shared_trips(seed: int) -> tuple[Problem, Mapping, list[int], list[Einsum]]:
     """A nest below shared loops in time, with no node but the outermost ones above the fork: the problem, its nest, and the einsum of every trip."""
     rng = Random(seed)
-    e, arch, mapping = random_case(rng)
+    ranks: list[str] = []
+    while not ranks:  # a scalar has no rank to loop over
+        e, arch, mapping = random_case(rng)
+        ranks = [rank for rank in e.sizes() if rank in e.output.ranks() and all(rank not in p.partial() for p in e.tensors())]
     arch = replace(arch, overlap="buffered", fanouts=tuple(replace(f, ramp="") for f in arch.fanouts))
     lead = next(i for i, node in enumerate(mapping.nodes) if not (isinstance(node, Store) and node.level == arch.levels[0].name))
-    rank = rng.choice([rank for rank in e.sizes() if rank in e.output.ranks() and all(rank not in p.partial() for p in e.tensors())])
+    rank = rng.choice(ranks)
     tile = rng.randint(1, e.sizes()[rank])
     trips = [min(tile, e.sizes()[rank] - low) for low in range(0, e.sizes()[rank], tile)]
     nest = Mapping(tuple(replace(node, tile=min(node.tile, tile)) if isinstance(node, Loop) and node.rank == rank else node for node in mapping.nodes[lead:]))
