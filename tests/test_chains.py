@@ -34,13 +34,15 @@ BOUNDED = {  # what a recursion may be as deep as
     "einsums of one segment, at most six": {"dse/reuse/segments.py": {"laid.put"}, "dse/reuse/trips.py": {"_extended"},
                                             "dse/reuse/pipeline.py": {"_segment", "_stages"}},
     "tensors of one einsum": {"dse/sim/boundary.py": {"_mixed"}},
-    "a call or two": {"dse/stack.py": {"_or_gogetas", "kept", "with_reuse"}, "dse/dataflow/optimal.py": {"_ragged", "optimal"},
+    "a call or two": {"dse/stack.py": {"_or_gogetas", "_reused", "kept", "with_reuse"}, "dse/dataflow/optimal.py": {"_ragged", "optimal"},
                       "dse/reuse/segments.py": {"chosen"}, "dse/record.py": {"dtype"}, "workloads/catalog.py": {
-                          "_arguments", "_maker", "_network", "_operator", "_solved", "_step", "load", "parameters", "train"}},
+                          "_arguments", "_maker", "_network", "_operator", "_solved", "_step", "_unfused", "load", "parameters", "train"}},
     "nesting of a document, expression, statement or path": {
         "analysis/computed.py": {"_conditions", "nodes"}, "analysis/db.py": {"_called", "_gate", "_harmless"}, "analysis/report.py": {"_plain"},
+        "analysis/origin.py": {"_from", "_front", "_parsed", "_query"}, "dse/nest.py": {"_is_mapping"},
+        "dse/searched.py": {"_checked", "_data", "_read"}, "workloads/bodies.py": {"_renamed"},
         "dse/directives.py": {"_swapped", "mapping_of"}, "dse/folder.py": {"_below", "make"}, "dse/keys.py": {"_shown", "_values"},
-        "dse/screen.py": {"plain"}, "hw/space.py": {"_evaluate"}, "workloads/facts.py": {"_walked", "reads"},
+        "dse/screen.py": {"plain"}, "hw/space.py": {"_evaluate"}, "workloads/facts.py": {"_inside", "_repeated", "_walked", "reads"},
         "workloads/onnx.py": {"_function_faults.size", "_tensor_faults"}, "workloads/retrace.py": {"_grown"}, "workloads/torch.py": {"_nodes"}}}
 
 

@@ -61,8 +61,11 @@ def test_infeasible_is_proven(seed: int) -> None:
 
 
 def test_tiles_that_no_temporal_loop_moves_are_held_once() -> None:
-    problem = small_problem(Random(363751), "energy", 5_000)  # 2 bytes double-buffered for the 2 tensors of a copy; lanes for all of it
-    found = cost_descending(problem, Random(0))
+    """2 bytes, double-buffered, for the 2 tensors of a copy; lanes for all of it."""
+    levels = (Level("DRAM", None, 8, 100.0, 100.0), Level("RF", 16, 8, 1.0, 1.0, bypass=False, double_buffer=True))
+    array = Fanout("array", 1, (("X", 2), ("Y", 3)), (True, True), (True, True))
+    arch = Arch("copies", levels, (array,), Compute(1.0, 1.0), 1.0, 8)
+    found = cost_descending(Problem(arch, einsum("C[a,b] = A[a,b]", {"a": 2, "b": 3}), "energy"), Random(0))
     assert isinstance(found, list)
     assert all(node.over for node in found[0].mapping.nodes if isinstance(node, Loop))
 

@@ -177,6 +177,8 @@ def test_what_nests_say_too_costs_the_same() -> None:
     rng, same, meshes = Random(5), 0, 0
     while same < 60:
         e, arch, nest = raised_case(rng, ("gemm", "bmm", "add", "copy"))
+        if not all(d.terms for d in e.output.dims):  # a result at a constant index is counted in nests only
+            continue
         arch = replace(arch, overlap="free", fanouts=tuple(replace(f, ramp="", lane_pj=rng.random()) for f in arch.fanouts))
         inside = {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == arch.levels[-1].name}
         f = arch.fanouts[0] if len(arch.fanouts) == 1 else None
@@ -295,7 +297,8 @@ def raised_case(rng: Random, kinds: Sequence[str] = KINDS) -> tuple[Einsum, Arch
         try:
             written(nest, e)
         except ValueError as fault:
-            assert any(why in str(fault) for why in ("folded", "stands where", "stack of 1", "steps grow outwards", "do not overlap")), fault
+            known = ("folded", "stands where", "stack of 1", "steps grow outwards", "do not overlap", "a step of no one rank")
+            assert any(why in str(fault) for why in known), fault
         else:
             return e, arch, nest
 

@@ -101,11 +101,12 @@ def unlike(mapping: Mapping, e: Einsum, arch: Arch, drawn: Matrix) -> str:
 @settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 2**32))
 def test_expected_counts_are_those_of_drawn_matrices(seed: int) -> None:
+    """Of matrices with a nonzero per row and more: below that zeros of the result are written (tests/test_counts.py)."""
     rng = Random(seed)
     text = rng.choice([SPMV, SPMM])
     sizes = {"m": rng.randint(1, 5), "k": rng.randint(1, 5)} | ({"n": rng.randint(1, 4)} if text == SPMM else {})
     places = list(product(range(sizes["m"]), range(sizes["k"])))
-    drawn = frozenset(rng.sample(places, rng.randint(1, max(len(places) - 1, 1))))
+    drawn = frozenset(rng.sample(places, rng.randint(sizes["m"], max(len(places) - 1, sizes["m"]))))
     e, arch = product_of(text, sizes, len(drawn)), random_arch(rng)
     mapping = random_mapping(rng, e, arch)
     if len(drawn) < len(places):

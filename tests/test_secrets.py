@@ -176,7 +176,7 @@ OWN = (
     "dse/folder.py sync",
     "dse/folder.py created",
 )  # files of ours, or that are written
-CALLS = {"dse/cli.py _open", "dse/cli.py _plot", "dse/door.py sweep"}  # of dse.open
+CALLS = {"dse/cli.py _open", "dse/cli.py _say_unfused", "dse/cli.py _plot", "dse/door.py sweep"}  # of dse.open
 COPIED = {
     "dse/study/study.py files",
     "cluster/driver.py _write_head",
