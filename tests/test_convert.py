@@ -36,10 +36,10 @@ def small(rng: Random) -> Arch:
     return Arch("small", (home, buffer), (lanes,), Compute(1.0, 1.0), 1.0, 8, overlap=rng.choice(["free", "buffered"]))
 
 
-def whole(nest: Mapping, e: Einsum) -> bool:
+def whole(nest: Mapping, e: Einsum, arch: Arch) -> bool:
     """Whether tiles have the room that they take where they stand: what sinks into the loops below asks for whole lines
     all the same, which no copy is to rest on."""
-    left, held = e.sizes(), {(one.level, one.tensor): one.elems for one in footprints(nest, e)}
+    left, held = e.sizes(), {(one.level, one.tensor): one.elems for one in footprints(nest, e, arch)}
     for node in nest.nodes:
         if isinstance(node, Loop):
             left[node.rank] = node.tile
@@ -64,7 +64,7 @@ def check(seed: int, shapes: Sequence[tuple[int, ...]]) -> float:
 
     value = figure(objective, found.energy, found.cycles)
     assert cost(found.mapping) == value
-    costs = [(cost(nest), whole(nest, e)) for nest in mappings(problem, "ragged_lanes")]
+    costs = [(cost(nest), whole(nest, e, problem.arch)) for nest in mappings(problem, "ragged_lanes")]
     assert value / (1 + found.gap) <= min(costs)[0] * (1 + 1e-9)
     return value / min(own for own, fits in costs if fits) - 1
 

@@ -19,7 +19,6 @@ from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.enumeration import enumerated
 from tests.nests import KINDS, random_arch, random_einsum
-from tests.small import small_problem
 from workloads.einsum import einsum
 
 GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 6, "k": 8})
