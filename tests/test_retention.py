@@ -14,6 +14,7 @@ from dse.reuse.accesses import Access, AccessList, Phase, one_by_one, phase_list
 from dse.reuse.classify import classified
 from dse.reuse.operations import graph
 from dse.reuse.traffic import crowded, reuse
+from dse.sim.evaluate import Solution
 from tests.retained import exhaustive, outputs, random_steps, workload
 from tests.test_accesses import MLP, block
 from workloads import hpc
@@ -176,3 +177,21 @@ def test_crowded_operations() -> None:
     """With k outermost a product holds its result, with m B, with n A: the smallest of these has to fit; with a batch one of them at a time."""
     e = einsum("Y[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": 9, "m": 8, "n": 4, "k": 2})
     assert [crowded([e], room) for room in (7, 8)] == [1, 0] and crowded([einsum("Y[m] = f(X[m])", {"m": 8})], 0) == 0
+
+
+def test_other_columns_are_other_words(tmp_path: Path) -> None:
+    """Y reads column 0 of X, Z column 1: 96 words, beside 6 of V and 48 of Z. The list takes both for the same 48, and says so; no schedule keeps X."""
+    path = tmp_path / "columns.yaml"
+    path.write_text('extents: {b: 8, k: 6}\neinsums: ["Y[b] += X[b,0,k] * V[k]", "Z[b,k] = goo(X[b,1,k], Y[b])"]\n')
+    said = door.residency(str(path), "a2", **{"glb.capacity": "512 B"}).document()["Optimal"]
+    assert said == "not proven: X is read in parts, which the list takes for the same words"
+    found = door.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.reuse": "optimal"}).found
+    assert isinstance(found, Solution) and found.memory and found.memory.moved_words >= 150
+
+
+def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
+    """Two einsums read X from outside, so that GOGETA's schedule is priced beside and the claim made once more."""
+    path = tmp_path / "twice.yaml"
+    path.write_text('extents: {b: 8, k: 6, n: 4}\neinsums: ["Y[b,n] += X[b,k] * V[k,n]", "Z[b,k] += Y[b,n] * X[b,k]"]\n')
+    found = door.map(str(path), "a2", **{"solver.reuse": "tiles"}).found
+    assert isinstance(found, Solution) and found.certificate.count("searched: ") <= 2 and found.certificate.count("any schedule") <= 1

@@ -12,6 +12,7 @@ The idea is FFM's (arXiv 2602.15166), whose pmappings are such labels.
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -201,10 +202,13 @@ def copied(plan: Schedule, before: Workload, workload: Workload, nests: dict[str
     return replace(plan, segments=tuple(segments))
 
 
+CLAIM = re.compile(r"not proven|optimal in the searched space|at most [\d.,]+ %")  # begins what a certificate says of its space
+
+
 def told(found: Solution, gap: float, where: Space, workload: Workload) -> Solution:
     """With its certificate: where is the space that the gap is of."""
     gap = min(gap, found.gap_to_bound)
-    said = found.certificate.partition("not proven")[0] if found.schedule else ""
+    said = CLAIM.split(found.certificate)[0] if found.schedule else ""
     text = certified(in_space(gap), found.gap_to_bound, any_schedule(workload), where)
     return replace(found, gap_in_space=gap, certificate=said + text, space=where)
 

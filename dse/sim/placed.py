@@ -261,7 +261,7 @@ def _moved_beside(one: Keep, e: Einsum, g: Graph, arch: Arch) -> list[tuple[str,
 
 def passes_by(tensor: str, branch: Branch, segment: Segment, g: Graph, outer: str) -> bool:
     """Whether an einsum that reads a tensor from the outermost level brings in less of it than a later one reads: its indices touch fewer
-    elements, or compute reads it straight from there, and skips what meets zeros of another input alone."""
+    elements, or others (another column), or compute reads it straight from there, and skips what meets zeros of another input alone."""
     e = g.einsums[branch.einsum]
     own = [p for p in e.inputs if owner(p.tensor, g.made) == tensor]
     nodes = {n.tensor for n in (*segment.nodes, *branch.mapping.nodes) if isinstance(n, Store) and n.level != outer}
@@ -269,7 +269,23 @@ def passes_by(tensor: str, branch: Branch, segment: Segment, g: Graph, outer: st
     later = [(p, by) for name in g.readers[tensor] if g.at[name] > g.at[e.name] for by in [g.einsums[name]] for p in by.inputs
              if owner(p.tensor, g.made) == tensor]
     most = max((bounds.touched_elems(p, by.extents) for p, by in later), default=0)
-    return most > max(bounds.touched_elems(p, e.extents) for p in own) or (bool(later) and straight and nonzero(e) < 1)
+    fewer = most > max(bounds.touched_elems(p, e.extents) for p in own)
+    others = any(not any(_within(spans(p, by), spans(q, e)) for q in own) for p, by in later)
+    return fewer or others or (bool(later) and straight and nonzero(e) < 1)
+
+
+def spans(p: Projection, e: Einsum) -> list[tuple[int, int]]:
+    """First and last index that an einsum reads, per dimension, of those that are stored."""
+    sizes, found = e.sizes(), []
+    for d in p.dims:
+        reach = [c * (sizes[rank] - 1) for rank, c in d.terms]
+        low, high = d.offset + sum(min(n, 0) for n in reach), d.offset + sum(max(n, 0) for n in reach)
+        found.append((max(low, 0), min(high, d.size - 1)))
+    return found
+
+
+def _within(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> bool:
+    return all(a >= low and b <= high for (a, b), (low, high) in zip(inner, outer, strict=True))
 
 
 def lead(branch: Branch, f: Fanout) -> list[Loop]:
