@@ -25,7 +25,7 @@ dse/conversion dse/nest dse/schedule
 dse/directives dse/record dse/folder dse/cache dse/sim/latency dse/sim/parts dse/sim/spans dse/sim/terms dse/dataflow/space dse/searched
 dse/sim/counts dse/sim/transfer dse/sim/sharing
 dse/sim/network dse/sim/boundary dse/sim/times dse/sim/cost dse/sim/bounds dse/sim/bound_kernels dse/sim/evaluate
-dse/sim/boxes dse/sim/box_hops dse/sim/directed dse/sim/placed dse/sim/outermost dse/sim/faults dse/sim/ahead
+dse/sim/boxes dse/sim/box_hops dse/sim/placed dse/sim/outermost dse/sim/directed dse/sim/faults dse/sim/ahead
 dse/sim/graph dse/sim/kernels dse/join dse/assign/templates
 dse/dataflow/steps dse/dataflow/lanes dse/dataflow/cost_descending dse/dataflow/improve
 dse/dataflow/search_kernels dse/dataflow/search
