@@ -46,6 +46,11 @@ def degenerate(rng: Random, e: Einsum) -> Einsum:
     return _of_ranks(replace(e, output=changed if p is e.output else e.output, inputs=tuple(changed if q is p else q for q in e.inputs)))
 
 
+def sliced_padding(e: Einsum) -> bool:
+    """Whether a constant index is one of padding, so that nothing of the tensor is stored."""
+    return any(not dim.terms and not within(dim, ()) for p in e.tensors() for dim in p.dims)
+
+
 def _bare(p: Projection) -> Projection:
     return replace(p, dims=(), format="dense")
 

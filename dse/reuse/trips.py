@@ -86,7 +86,9 @@ def _extended(own: Sequence[Einsum], handed: frozenset[str], ranks: tuple[str, .
 
 
 def alike(p: Projection, q: Projection, padded: bool) -> bool:
-    same = [d.size for d in p.dims] == [d.size for d in q.dims] and (padded or [d.offset for d in p.dims] == [d.offset for d in q.dims])
+    """Whether two accesses of a tensor are cut alike by a loop; of a dimension at a constant index one reads a slice, which no loop cuts."""
+    sizes = [d.size for d in p.dims] == [d.size for d in q.dims]
+    same = sizes and (padded or all(a.offset == b.offset for a, b in zip(p.dims, q.dims, strict=True) if a.terms and b.terms))
     return p.bits == q.bits and p.format == q.format == "dense" and same
 
 

@@ -67,7 +67,7 @@ def program(layer: Layer, e: Einsum, arch: Arch) -> Program:
         raise ValueError(f"{where}, {COMPUTE}: lanes without buffers are counted as nests only; give them a level of their own")
     if any(p.density < 1 or p.format != "dense" for p in e.tensors()):
         raise ValueError(f"{where}: a tensor with zeros is counted in nests only")
-    if sums := [d for d in e.output.dims if len(d.terms) != 1 or d.terms[0][1] != 1]:
+    if sums := [d for d in e.output.dims if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
         raise ValueError(f"{where}: tensor{{{e.output.tensor}}} is written through {index(sums[0])}; overlapping results are counted in nests only")
     held = tuple(b.tensors for b in buffers)
     for b in buffers:
