@@ -44,7 +44,7 @@ lint: .venv/ready
 	$(PYTHON) -m venv .venv
 	grep -iE '^($(KERNELS))=' requirements.lock > .venv/kernels.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r .venv/kernels.txt
-	$(BIN)/python -m dse.compile & compiled=$$!; \
+	$(BIN)/python -m dse.frontend.compile_kernels & compiled=$$!; \
 	{ $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements.lock && \
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .; }; installed=$$?; \
 	wait $$compiled && exit $$installed

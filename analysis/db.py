@@ -1,6 +1,6 @@
 """A run folder in SQL: one view per table over the parts that the manifest lists, fronts, and a read-only gate.
 
-Views follow a run that goes on: each query looks at the manifest again, and no part is read that is not what was committed (dse/folder.py). The gate reads
+Views follow a run that goes on: each query looks at the manifest again, and no part is read that is not what was committed (dse/run/folder.py). The gate reads
 the syntax tree: a statement names views and harmless table functions only; what it could still reach is the folder's parts and an empty one of its own.
 Longer than 400 lines: what a statement may reach is seen in one place.
 """
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from analysis import computed, origin
 from analysis.computed import Computed, nodes
-from dse import folder as folders
-from dse.folder import Damaged
-from dse.units import COLUMN
+from dse.explain.units import COLUMN
+from dse.run import folder as folders
+from dse.run.folder import Damaged
 
 Values = NDArray[np.float64]
 

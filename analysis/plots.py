@@ -1,4 +1,4 @@
-"""Pictures for files and notebooks, drawn from the values of dse/figures.py; in grey they differ in lightness, hatch or marker."""
+"""Pictures for files and notebooks, drawn from the values of dse/explain/figures.py; in grey they differ in lightness, hatch or marker."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from dse import units
-from dse.figures import Dot, Effect, Laid, Line, Roofline, Slope, Stays, spans
+from dse.explain import units
+from dse.explain.figures import Dot, Effect, Laid, Line, Roofline, Slope, Stays, spans
 
 SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")  # from dark to light, then what is rarely needed
 HATCHES = ("", "////", "", "....", "xxxx", "\\\\\\\\", "----", "++")

@@ -24,16 +24,16 @@ from typing import Literal, cast
 import numpy as np
 import optuna
 
-from dse.assign import layouts
-from dse.assign.layouts import Assigned, Pick, assigned, shared
-from dse.assign.sampled import Actor, Proposer, Uniform, sampled
-from dse.dataflow.lined import Pairs, felt, lined, pairs, settled
-from dse.dataflow.space import FREE
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
-from dse.nest import Infeasible
-from dse.sim import transfer
-from dse.sim.evaluate import Problem
+from dse.mapper.exact.layout_aware import Pairs, felt, lined, pairs, settled
+from dse.mapping.nest import Infeasible
+from dse.mapping.space import FREE
+from dse.sim.einsum.evaluate import Problem
+from dse.sim.levels import transfer
+from dse.solve.layouts import layouts
+from dse.solve.layouts.layouts import Assigned, Pick, assigned, shared
+from dse.solve.layouts.sampled import Actor, Proposer, Uniform, sampled
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog, cnn, hpc

@@ -11,10 +11,10 @@ from itertools import product
 
 import numpy as np
 
-from dse.nest import Mapping, parse
-from dse.sim.cost import price
-from dse.sim.counts import count
-from dse.sim.kernels import Options, cost_many, mapping_at, tables
+from dse.mapping.nest import Mapping, parse
+from dse.sim.counts.counts import count
+from dse.sim.counts.kernels import Options, cost_many, mapping_at, tables
+from dse.sim.einsum.cost import price
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog

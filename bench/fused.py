@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from statistics import median
 
 import dse
-from dse.dataflow.space import FREE
-from dse.nest import Infeasible
-from dse.reuse.fused import fused
+from dse.mapping.nest import Infeasible
+from dse.mapping.space import FREE
+from dse.solve.schedules.fused import fused
 from hw import machine
 from tests.test_fused import chain
 

@@ -17,13 +17,13 @@ from itertools import product
 from math import exp, log
 from statistics import median
 
-from dse import door
-from dse.nest import Infeasible
-from dse.reuse.accesses import AccessList, access_list, pipelined
-from dse.reuse.classify import classified
-from dse.reuse.operations import SMALL, graph
-from dse.reuse.optimum import Room, optimum, steady
-from dse.reuse.traffic import Counting, Reuse, between_clusters, intensity, reuse
+from dse.frontend import api
+from dse.mapping.nest import Infeasible
+from dse.solve.gogeta.accesses import AccessList, access_list, pipelined
+from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.operations import SMALL, graph
+from dse.solve.gogeta.optimum import Room, optimum, steady
+from dse.solve.gogeta.traffic import Counting, Reuse, between_clusters, intensity, reuse
 from workloads import catalog, gnn, hpc
 from workloads.einsum import Einsum, einsum
 from workloads.graph import unique
@@ -154,7 +154,7 @@ def scheduled(names: Sequence[str], machine: str) -> int:
         rows, moved = [], {}
         for pick in ("seq-flex", "seq-overflow", "gogeta", "optimal"):
             started = time.process_time()
-            found = door.map(name, machine, **{"solver.reuse": pick, "solver.tiles": "perfect"}).found
+            found = api.map(name, machine, **{"solver.reuse": pick, "solver.tiles": "perfect"}).found
             if isinstance(found, Infeasible) or found.memory is None:
                 rows.append((pick, str(found)))
                 continue

@@ -15,7 +15,7 @@ from os import environ
 from typing import Any
 
 import dse
-from dse.sim.graph import UNTIMED
+from dse.sim.schedule.graph import UNTIMED
 from hw import machine
 
 CASES = ["squeezenet@edge_array", "bert_tiny@edge_array", "cg:matrix=nasa4704,n=8,iterations=2@edge_array", "gcn@edge_array", "squeezenet@burst_edge",

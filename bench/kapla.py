@@ -22,11 +22,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dse import screen
-from dse.reuse.pipeline import pipelined
-from dse.reuse.published import published
-from dse.sim.evaluate import Solution, percent
-from dse.stack import PIPED
+from dse.frontend import tables
+from dse.sim.einsum.evaluate import Solution, percent
+from dse.solve.kapla.published import published
+from dse.solve.schedules.pipeline import pipelined
+from dse.solve.solve import PIPED
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog
@@ -98,8 +98,8 @@ def listed() -> None:
             joule = [sum(given[key] for key in keys) for keys in THEIRS]
             parts.append((f"{name} {weights}", "listed", *(f"{1e6 * j:.4g}" for j in joule)))
     heads = ("workload", "machine", "search", "mJ", "steady", "latency", "segments, pipes", "gap", "CPU s")
-    screen.print_table(heads, rows, f"beside {PAPER['listed']}; cycles")
-    screen.print_table(("workload", "search", "DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static"), parts, "energy by component, uJ")
+    tables.print_table(heads, rows, f"beside {PAPER['listed']}; cycles")
+    tables.print_table(("workload", "search", "DRAM", "NODES", "GBUF", "ARRAY", "REGF", "MAC", "static"), parts, "energy by component, uJ")
 
 
 def components(found: Solution) -> list[float]:
@@ -125,7 +125,7 @@ def compared(title: str, cases: Iterable[tuple[str, str, Arch]], methods: Sequen
         rows.append((label, *told))
         print(*rows[-1], sep=" | ", flush=True)
     said = f"{'mJ' if objective == 'energy' else 'cycles'}, over the best of the row, CPU seconds ({LIMIT:.0f} at most)"
-    screen.print_table(("", *methods), rows, f"{said}; paper: {PAPER[title]}")
+    tables.print_table(("", *methods), rows, f"{said}; paper: {PAPER[title]}")
 
 
 def chains() -> None:
@@ -133,7 +133,7 @@ def chains() -> None:
     for name in ("mlp_m:batch=64", "alexnet:batch=64"):
         answers = [solved("kapla", name, arch, kept=kept) for kept in (1, 2, 4, 8, 16)]
         rows.append((name, *(f"{one.energy_pj / 1e9:.4g}, {seconds:.1f} s" if isinstance(one, Solution) else one for one, seconds in answers)))
-    screen.print_table(("chains kept", "1", "2", "4", "8", "16"), rows, f"kapla, mJ and CPU seconds; paper: {PAPER['chains']}")
+    tables.print_table(("chains kept", "1", "2", "4", "8", "16"), rows, f"kapla, mJ and CPU seconds; paper: {PAPER['chains']}")
 
 
 def machines() -> Iterable[tuple[str, str, Arch]]:
@@ -153,7 +153,7 @@ def pruned(names: Sequence[str] = NETWORKS) -> None:
             continue
         most = max(found.pruned, key=lambda row: (row.schemes - row.solved, row.schemes))
         rows.append((name, str(len(found.pruned)), f"{most.einsums[0]} to {most.einsums[-1]}", str(most.schemes), str(most.valid), str(most.solved)))
-    screen.print_table(("workload", "segments", "of which", "schemes", "valid", "solved"), rows, f"pruning by kapla; paper: {PAPER['pruned']}")
+    tables.print_table(("workload", "segments", "of which", "schemes", "valid", "solved"), rows, f"pruning by kapla; paper: {PAPER['pruned']}")
 
 
 def main(parts: Sequence[str]) -> None:

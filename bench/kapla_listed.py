@@ -18,9 +18,9 @@ from typing import Any
 
 from bench import nn_dataflow as peer
 from bench.kapla import REFERENCE, THEIRS, components
-from dse import screen
-from dse.reuse.published import published
-from dse.sim.evaluate import Solution
+from dse.frontend import tables
+from dse.sim.einsum.evaluate import Solution
+from dse.solve.kapla.published import published
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog
@@ -113,7 +113,7 @@ def main(folder: Path) -> None:
     for case in CASES:
         answer = peer.answered(folder, case.arch, peer.MLP_M, case.batch)
         heads = ("component", "listed", "kapla here", "as there", "left", "nn_dataflow", "its structures here", "listed, exhaustive")
-        screen.print_table(heads, list(rows_of(case, answer)), f"mlp_m, batch {case.batch}, on {case.arch}: uJ, and cycles")
+        tables.print_table(heads, list(rows_of(case, answer)), f"mlp_m, batch {case.batch}, on {case.arch}: uJ, and cycles")
     print(NOTES)
 
 

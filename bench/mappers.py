@@ -26,14 +26,14 @@ from typing import Any
 
 from bench.peers import zigzag_files
 from bench.peers.environment import python_of
-from dse.dataflow.annealing import annealing
-from dse.dataflow.cost_descending import cost_descending
-from dse.dataflow.optimal import optimal
-from dse.dataflow.random import MAPPINGS, random
-from dse.dataflow.space import Tiles
-from dse.nest import Infeasible
-from dse.sim.evaluate import EinsumCost, Problem, figure
-from dse.sim.parts import action_pj
+from dse.mapper.baselines.annealing import annealing
+from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapper.baselines.random import MAPPINGS, random
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible
+from dse.mapping.space import Tiles
+from dse.sim.counts.parts import action_pj
+from dse.sim.einsum.evaluate import EinsumCost, Problem, figure
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_optimal import OBJECTIVES, arch_of, einsums

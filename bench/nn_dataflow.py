@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.environment import python_of
-from dse import nest, screen
-from dse.nest import Loop, Store
-from dse.schedule import in_turn
-from dse.sim.evaluate import Solution
-from dse.sim.graph import evaluate
+from dse.frontend import tables
+from dse.mapping import nest
+from dse.mapping.nest import Loop, Store
+from dse.mapping.schedule import in_turn
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule.graph import evaluate
 from hw import machine
 from hw.arch import Arch
 from workloads.einsum import Einsum, einsum
@@ -176,7 +177,7 @@ def main(folder: Path) -> None:
         rows = [(key, *(f"{n:.0f}" if key == "cycles" else f"{n / 1e6:.5g}" for n in (a, b)), *rest)
                 for key, a, b, *rest in compared(name, units, batch, answered(folder, name, units, batch))]
         heads = ("component", "nn_dataflow", "ours", "ours_over", "alike", "alike_over")
-        screen.print_table(heads, rows, f"{widths}, batch {batch}, on {name}: uJ, and cycles")
+        tables.print_table(heads, rows, f"{widths}, batch {batch}, on {name}: uJ, and cycles")
     print(NOTES)
 
 

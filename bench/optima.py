@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from itertools import product
 from random import Random
 
-from dse import screen
-from dse.dataflow.optimal import optimal
-from dse.nest import Infeasible
-from dse.sim.evaluate import Problem
+from dse.frontend import tables
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import Problem
 from hw import machine, space
 from hw.arch import Arch
 from workloads import catalog
@@ -62,7 +62,7 @@ def main() -> None:
     marks = [given.machines // part for part in (8, 4, 2, 1)]
     for title, axes in (("any array and any buffers", SIZES), (f"one array and buffers, {len(list(product(*PRICES.values())))} prices and rates", PRICES)):
         arches = drawn(axes, given.machines, Random(given.seed))
-        screen.print_table(("einsum", *(f"seen, {n}" for n in marks), "at least", "CPU ms"), [row(e, arches, marks) for e in wanted], title)
+        tables.print_table(("einsum", *(f"seen, {n}" for n in marks), "at least", "CPU ms"), [row(e, arches, marks) for e in wanted], title)
 
 
 if __name__ == "__main__":

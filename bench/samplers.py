@@ -22,7 +22,7 @@ import optuna
 from analysis import db
 from bench.driver import complete
 from cluster import driver
-from dse import door
+from dse.frontend import api
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.sampler import machine_at
@@ -70,7 +70,7 @@ def main(path: str, points: int, sets: list[str]) -> int:
     whole = studies.load(path, ["search.method=exhaustive", *sets])
     with tempfile.TemporaryDirectory() as folder:
         complete(driver.run(whole, Path(folder) / "whole", workers=2))
-        con = door.connection(Path(folder) / "whole", whole)
+        con = api.connection(Path(folder) / "whole", whole)
         rows: dict[str, dict[int, list[dict]]] = {"machines": {}, "points": {}}
         for table, found in rows.items():
             for row in db.query(con, f"FROM {table} ORDER BY machine").to_pylist():

@@ -1,8 +1,8 @@
 """SMAUG's tiling on smv beside the best mapping: python -m bench.smaug [--budget NODES] [--networks a,b] [--most POINTS] [--workers N] [--layers].
 
 All convolutions and inner products of the ONNX networks. Per layer energy and latency over the optimum of the ragged space (temporal tiles too, nodes
-of the scratchpads in any order), each found and proven by a search of its own (dse/dataflow/ragged.py); where a search passes its budget of visited
-nodes, over the lower bound (dse/sim/bounds.py). A schedule that is no nest may lie below the optimum of nests, not below the bound. Exit 1 if a nest is
+of the scratchpads in any order), each found and proven by a search of its own (dse/mapper/exact/ragged.py); where a search passes its budget of visited
+nodes, over the lower bound (dse/sim/einsum/bounds.py). A schedule that is no nest may lie below the optimum of nests, not below the bound. Exit 1 if a nest is
 below its floor. Then the time to tile one operator.
 """
 
@@ -20,14 +20,14 @@ from multiprocessing import get_context
 from random import Random
 from statistics import median
 
-from dse.dataflow.ragged import BUDGET, solved
-from dse.nest import Infeasible
-from dse.sim import bounds
-from dse.sim.evaluate import Problem
-from dse.tiling.factor import unit
-from dse.tiling.mapper import smaug
-from dse.tiling.reading import read
-from dse.tiling.smaug import tile
+from dse.mapper.exact.ragged import BUDGET, solved
+from dse.mapper.smaug.factor import unit
+from dse.mapper.smaug.mapper import smaug
+from dse.mapper.smaug.reading import read
+from dse.mapper.smaug.smaug import tile
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum import bounds
+from dse.sim.einsum.evaluate import Problem
 from hw import machine
 from hw.arch import Arch
 from workloads import catalog

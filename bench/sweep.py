@@ -31,14 +31,14 @@ import numpy as np
 import pyarrow as pa
 
 from analysis import db
-from cluster import driver, priced, ruled
+from cluster import batch_eval, driver, pruning
 from cluster import store as stores
-from cluster.known import Known
+from cluster.run_state import Known
 from cluster.worker import Ask, Job, Lease, job_of, solve_lease, solve_machine
-from dse import door
-from dse import folder as folders
-from dse.record import MODEL_VERSION, SOLVER_VERSION
-from dse.reuse.turns import Table
+from dse.frontend import api
+from dse.run import folder as folders
+from dse.run.record import MODEL_VERSION, SOLVER_VERSION
+from dse.solve.sharing.shared_mappings import Table
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -125,7 +125,7 @@ def ruled_out(folder: Path, workload: str, machines: int, solved: int) -> None:
             rows = int((beaten >= 0).sum())
             of_asks = {"generation": pa.array([0] * rows), "source": pa.array(["random"] * rows)}
             if again:
-                tables.append({"machines": timed("rows", lambda f=found, a=of_asks, n=rows: ruled.table_of(job.schemas["machines"], {**f, **a}, n))})
+                tables.append({"machines": timed("rows", lambda f=found, a=of_asks, n=rows: pruning.table_of(job.schemas["machines"], {**f, **a}, n))})
             out, example = out + rows * again, found["machine"].to_numpy()
         timed("commit", lambda: stores.commit(store, tables))
     stores.close(store)
@@ -218,7 +218,7 @@ def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, 
         of_machines |= {name: pa.repeat(pa.scalar(value), n) for name, value in fixed.items()} | {name: pa.nulls(n) for name in ("reason", "beaten_by")}
         own = {"energy_pj": pa.array(1e9 * rng.lognormal(sigma=0.3, size=n)), "latency_cycles": pa.array(np.round(1e6 * rng.lognormal(sigma=0.3, size=n)))}
         of_points = {"machine": pa.array(machines[kept]), "schedule": pa.repeat(0, n), "feasible": pa.repeat(True, n), **own}
-        whole.append({"machines": ruled.table_of(job.schemas["machines"], of_machines, n), "points": ruled.table_of(job.schemas["points"], of_points, n),
+        whole.append({"machines": pruning.table_of(job.schemas["machines"], of_machines, n), "points": pruning.table_of(job.schemas["points"], of_points, n),
                       "chosen": chosen.set_column(0, job.schemas["chosen"].field(0), pa.array(machines[kept]))})
         rows += n
         if len(whole) > 24 or rows >= points:
@@ -234,7 +234,7 @@ def queries(folder: Path, workload: str, points: int, solved: int) -> None:
     """Fronts, and what is computed when asked, of a run that is drawn."""
     run, one = drawn(folder, workload, points, solved)
     size = sum(part.size_bytes for group in folders.read(run).groups for part in group.parts)
-    con = door.connection(run, one)
+    con = api.connection(run, one)
     count, = con.execute("SELECT count(*) FROM machines").fetchall()[0]
     parts = Counter({part.table: 0 for group in folders.read(run).groups for part in group.parts})
     for group in folders.read(run).groups:
@@ -288,10 +288,10 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     leases = [tuple(asks[at:at + LEASE]) for at in range(0, len(asks), LEASE)]
     solve_lease(job, Lease(0, leases[0]))  # what einsums need of bounds
     seconds.clear()
-    summed = priced.summed_at
-    priced.summed_at = lambda *given: timed("price", summed, *given)
+    summed = batch_eval.summed_at
+    batch_eval.summed_at = lambda *given: timed("price", summed, *given)
     tables = [timed("lease", solve_lease, job, Lease(0, own)).tables for own in leases]
-    priced.summed_at = summed
+    batch_eval.summed_at = summed
     timed("commit", stores.commit, store, tables)
     stores.close(store)
     begun = time.process_time()

@@ -31,12 +31,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster import store as stores
-from cluster.known import Known, undone
+from cluster.run_state import Known, undone
 from cluster.store import RunFault, Store
 from cluster.worker import Ask, Done, Job, Lease, Row, event, failed, job_of, pruned, shaping, solve_lease, tables_of, together
-from dse import folder
-from dse.installed import shadowing
-from dse.study import follows, plan
+from dse.run import folder
+from dse.run.installed import shadowing
+from dse.study import packed_columns, plan
 from dse.study import study as studies
 from dse.study.plan import Asks
 from dse.study.prune import static_violations
@@ -527,7 +527,7 @@ def _without(table: pa.Table, machines: list[int]) -> pa.Table:
 
 
 def _add(run: Run, tables: dict[str, pa.Table]) -> None:
-    run.batches.append(tables | {"points": follows.shortened(tables["points"], tables["machines"])} if "points" in tables else tables)
+    run.batches.append(tables | {"points": packed_columns.shortened(tables["points"], tables["machines"])} if "points" in tables else tables)
     run.rows += sum(table.num_rows for table in tables.values())
 
 

@@ -88,7 +88,7 @@ class Solver:
         import ray as client
 
         from cluster import worker
-        from dse import installed
+        from dse.run import installed
 
         fault = installed.shadowing() or ("" if worker.sources() == sources else f"{worker.__file__}: this dse is not the driver's; {SAME}")
         if not fault:

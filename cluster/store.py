@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dse import folder as folders
-from dse.folder import BEFORE, ENV, MANIFEST, STUDY, Damaged, Group, Manifest, Part, created, make, part_path, sealed, sync, unseal, write_bytes
-from dse.record import KEYS
+from dse.run import folder as folders
+from dse.run.folder import BEFORE, ENV, MANIFEST, STUDY, Damaged, Group, Manifest, Part, created, make, part_path, sealed, sync, unseal, write_bytes
+from dse.run.record import KEYS
 
 ONCE = ("machines", "points", "chosen")  # tables of which no two rows have one key, whoever commits them
 SHARED = {"mappings": "mapping_key", "counts": "mapping_key"}  # same key, same rows: kept once per group

@@ -25,17 +25,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster import priced, ruled
-from cluster.priced import Block, Blocks
-from cluster.ruled import BEATEN, Beaten, Hope, Ruler
-from dse import asked, explain, record
-from dse.conversion import converted
-from dse.installed import PACKAGES, ROOT
-from dse.nest import Infeasible
-from dse.reuse.family import Family, priced_on
-from dse.sim.evaluate import EinsumCost, Solution, Violated
-from dse.sim.network import WAYS
-from dse.stack import scheduled_on, shared_by, solve, solved_together
+from cluster import batch_eval, pruning
+from cluster.batch_eval import Block, Blocks
+from cluster.pruning import BEATEN, Beaten, Hope, Ruler
+from dse.explain import derived
+from dse.explain import values as explain
+from dse.mapping.conversion import converted
+from dse.mapping.nest import Infeasible
+from dse.run import record
+from dse.run.installed import PACKAGES, ROOT
+from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
+from dse.sim.levels.network import WAYS
+from dse.solve.sharing.shared_schedules import Family, priced_on
+from dse.solve.solve import scheduled_on, shared_by, solve, solved_together
 from dse.study import pareto
 from dse.study import study as studies
 from dse.study.pareto import Trial
@@ -168,7 +170,7 @@ def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:
             own = [ask for ask, beaten in zip(asks, out.tolist(), strict=True) if beaten]
             of_asks = {"generation": pa.array([generation] * len(own)), "source": pa.array([ask.source for ask in own])}
             versions = {name: pa.array([version] * len(own)) for name, version in VERSIONS.items()}
-            found.append(ruled.table_of(job.schemas["machines"], {**columns, **of_asks, **versions}, len(own)))
+            found.append(pruning.table_of(job.schemas["machines"], {**columns, **of_asks, **versions}, len(own)))
     return found
 
 
@@ -211,13 +213,13 @@ def _block_tables(job: Job, block: Block, asks: Sequence[Ask]) -> dict[str, pa.T
     told = {"generation": pa.array([ask.generation for ask in asks]), "source": pa.array([ask.source for ask in asks])} | same(**VERSIONS)
     if isinstance(last := block.known()[-1], Infeasible):
         why = same(status="infeasible", workload=job.study.workloads[len(block.known()) - 1].name, **_limit(last))
-        return {"machines": ruled.table_of(job.schemas["machines"], priced.unfit(block, at) | told | why, len(asks))}
-    machines, points, chosen = priced.columns_of(block, at)
-    tables = {"machines": ruled.table_of(job.schemas["machines"], machines | told | same(status="ok"), len(asks)),
-              "points": ruled.table_of(job.schemas["points"], points | same(schedule=0, **VERSIONS), len(asks))}
-    each = [ruled.table_of(job.schemas["chosen"], columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]}, len(asks))
+        return {"machines": pruning.table_of(job.schemas["machines"], batch_eval.unfit(block, at) | told | why, len(asks))}
+    machines, points, chosen = batch_eval.columns_of(block, at)
+    tables = {"machines": pruning.table_of(job.schemas["machines"], machines | told | same(status="ok"), len(asks)),
+              "points": pruning.table_of(job.schemas["points"], points | same(schedule=0, **VERSIONS), len(asks))}
+    each = [pruning.table_of(job.schemas["chosen"], columns | same(schedule=0, workload=ref.name) | {"machine": machines["machine"]}, len(asks))
             for ref, columns in zip(job.study.workloads, chosen, strict=True)]
-    return tables | {"chosen": pa.concat_tables(each)} | _mapping_tables(job, priced.mappings(block, at))
+    return tables | {"chosen": pa.concat_tables(each)} | _mapping_tables(job, batch_eval.mappings(block, at))
 
 
 def together(job: Job) -> bool:
@@ -326,7 +328,7 @@ def _einsum_tables(job: Job, schedules: Sequence[Laid]) -> dict[str, pa.Table]:
     if not costs:
         return {}
     groups = [group for at in schedules for group in at.groups]
-    turns = [asked.packed(at.found) | {name: getattr(at, name) for name in AT} for at in schedules if not at.found.schedule]
+    turns = [derived.packed(at.found) | {name: getattr(at, name) for name in AT} for at in schedules if not at.found.schedule]
     tables = tables_of(job, {"chosen": turns}) if turns else {}
     if whole := [at for at in schedules if at.found.schedule]:
         tables["einsums"] = _table(job, "einsums", *_of_schedules(whole))
@@ -465,10 +467,10 @@ def _laid_out(job: Job, machine: int, arch: Arch, fronts: Sequence[Sequence[Solu
     for schedule, (point, choice) in enumerate(_schedules(job.study, machine, arch, fronts)):
         at = {"machine": machine, "schedule": schedule}
         worst = max(choice, key=lambda solution: solution.gap_to_bound)
-        rows["points"].append({**at, **point, **asked.proof(worst), **VERSIONS})
+        rows["points"].append({**at, **point, **derived.proof(worst), **VERSIONS})
         for ref, macs, groups, workload, solution in zip(job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True):
             if solution.schedule:  # of einsums in turn all follows from chosen
-                rows["workload_costs"].append({**at, "workload": ref.name, **asked.workload_row(solution, arch, ref.weight, macs)})
+                rows["workload_costs"].append({**at, "workload": ref.name, **derived.workload_row(solution, arch, ref.weight, macs)})
                 rows["schedules"].append({**at, "workload": ref.name, **explain.schedule_row(solution)})
                 rows["segments"] += [{**at, "workload": ref.name, **row} for row in explain.segment_rows(solution)]
                 rows["conversions"] += [{**at, "workload": ref.name, **row} for row in explain.conversion_rows(solution)]

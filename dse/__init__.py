@@ -16,18 +16,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dse.door import front, map, open, residency, sweep
+    from dse.frontend.api import front, map, open, residency, sweep
 
 __all__ = ["front", "map", "open", "residency", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from dse.installed import shadowing
+        from dse.run.installed import shadowing
 
         if line := shadowing():
             raise ImportError(line)
-        from dse import door
+        from dse.frontend import api
 
-        return getattr(door, name)
+        return getattr(api, name)
     raise AttributeError(f"dse has no {name}; the door for Python is {', '.join(__all__)}")

@@ -2,6 +2,6 @@
 
 import sys
 
-from dse.cli import main
+from dse.frontend.cli import main
 
 sys.exit(main())

@@ -405,7 +405,7 @@ class Arch:
         return self.without(*COSTS, "area", "label")
 
     def unbounded(self) -> Arch:
-        """The machine with all the room that tensors take at the outermost level: how much that is depends on no mapping (dse/sim/outermost.py)."""
+        """The machine with all the room that tensors take at the outermost level: how much that is depends on no mapping (dse/sim/schedule/outermost.py)."""
         outer = self.levels[0]
         return self if outer.capacity_bits is None else replace(self, levels=(replace(outer, capacity_bits=None), *self.levels[1:]))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from dse.nest import Infeasible, Loop, Mapping, Store
-from dse.schedule import Branch, Schedule, Segment
-from dse.sim.evaluate import Solution
-from dse.sim.graph import evaluate
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch
 from tests.nests import random_mapping
 from tests.schedules import random_workload

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from random import Random
 
-from dse.directives import Buffer, Held, Layer, Step
+from dse.mapping.directives import Buffer, Held, Layer, Step
 from hw.arch import Arch, Fanout
 from tests.nests import random_arch, random_einsum
 from tests.rings import WALKED

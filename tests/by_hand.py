@@ -12,9 +12,9 @@ from itertools import chain, combinations, permutations, product
 from math import inf, prod
 from random import Random
 
-from dse.dataflow.space import FREE
-from dse.nest import Infeasible
-from dse.reuse.fused import fused
+from dse.mapping.nest import Infeasible
+from dse.mapping.space import FREE
+from dse.solve.schedules.fused import fused
 from hw.arch import Arch, Compute, Level
 from workloads.einsum import einsum
 from workloads.graph import Workload

@@ -14,11 +14,11 @@ from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
-from dse.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.schedule import Branch, Schedule, Segment
-from dse.sim.cost import Price, price
-from dse.sim.counts import count, footprints
-from dse.sim.graph import evaluate
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
+from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.sim.counts.counts import count, footprints
+from dse.sim.einsum.cost import Price, price
+from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_dataflow import eyeriss, systolic_cycles
 from tests.cases_gogeta import gogeta

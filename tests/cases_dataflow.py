@@ -9,11 +9,11 @@ from functools import cache
 from math import isclose
 from typing import Any
 
-from dse.dataflow.optimal import optimal
-from dse.dataflow.space import broken, pe_set, row_stationary, row_stationary_loops, systolic, used_pes
-from dse.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.sim.counts import count
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
+from dse.mapping.space import broken, pe_set, row_stationary, row_stationary_loops, systolic, used_pes
+from dse.sim.counts.counts import count
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_read import FAULTS
 from workloads.einsum import Einsum, einsum

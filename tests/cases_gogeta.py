@@ -12,12 +12,12 @@ from itertools import product
 from math import exp, isclose, log
 from typing import Any
 
-from dse.reuse.accesses import AccessList, access_list, one_by_one, pipelined
-from dse.reuse.classify import classified
-from dse.reuse.operations import SMALL, graph
-from dse.reuse.optimum import Room, optimum
-from dse.reuse.residency import policy
-from dse.reuse.traffic import between_clusters, intensity
+from dse.solve.gogeta.accesses import AccessList, access_list, one_by_one, pipelined
+from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.operations import SMALL, graph
+from dse.solve.gogeta.optimum import Room, optimum
+from dse.solve.gogeta.residency import policy
+from dse.solve.gogeta.traffic import between_clusters, intensity
 from tests.cases_read import told
 from workloads import gnn, hpc
 from workloads.graph import Workload

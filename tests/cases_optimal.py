@@ -8,12 +8,12 @@ from functools import partial
 from math import inf, isclose, prod
 from typing import Any
 
-from dse.dataflow.optimal import optimal
-from dse.dataflow.space import FREE
-from dse.nest import Infeasible, Mapping
-from dse.reuse.fused import Objective, fused
-from dse.sim.counts import count
-from dse.sim.evaluate import EinsumCost, Problem, figure
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible, Mapping
+from dse.mapping.space import FREE
+from dse.sim.counts.counts import count
+from dse.sim.einsum.evaluate import EinsumCost, Problem, figure
+from dse.solve.schedules.fused import Objective, fused
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.cases_read import NotRun, leak, read_einsum, told
 from tests.oracle import walk

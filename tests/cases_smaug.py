@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dse.nest import Infeasible
-from dse.tiling.factor import Unit
-from dse.tiling.halo import Tiled
-from dse.tiling.smaug import Operator, Tiling, same, tile
+from dse.mapper.smaug.factor import Unit
+from dse.mapper.smaug.halo import Tiled
+from dse.mapper.smaug.smaug import Operator, Tiling, same, tile
+from dse.mapping.nest import Infeasible
 from tests.tiled import broken, wrong
 
 KINDS = {"conv": "convolution", "inner": "inner_product", "fc": "inner_product", "max_pool": "pooling", "avg_pool": "pooling", "pool": "pooling",

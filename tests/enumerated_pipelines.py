@@ -1,8 +1,8 @@
-"""The best pipelines of a small workload, of all: every part, place and nest of a node, cut by bound; what `dse/reuse/pipeline.py` is held against.
+"""The best pipelines of a small workload, of all: every part, place and nest of a node, cut by bound; what `dse/solve/schedules/pipeline.py` is held against.
 
     for stages, one after the other
       for loops over nodes, and places that overlap none before      at most two loops, all tiles; every corner of the grid
-        for nests of a node, least energy without hops first         all that dse/dataflow/exhaustive.py lists
+        for nests of a node, least energy without hops first         all that dse/mapper/baselines/exhaustive.py lists
           (cut: what is placed, and the least of what is not, cost no less than the best known)
 
 A stage's energy depends on its own nest and lanes, and on the lanes that hold what it reads: so it is asked for once for all that differ elsewhere. What is
@@ -21,9 +21,18 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.dataflow.exhaustive import chains, nests, pattern, placements, size, without_idle
-from dse.nest import Infeasible, Loop, Mapping, Store
-from dse.reuse.segments import (
+from dse.mapper.baselines.exhaustive import chains, nests, pattern, placements, size, without_idle
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.sim.counts.kernels import mapping_at
+from dse.sim.counts.parts import bits_of
+from dse.sim.einsum import boundary
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.sim.schedule import placed
+from dse.sim.schedule.faults import nest_faults
+from dse.sim.schedule.graph import filled_cycles
+from dse.sim.schedule.placed import Placed
+from dse.solve.schedules.segments import (
     EVERY,
     Found,
     Objective,
@@ -41,15 +50,7 @@ from dse.reuse.segments import (
     value,
     written,
 )
-from dse.reuse.stages import Around, Nodes, Shape, Stage, may_share, own_nest, part_of, split_ranks, whole
-from dse.schedule import Branch, Schedule, Segment
-from dse.sim import boundary, placed
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
-from dse.sim.faults import nest_faults
-from dse.sim.graph import filled_cycles
-from dse.sim.kernels import mapping_at
-from dse.sim.parts import bits_of
-from dse.sim.placed import Placed
+from dse.solve.schedules.stages import Around, Nodes, Shape, Stage, may_share, own_nest, part_of, split_ranks, whole
 from hw.arch import Arch
 from workloads.einsum import Einsum
 from workloads.graph import Workload

@@ -1,4 +1,4 @@
-"""Every mapping of a small problem, counted by formulas of its own: what the searches are proven against. Shares no code with dse/dataflow.
+"""Every mapping of a small problem, counted by formulas of its own: what the searches are proven against. Shares no code with dse/mapper.
 
 A mapping is a skeleton (storage nodes and borders of fan-outs, outermost first) with, below each of them, one loop in time per rank, and at a border one
 loop in space per rank and fan-out dimension; loops of one trip are none. Two things are left out, for they change no count and hold no more words: where
@@ -20,9 +20,9 @@ from typing import Literal
 import numpy as np
 from numba import njit
 
-from dse.nest import Loop, Mapping, Store, holdable
-from dse.sim.evaluate import Problem
-from dse.sim.parts import bits_of, fill_cycles, op_cycles, op_pj
+from dse.mapping.nest import Loop, Mapping, Store, holdable
+from dse.sim.counts.parts import bits_of, fill_cycles, op_cycles, op_pj
+from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
 from tests.nests import stored_bits
 from workloads.einsum import Dim, Einsum, Projection

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from random import Random
 
-from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Keep, Schedule, Segment
-from dse.sim.evaluate import Solution
-from dse.sim.faults import faults
-from dse.sim.graph import evaluate
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Keep, Schedule, Segment
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch
 from tests.schedules import own_nest, random_workload
 from tests.test_timed import random_machine

@@ -1,6 +1,6 @@
 """Every schedule of a small workload with one shared loop per segment and tensors kept whole, by evaluating each nest: what fused tiles are proven against.
 
-Shares the evaluator with dse/reuse, and the list of all mappings with the proofs of the mapper; which loops may be shared is what `faults` lets pass.
+Shares the evaluator with dse/solve, and the list of all mappings with the proofs of the mapper; which loops may be shared is what `faults` lets pass.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from itertools import chain, combinations, product
 from math import ceil, inf
 from random import Random
 
-from dse.dataflow.space import FREE, least
-from dse.nest import Infeasible, Laid, Loop, Mapping, Store
-from dse.reuse.fused import Objective, _best, fused, graph
-from dse.reuse.nests import Nests
-from dse.schedule import Branch, Schedule, Segment
-from dse.sim import boundary, placed
-from dse.sim.cost import room_bits
-from dse.sim.evaluate import Problem, einsum_cost, figure
-from dse.sim.faults import faults
-from dse.sim.transfer import dim_names
-from dse.stack import Picks, _layouts, solve
+from dse.mapping.nest import Infeasible, Laid, Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.mapping.space import FREE, least
+from dse.sim.einsum import boundary
+from dse.sim.einsum.cost import room_bits
+from dse.sim.einsum.evaluate import Problem, einsum_cost, figure
+from dse.sim.levels.transfer import dim_names
+from dse.sim.schedule import placed
+from dse.sim.schedule.faults import faults
+from dse.solve.schedules.fused import Objective, _best, fused, graph
+from dse.solve.schedules.nests import Nests
+from dse.solve.solve import Picks, _layouts, solve
 from hw.arch import Access, Arch, Compute, Fanout, Level
 from tests.enumeration import mappings, size
 from workloads.einsum import Einsum, einsum

@@ -16,12 +16,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dse.nest import Infeasible, Loop, Shared, Store
-from dse.schedule import Branch, Keep, Lanes, Schedule, Segment, in_turn, load
-from dse.searched import covers
-from dse.sim.evaluate import Solution, Violated, figure
-from dse.sim.graph import evaluate
-from dse.stack import Picks, solve
+from dse.mapping.nest import Infeasible, Loop, Shared, Store
+from dse.mapping.schedule import Branch, Keep, Lanes, Schedule, Segment, in_turn, load
+from dse.mapping.searched import covers
+from dse.sim.einsum.evaluate import Solution, Violated, figure
+from dse.sim.schedule.graph import evaluate
+from dse.solve.solve import Picks, solve
 from hw import machine
 from hw.arch import Arch
 from tests.schedules import axes, cut, random_keeps, random_segment

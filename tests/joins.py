@@ -1,4 +1,4 @@
-"""Random label problems on small graphs, and all their choices, one by one. Shares no code with dse/join.py."""
+"""Random label problems on small graphs, and all their choices, one by one. Shares no code with dse/solve/elimination.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dse.join import MOST, Room, Table, join
+from dse.solve.elimination import MOST, Room, Table, join
 
 KINDS = ("chain", "residual", "branching", "shared inputs", "any")
 
@@ -106,7 +106,7 @@ def wrong(seed: int, most: int | None = None) -> list[str]:
         tables, rooms, kind = wide_problem(rng), {}, "wide"
     found, lines = everything(tables, rooms), []
     for figure, of in FIGURES.items():
-        with patch("dse.join.FIRST", 3 if kind != "wide" else most):  # a first answer that is none of the best, for look-ahead to count
+        with patch("dse.solve.elimination.FIRST", 3 if kind != "wide" else most):  # a first answer that is none of the best, for look-ahead to count
             got = join(tables, rooms, figure, most or MOST)  # type: ignore[arg-type]
         least = min(map(of, found), default=float("inf"))
         best = min((of((one.energy, one.latency)) for one in got.choices), default=float("inf"))

@@ -1,4 +1,4 @@
-"""Mappings and layouts of small problems, every pair of them: what the search over both is proven against. Shares nothing with dse/dataflow and dse/assign.
+"""Mappings and layouts of small problems, every pair of them: what the search over both is proven against. Shares nothing with dse/mapper and dse/solve.
 
 Every mapping of the space (tests/enumeration.py); of every tensor at every described level every order of its dimensions, each whole or cut once, evenly or
 not. What a tensor moves in a layout depends on its own loops and its own layout: where energy is the objective and nothing leaks, the best layouts are those
@@ -13,9 +13,9 @@ from itertools import permutations, product
 from math import inf
 from random import Random
 
-from dse.nest import Infeasible, Laid, Mapping, Store
-from dse.sim.evaluate import Problem, einsum_cost, figure
-from dse.sim.transfer import dim_names
+from dse.mapping.nest import Infeasible, Laid, Mapping, Store
+from dse.sim.einsum.evaluate import Problem, einsum_cost, figure
+from dse.sim.levels.transfer import dim_names
 from hw.arch import Access, Arch
 from tests.enumeration import Order, mappings
 from tests.problems import random_problem

@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import ceil, inf, prod
 from random import Random
 
-from dse.nest import Loop, Mapping, Store, role
-from dse.sim.terms import within
+from dse.mapping.nest import Loop, Mapping, Store, role
+from dse.sim.counts.terms import within
 from hw import machine
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from workloads.einsum import Dim, Einsum, Projection, einsum

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from dse.tiling.factor import Unit
-from dse.tiling.smaug import Operator, same
+from dse.mapper.smaug.factor import Unit
+from dse.mapper.smaug.smaug import Operator, same
 from hw.arch import Entry, Tiling
 from hw.tiling import MINIMUM
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import product
 from math import ceil, prod
 
-from dse.nest import Mapping, Store
+from dse.mapping.nest import Mapping, Store
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 

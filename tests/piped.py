@@ -1,6 +1,6 @@
 """Random small workloads on few nodes, and what `solver.reuse = pipelines` answers for them against listings of all pipelines.
 
-Two listings: of chains on a row of nodes without leakage each nest priced by the evaluator, without any bound (`least`; shares the evaluator with dse/reuse,
+Two listings: of chains on a row of nodes without leakage each nest priced by the evaluator, without any bound (`least`; shares the evaluator with dse/solve,
 and the list of all mappings of one node with the proofs of the mapper); of other graphs, grids, machines that leak and cycles the one that is cut by bound
 (`tests/enumerated_pipelines.py`). An answer must cost no less than the best listed one, unless the published solver or the mapper found it outside of the
 listed space, and the best that its gap allows must not lie above it.
@@ -14,15 +14,15 @@ from itertools import pairwise, product
 from math import inf
 from random import Random
 
-from dse.nest import Infeasible, Loop, Mapping, Store
-from dse.reuse.pipeline import pipelined
-from dse.reuse.segments import Found, Objective
-from dse.reuse.stages import Nodes
-from dse.schedule import Branch, Lanes, Schedule, Segment
-from dse.sim import placed
-from dse.sim.evaluate import EinsumCost, Problem, Violated, einsum_cost, figure
-from dse.sim.faults import faults
-from dse.sim.graph import evaluate
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Lanes, Schedule, Segment
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated, einsum_cost, figure
+from dse.sim.schedule import placed
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.graph import evaluate
+from dse.solve.schedules.pipeline import pipelined
+from dse.solve.schedules.segments import Found, Objective
+from dse.solve.schedules.stages import Nodes
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumerated_pipelines import enumerated, small
 from tests.enumeration import mappings, size

@@ -1,4 +1,4 @@
-"""What the closed form of a nest's time needs, summed up from the unrolled nest: port times of every level (dse/sim/latency.py)."""
+"""What the closed form of a nest's time needs, summed up from the unrolled nest: port times of every level (dse/sim/counts/latency.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from dse.sim.latency import PortTimes, exchange_cycles, latency, paced_cycles
+from dse.sim.counts.latency import PortTimes, exchange_cycles, latency, paced_cycles
 from tests.unrolled import Node, Program, Work, total
 
 ZERO = Fraction(0)

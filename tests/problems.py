@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf, prod
 from random import Random
 
-from dse.sim.evaluate import Problem
+from dse.sim.einsum.evaluate import Problem
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.enumeration import Order, how_many, loops_of, shape, skeletons
 from tests.nests import degenerate, limited

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster import driver, ruled
+from cluster import driver, pruning
 from cluster.worker import VERSIONS, Ask, job_of, solve_machine, tables_of
 from dse.study import pareto, prune
 from dse.study import study as studies
@@ -130,11 +130,11 @@ def unlike(folder: Path, seed: int, machines: int) -> tuple[list[str], int]:
     out, found = job.ruler.rows(numbers, front)
     of_asks = {"generation": pa.array([1] * int(out.sum())), "source": pa.array(["random"] * int(out.sum()))}
     versions = {name: pa.array([version] * int(out.sum())) for name, version in VERSIONS.items()}
-    rows = iter(ruled.table_of(job.schemas["machines"], {**found, **of_asks, **versions}, int(out.sum())).to_pylist())
+    rows = iter(pruning.table_of(job.schemas["machines"], {**found, **of_asks, **versions}, int(out.sum())).to_pylist())
     wrong_ones = []
     for number, beaten in zip(numbers.tolist(), out.tolist(), strict=True):
         arch = decode(job.study.space, number)
-        least = ruled.Hope(job.ruler, arch, front).least() if isinstance(arch, Arch) else {}
+        least = pruning.Hope(job.ruler, arch, front).least() if isinstance(arch, Arch) else {}
         alone = isinstance(arch, Arch) and prune.dominating(front, prune.least(given.objectives, least, given.weights(), arch.area_mm2())) is not None
         row = next(rows) if beaten else None
         if alone != beaten or (beaten and tables_of(job, solve_machine(job, Ask(number, 1, "random"), front)[0])["machines"].to_pylist() != [row]):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import product
 from random import Random
 
-from dse.reuse.accesses import Access, AccessList
+from dse.solve.gogeta.accesses import Access, AccessList
 
 State = tuple[tuple[int, int], ...]  # per tensor: words on chip that main memory has too, and that it lacks
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from random import Random
 
-from dse.nest import Loop, Mapping, Shared, Store
+from dse.mapping.nest import Loop, Mapping, Shared, Store
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, einsum
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
-from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Keep, Lanes, Schedule, Segment
-from dse.sim.evaluate import Solution
-from dse.sim.faults import faults
-from dse.sim.graph import evaluate
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Keep, Lanes, Schedule, Segment
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_arch
 from workloads.einsum import Einsum, einsum

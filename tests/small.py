@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import prod
 from random import Random
 
-from dse.dataflow.exhaustive import size
-from dse.dataflow.space import Tiles
-from dse.sim.evaluate import Problem
+from dse.mapper.baselines.exhaustive import size
+from dse.mapping.space import Tiles
+from dse.sim.einsum.evaluate import Problem
 from tests.nests import KINDS, limited, random_arch, random_einsum, searched
 
 

@@ -1,5 +1,5 @@
 """What a nest asks of one level, element by element: boxes in the order of time, their addresses by the layout's primitives, and what lines, rows and banks
-make of them. Shares nothing with dse/layout/address.py, dse/layout/count.py and dse/sim/transfer.py; also layouts and descriptions drawn at random."""
+make of them. Shares nothing with dse/layout/address.py, dse/layout/count.py and dse/sim/levels/transfer.py; also layouts and descriptions drawn at random."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from random import Random
 
 from dse.layout.primitive import Index, Primitive, Unfold, shapes, step
 from dse.layout.text import COPIES, primitives
-from dse.nest import Laid, Loop, Mapping, Store
+from dse.mapping.nest import Laid, Loop, Mapping, Store
 from hw.arch import Access, Arch
 from workloads.einsum import Einsum, Projection
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dse.reuse.accesses import Access, access_list, one_by_one, pipelined
-from dse.reuse.classify import classified
-from dse.reuse.operations import Graph, graph, words
+from dse.solve.gogeta.accesses import Access, access_list, one_by_one, pipelined
+from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.operations import Graph, graph, words
 from workloads import hpc
 from workloads.einsum import WorkloadError, einsum
 from workloads.graph import Workload

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.schedule import parse_schedule
-from dse.sim.evaluate import Solution
-from dse.sim.graph import evaluate
+from dse.mapping.schedule import parse_schedule
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch, Compute, Level
 from tests.ahead import compared
 from tests.amount import amount

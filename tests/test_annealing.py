@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from dse.dataflow.annealing import annealing
-from dse.sim.evaluate import Problem
+from dse.mapper.baselines.annealing import annealing
+from dse.sim.einsum.evaluate import Problem
 from tests.nests import random_arch
 from workloads.einsum import einsum
 

@@ -13,11 +13,13 @@ import pytest
 import dse
 from analysis import computed, db
 from analysis.computed import Computed
-from dse import asked, record, stack
-from dse.asked import Asked, Chosen
-from dse.door import Run
-from dse.nest import Infeasible
-from dse.sim.evaluate import Solution
+from dse.explain import derived
+from dse.explain.derived import Asked, Chosen
+from dse.frontend.api import Run
+from dse.mapping.nest import Infeasible
+from dse.run import record
+from dse.sim.einsum.evaluate import Solution
+from dse.solve import solve
 from dse.study import pareto
 from dse.study import study as studies
 from hw.arch import Arch
@@ -59,7 +61,7 @@ def solved(run: Run, number: int) -> dict[str, Solution]:
     arch, found = decode(run.study.space, number), {}
     assert isinstance(arch, Arch)
     for ref, workload in zip(run.study.workloads, studies.workloads_of(run.study), strict=True):
-        answer = stack.solve(arch, workload, run.study.solver)
+        answer = solve.solve(arch, workload, run.study.solver)
         assert not isinstance(answer, Infeasible)
         found[ref.name] = answer[0]
     return found
@@ -97,10 +99,10 @@ def test_machines_costed_together_are_those_costed_alone(tmp_path: Path, name: s
     run = swept(tmp_path, name)
     rows = [Chosen(row["machine"], row["workload"], [key for key in row["keys"] if key], row["space"], row["places"], row["gaps"], row["spaces"])
             for row in run.con.execute("FROM internal.packed").to_arrow_table().to_pylist()]
-    together = asked.solutions(Asked(run.path, run.study), rows)
-    assert sum(len(cell.rows) > 1 for cell in asked._cells(Asked(run.path, run.study), rows)) > 3
+    together = derived.solutions(Asked(run.path, run.study), rows)
+    assert sum(len(cell.rows) > 1 for cell in derived._cells(Asked(run.path, run.study), rows)) > 3
     for row, found in zip(rows, together, strict=True):
-        (alone,) = asked.solutions(Asked(run.path, run.study), [row])
+        (alone,) = derived.solutions(Asked(run.path, run.study), [row])
         assert repr((found.energy_pj, found.latency_cycles, found.steady_cycles, found.gap_to_bound, found.certificate)) == repr(
             (alone.energy_pj, alone.latency_cycles, alone.steady_cycles, alone.gap_to_bound, alone.certificate))
         for one, other in zip(found.einsums, alone.einsums, strict=True):
@@ -121,13 +123,13 @@ def test_nests_are_found_in_whichever_row_group_they_stand(tmp_path: Path) -> No
     rows = pa.table({"mapping_key": keys, "nest": [f"nest {key}" for key in keys]})
     pq.write_table(rows, tmp_path / "mappings.parquet", row_group_size=4)
     for wanted in ([keys[0]], [keys[-1]], keys[3:5], keys[::7], keys, [f"{1:016x}", keys[40]], [f"{301:016x}"]):
-        assert asked._nests(tmp_path / "mappings.parquet", wanted) == {key: f"nest {key}" for key in wanted if key in keys}
+        assert derived._nests(tmp_path / "mappings.parquet", wanted) == {key: f"nest {key}" for key in wanted if key in keys}
 
 
 def test_a_mapping_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     run = swept(tmp_path, "edge")
     with pytest.raises(ValueError, match="mapping 0123456789abcdef is not among its mappings"):
-        asked.solutions(Asked(run.path, run.study), [Chosen(0, "net", ["0123456789abcdef"])])
+        derived.solutions(Asked(run.path, run.study), [Chosen(0, "net", ["0123456789abcdef"])])
 
 
 NARROW = ("machine IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)", "machine = (SELECT min(machine) FROM points) AND level <> 'DRAM'",
@@ -149,9 +151,9 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[int]]:
             return call(machines)
         return one
 
-    functions = [f._replace(call=heard(f.call)) if f.name == "levels_of" else f for f in asked.functions(ask)]
+    functions = [f._replace(call=heard(f.call)) if f.name == "levels_of" else f for f in derived.functions(ask)]
     schemas = {table: record.schema(table, studies.columns(run.study, table)) for table in record.STORED}
-    return replace(run, con=db.connect(run.path, schemas, Computed(functions, asked.uniques(ask)))), called
+    return replace(run, con=db.connect(run.path, schemas, Computed(functions, derived.uniques(ask)))), called
 
 
 @pytest.mark.parametrize("where", [*NARROW, *WIDE])

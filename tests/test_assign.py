@@ -15,21 +15,24 @@ from unittest.mock import patch
 import pytest
 from yaml import safe_dump, safe_load
 
-from dse import cache, door, explain, stack
-from dse.assign import layouts as graphs
-from dse.assign.convert import Conversions
-from dse.assign.layouts import PICKS, assigned, shared
-from dse.cli import main
-from dse.dataflow.lined import Pairs, pairs
-from dse.dataflow.space import FREE
-from dse.join import join
+from dse.explain import values as explain
+from dse.frontend import api
+from dse.frontend.cli import main
 from dse.layout.address import row_major
 from dse.layout.text import show
-from dse.nest import Infeasible, Laid
-from dse.schedule import Branch, Schedule, Segment, load, renamed
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure
-from dse.sim.graph import evaluate
-from dse.sim.transfer import dim_names
+from dse.mapper.exact.layout_aware import Pairs, pairs
+from dse.mapping.nest import Infeasible, Laid
+from dse.mapping.schedule import Branch, Schedule, Segment, load, renamed
+from dse.mapping.space import FREE
+from dse.run import cache
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, figure
+from dse.sim.levels.transfer import dim_names
+from dse.sim.schedule.graph import evaluate
+from dse.solve import solve as stack
+from dse.solve.elimination import join
+from dse.solve.layouts import layouts as graphs
+from dse.solve.layouts.convert import Conversions
+from dse.solve.layouts.layouts import PICKS, assigned, shared
 from dse.study import study
 from hw import machine
 from hw.arch import Arch
@@ -279,8 +282,8 @@ objectives: [energy_pj]
 search: {method: exhaustive}
 solver: {layout: ind}
 """)
-    run = door.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
-    best = door.sweep(tmp_path / "study.yaml", tmp_path / "alt", workers=0, solver={"layout": "alt"})
+    run = api.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
+    best = api.sweep(tmp_path / "study.yaml", tmp_path / "alt", workers=0, solver={"layout": "alt"})
     values = [{row["machine"]: row["energy_pj"] for row in one.sql("SELECT machine, energy_pj FROM points")} for one in (run, best)]
     assert all(values[1][machine] <= own * (1 + 1e-9) for machine, own in values[0].items()) and len(values[0]) == 4
     rows = list(run.sql("FROM conversions ORDER BY machine, place"))

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.dataflow.optimal import optimal
-from dse.nest import Loop, Mapping, Store
-from dse.sim import bounds
-from dse.sim.cost import price
-from dse.sim.counts import count
-from dse.sim.evaluate import Problem, Violated
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.sim.counts.counts import count
+from dse.sim.einsum import bounds
+from dse.sim.einsum.cost import price
+from dse.sim.einsum.evaluate import Problem, Violated
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.nests import random_arch, random_case, random_einsum, rich_case

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.directives import overlap, parse, text, written
-from dse.nest import Loop
-from dse.sim import box_hops, boxes
-from dse.sim.counts import count, each
-from dse.sim.counts import footprints as held_by_nest
+from dse.mapping.directives import overlap, parse, text, written
+from dse.mapping.nest import Loop
+from dse.sim.counts.counts import count, each
+from dse.sim.counts.counts import footprints as held_by_nest
+from dse.sim.directives import box_hops, boxes
 from hw import machine
 from tests.amount import amount
 from tests.boxed import Walked, random_directives
@@ -183,6 +183,6 @@ def test_rows_of_a_filter_run_diagonally_over_the_array() -> None:
     rows = Counter({key: row[0] for key, row in boxes.counted(boxes.program(layer, e, EDGE), EDGE).items()})
     assert rows["REGF", "I", "write"] == 9 * 8 and rows["GBUF", "I", "read"] == 5 * 8
     assert rows["GBUF", "F", "read"] == 9 and rows["REGF", "F", "write"] == 27 and rows["GBUF", "O", "write"] == 18
-    from dse.directives import mapping_of
+    from dse.mapping.directives import mapping_of
     nest = {(row.level, row.tensor, row.action): row.elems for row in count(mapping_of(layer, e), e, EDGE)}
     assert nest["REGF", "I", "write"] == 9 * 6 * 3 == nest["GBUF", "I", "read"]  # a nest brings all three in at each step, and shares none

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from dse import cache, stack
-from dse.stack import Picks
+from dse.run import cache
+from dse.solve import solve
+from dse.solve.solve import Picks
 from hw import machine
 from tests.test_layers import FILES, ROOT, imports
 from workloads import catalog
@@ -42,24 +43,24 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(monkeypatch: pytest.Monke
 def test_the_digest_covers_all_code_that_an_answer_depends_on() -> None:
     """Everything that the mappers and the evaluator import, however far; a changed file moves every name."""
     files = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in FILES}
-    todo, found = ["dse/dataflow/search", "dse/dataflow/optimal", "dse/sim/evaluate"], set()
+    todo, found = ["dse/mapper/exact/search", "dse/mapper/exact/optimal", "dse/sim/einsum/evaluate"], set()
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
             todo += [module for module in (one.replace(".", "/") for one in imports(files[name])) if module in files]
     own = {path.relative_to(ROOT).with_suffix("").as_posix()
            for name in cache.ANSWERS for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
-    assert found <= own | {"dse/cache"}
+    assert found <= own | {"dse/run/cache"}
 
 
 def test_a_changed_source_moves_every_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in ("dse/dataflow/optimal.py", "dse/nest.py"):
+    for path in ("dse/mapper/exact/optimal.py", "dse/mapping/nest.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("one = 1")
     name = cache.place("map", 1, ".json")
-    monkeypatch.setattr(cache, "ANSWERS", ("dse/nest.py", "dse/dataflow"))
+    monkeypatch.setattr(cache, "ANSWERS", ("dse/mapping/nest.py", "dse/mapper"))
     before = cache.sources(tmp_path)
-    (tmp_path / "dse/dataflow/optimal.py").write_text("one = 2")
+    (tmp_path / "dse/mapper/exact/optimal.py").write_text("one = 2")
     cache.sources.cache_clear()
     assert cache.sources(tmp_path) != before
     cache.sources.cache_clear()  # of this process: other tests ask it
@@ -79,12 +80,12 @@ def test_what_is_not_whole_is_removed_said_and_answered_anew(harm: str, monkeypa
                                                              caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    asked = stack.kept(edge, net, Picks())
+    asked = solve.kept(edge, net, Picks())
     (path,) = tmp_path.iterdir()
     before = path.read_bytes()
     assert path.suffix == ".json" and not caplog.messages
     HARM[harm](path)
-    assert stack.kept(edge, net, Picks()) == asked
+    assert solve.kept(edge, net, Picks()) == asked
     assert len(caplog.messages) == 1 and "removed, built anew" in caplog.messages[0] and "\n" not in caplog.messages[0]
     assert path.read_bytes() == before
 
@@ -96,7 +97,7 @@ def forged(edge: dict[str, object], **wrong: object) -> bytes:
 def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    best = stack.kept(edge, net, Picks())
+    best = solve.kept(edge, net, Picks())
     assert isinstance(best, list)
     (path,) = tmp_path.iterdir()
     own = json.loads(cache.read(path) or b"")[0]
@@ -108,7 +109,7 @@ def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest
              b"[]", b"{", b"[" * 9000, forged(own, energy_pj=1.0), forged(own, visited="x"), forged(own, nest=7)]
     for lie in lies:
         cache.keep(path, lie)
-        (found,) = stack.kept(edge, net, Picks())  # type: ignore[misc]
+        (found,) = solve.kept(edge, net, Picks())  # type: ignore[misc]
         assert found.energy_pj >= best[0].energy_pj and found.einsums[0].certificate == best[0].einsums[0].certificate, lie
     assert len(caplog.messages) >= len(lies) - 1  # a nest without a bypass is one too, and costs more
 
@@ -190,5 +191,5 @@ def test_a_cache_that_is_a_file_is_said_once(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(cache, "_unread", set())
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    assert stack.kept(edge, net, Picks()) == stack.kept(edge, net, Picks())
+    assert solve.kept(edge, net, Picks()) == solve.kept(edge, net, Picks())
     assert len(caplog.messages) == 1 and "cannot be read (Not a directory)" in caplog.messages[0] and (tmp_path / "file").read_text() == "mine"

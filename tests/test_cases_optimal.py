@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dse.nest import parse
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.mapping.nest import parse
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from tests.cases import run
 from tests.cases_optimal import arch_of, einsums, unconfirmed
 

@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from cluster import driver, worker
-from dse.nest import Infeasible
-from dse.sim.evaluate import EinsumCost
-from dse.stack import Picks, scheduled, scheduled_on
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import EinsumCost
+from dse.solve.solve import Picks, scheduled, scheduled_on
 from dse.study import study as studies
 from hw import machine
 from hw.space import values

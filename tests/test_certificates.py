@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dse import door
-from dse.schedule import parse_schedule
-from dse.searched import space_words
-from dse.sim.evaluate import PRECISE, Solution, figure
-from dse.sim.graph import evaluate, least
+from dse.frontend import api
+from dse.mapping.schedule import parse_schedule
+from dse.mapping.searched import space_words
+from dse.sim.einsum.evaluate import PRECISE, Solution, figure
+from dse.sim.schedule.graph import evaluate, least
 from hw import machine
 from workloads import catalog
 
@@ -62,7 +62,7 @@ def files(folder: Path, workload: str, **changed: Any) -> tuple[str, str]:
     return str(folder / "w.yaml"), str(folder / "m.yaml")
 
 
-def solved(found: door.Mapped) -> Solution:
+def solved(found: api.Mapped) -> Solution:
     assert isinstance(found.found, Solution)
     return found.found
 
@@ -73,8 +73,8 @@ def test_no_schedule_costs_less_than_a_certificate_allows(tmp_path: Path, reuse:
     """Also where the answer is einsums in turn, whose own bound no pipeline knows."""
     paths = files(tmp_path, WINDOWS, rows=rows, columns=columns, multicast=multicast, hop=hop)
     (tmp_path / "handed.txt").write_text(HANDED)
-    other = solved(door.map(*paths, schedule=tmp_path / "handed.txt")).energy_pj
-    found = solved(door.map(*paths, **{"solver.reuse": reuse}))
+    other = solved(api.map(*paths, schedule=tmp_path / "handed.txt")).energy_pj
+    found = solved(api.map(*paths, **{"solver.reuse": reuse}))
     assert found.gap_in_space <= found.gap_to_bound + PRECISE
     assert other >= found.energy_pj / (1 + found.gap_in_space) * (1 - PRECISE)
     assert (reuse, multicast) != ("pipelines", "false") or found.energy_pj <= other * (1 + PRECISE)  # each node reads its own: few nodes are better
@@ -86,14 +86,14 @@ def test_einsums_in_turn_are_held_against_the_bound_of_all_schedules(tmp_path: P
     paths = files(tmp_path, WINDOWS.replace("b: 3", "b: 1"), rows=1, columns=1, dram=1)
     arch, workload = machine.arch(machine.load(paths[1])), catalog.load(paths[0])
     for objective in ("energy", "latency", "edp"):
-        found = solved(door.map(*paths, objective=objective, **{"solver.reuse": reuse}))
+        found = solved(api.map(*paths, objective=objective, **{"solver.reuse": reuse}))
         floor = figure(objective, *least(arch, workload))
         assert found.gap_to_bound == pytest.approx(figure(objective, found.energy_pj, found.latency_cycles) / floor - 1)
 
 
 def test_a_space_is_named_as_it_was_searched(tmp_path: Path) -> None:
     paths = files(tmp_path, WINDOWS.replace("b: 3", "b: 24").replace("p: 2", "p: 40"))
-    said = {switch: space_words(solved(door.map(*paths, **{"solver.reuse": "pipelines", f"solver.{switch}_layer_pipe": False})).certificate) or {}
+    said = {switch: space_words(solved(api.map(*paths, **{"solver.reuse": "pipelines", f"solver.{switch}_layer_pipe": False})).certificate) or {}
             for switch in ("spatial", "temporal")}
     assert "pipelines" in said["spatial"]["not_searched"] and "up to 2 ranks over nodes" in said["spatial"]["searched"]
     assert {"pipelines of up to 6 einsums on rectangles of nodes", "1 pipeline tile"} <= set(said["temporal"]["searched"])
@@ -103,13 +103,13 @@ def test_a_space_is_named_as_it_was_searched(tmp_path: Path) -> None:
 def test_a_tensor_read_twice_is_of_its_first_reading_in_segments(tmp_path: Path, reuse: str) -> None:
     """What another segment makes and an einsum reads by two names; each is loaded."""
     (tmp_path / "again.yaml").write_text(AGAIN)
-    found = door.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", **{"solver.reuse": reuse})
+    found = api.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", **{"solver.reuse": reuse})
     schedule = solved(found).schedule
     assert schedule and any(len(segment.branches) == 2 for segment in schedule.segments)
     text = str(schedule)
     assert "store DRAM A W1 S\n" in text
     (tmp_path / "again.txt").write_text(text)
-    assert solved(door.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", schedule=tmp_path / "again.txt")).energy_pj == solved(found).energy_pj
+    assert solved(api.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", schedule=tmp_path / "again.txt")).energy_pj == solved(found).energy_pj
 
 
 @pytest.mark.parametrize("reuse", ["none", "kapla-random", "kapla"])
@@ -117,7 +117,7 @@ def test_answers_are_kept_and_believed_again(tmp_path: Path, monkeypatch: pytest
     """Of energy x delay too, of which the sum of what einsums have at least may be less than that of all."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     paths = files(tmp_path, WINDOWS)
-    first, again = (solved(door.map(*paths, objective="edp", **{"solver.reuse": reuse})) for _ in range(2))
+    first, again = (solved(api.map(*paths, objective="edp", **{"solver.reuse": reuse})) for _ in range(2))
     assert (first.gap_in_space, first.certificate) == (again.gap_in_space, again.certificate) and first.gap_in_space <= first.gap_to_bound
     assert "removed" not in capsys.readouterr().err
 
@@ -210,6 +210,6 @@ def test_pinned_weights_cost_no_more_than_nests_of_the_mapper_that_hold_them(tmp
     (tmp_path / "m.yaml").write_text(ROW.format(nodes=4, gbuf=800))
     paths, pinned = (str(tmp_path / "w.yaml"), str(tmp_path / "m.yaml")), {"solver.fuse_elementwise": False, "solver.weights": "pinned"}
     (tmp_path / "held.txt").write_text(HELD)
-    other = solved(door.map(*paths, schedule=tmp_path / "held.txt", **{"solver.fuse_elementwise": False}))
-    found = solved(door.map(*paths, **pinned, **{"solver.reuse": "pipelines"}))
+    other = solved(api.map(*paths, schedule=tmp_path / "held.txt", **{"solver.fuse_elementwise": False}))
+    found = solved(api.map(*paths, **pinned, **{"solver.reuse": "pipelines"}))
     assert "weights pinned" in other.certificate and found.energy_pj <= other.energy_pj * (1 + PRECISE)

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from dse import door, stack
-from dse.join import join, table
-from dse.reuse.accesses import one_by_one
-from dse.reuse.classify import classified
-from dse.reuse.emitted import phases_of
-from dse.reuse.operations import graph
-from dse.reuse.order import orders
-from dse.reuse.sequence import _before, _orders
-from dse.reuse.traffic import reuse
-from dse.stack import Picks
+from dse.frontend import api
+from dse.solve import solve
+from dse.solve.elimination import join, table
+from dse.solve.gogeta.accesses import one_by_one
+from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.emitted import phases_of
+from dse.solve.gogeta.operations import graph
+from dse.solve.gogeta.order import orders
+from dse.solve.gogeta.sequence import _before, _orders
+from dse.solve.gogeta.traffic import reuse
+from dse.solve.solve import Picks
 from tests.chains import KINDS, SIZES, apart, products, recursive, shallow, sums
 from tests.test_emitted import FLAT
 from workloads import catalog
@@ -28,21 +29,21 @@ from workloads.graph import Workload
 
 LENGTH = 150  # operations: more than `shallow` lets be
 BOUNDED = {  # what a recursion may be as deep as
-    "levels of a machine": {"dse/sim/times.py": {"_inside", "_level", "_paced", "_worked"}},
-    "prime factors or ranks of one einsum": {"dse/dataflow/exhaustive.py": {"chains"}, "dse/dataflow/improve.py": {"_primes"},
-                                             "dse/dataflow/random.py": {"primes"}, "dse/dataflow/lanes.py": {"_chosen", "_cut", "_perfect"}},
-    "einsums of one segment, at most six": {"dse/reuse/segments.py": {"laid.put"}, "dse/reuse/trips.py": {"_extended"},
-                                            "dse/reuse/pipeline.py": {"_segment", "_stages"}},
-    "tensors of one einsum": {"dse/sim/boundary.py": {"_mixed"}},
-    "a call or two": {"dse/stack.py": {"_or_gogetas", "_reused", "kept", "with_reuse"}, "dse/dataflow/optimal.py": {"_ragged", "optimal"},
-                      "dse/reuse/segments.py": {"chosen"}, "dse/record.py": {"dtype"}, "workloads/catalog.py": {
+    "levels of a machine": {"dse/sim/counts/times.py": {"_inside", "_level", "_paced", "_worked"}},
+    "prime factors or ranks of one einsum": {"dse/mapper/baselines/exhaustive.py": {"chains"}, "dse/mapper/exact/local_search.py": {"_primes"},
+                                             "dse/mapper/baselines/random.py": {"primes"}, "dse/mapper/exact/spatial.py": {"_chosen", "_cut", "_perfect"}},
+    "einsums of one segment, at most six": {"dse/solve/schedules/segments.py": {"laid.put"}, "dse/solve/schedules/trips.py": {"_extended"},
+                                            "dse/solve/schedules/pipeline.py": {"_segment", "_stages"}},
+    "tensors of one einsum": {"dse/sim/einsum/boundary.py": {"_mixed"}},
+    "a call or two": {"dse/solve/solve.py": {"_or_gogetas", "_reused", "kept", "with_reuse"}, "dse/mapper/exact/optimal.py": {"_ragged", "optimal"},
+                      "dse/solve/schedules/segments.py": {"chosen"}, "dse/run/record.py": {"dtype"}, "workloads/catalog.py": {
                           "_arguments", "_maker", "_network", "_operator", "_solved", "_step", "_unfused", "load", "parameters", "train"}},
     "nesting of a document, expression, statement or path": {
         "analysis/computed.py": {"_conditions", "nodes"}, "analysis/db.py": {"_called", "_gate", "_harmless"}, "analysis/report.py": {"_plain"},
-        "analysis/origin.py": {"_from", "_front", "_parsed", "_query"}, "dse/nest.py": {"_is_mapping"},
-        "dse/searched.py": {"_checked", "_data", "_read"}, "workloads/bodies.py": {"_renamed"},
-        "dse/directives.py": {"_swapped", "mapping_of"}, "dse/folder.py": {"_below", "make"}, "dse/keys.py": {"_shown", "_values"},
-        "dse/screen.py": {"plain"}, "hw/space.py": {"_evaluate"}, "workloads/facts.py": {"_inside", "_repeated", "_walked", "reads"},
+        "analysis/origin.py": {"_from", "_front", "_parsed", "_query"}, "dse/mapping/nest.py": {"_is_mapping"},
+        "dse/mapping/searched.py": {"_checked", "_data", "_read"}, "workloads/bodies.py": {"_renamed"},
+        "dse/mapping/directives.py": {"_swapped", "mapping_of"}, "dse/run/folder.py": {"_below", "make"}, "dse/frontend/keys.py": {"_shown", "_values"},
+        "dse/frontend/tables.py": {"plain"}, "hw/space.py": {"_evaluate"}, "workloads/facts.py": {"_inside", "_repeated", "_walked", "reads"},
         "workloads/onnx.py": {"_function_faults.size", "_tensor_faults"}, "workloads/retrace.py": {"_grown"}, "workloads/torch.py": {"_nodes"}}}
 
 
@@ -102,9 +103,9 @@ TIGHT = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_b
 
 @pytest.mark.parametrize("picks", [Picks(), Picks(reuse="tiles"), Picks(reuse="gogeta", tiles="perfect")])
 def test_mappings_of_long_graphs(picks: Picks) -> None:
-    stack.solve(TIGHT, products(6), picks)
+    solve.solve(TIGHT, products(6), picks)
     with shallow(150):
-        found = stack.solve(TIGHT, products(LENGTH), picks)
+        found = solve.solve(TIGHT, products(LENGTH), picks)
     assert isinstance(found, list) and len(found[0].einsums) in (1, LENGTH)
 
 
@@ -136,5 +137,5 @@ def test_files_of_long_graphs(tmp_path: Path) -> None:
 def test_a_long_answer_is_told(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text("\n".join(["extents: {m: 8, n: 8, k: 8}", "einsums:", *(f'- "{show(e)}"' for e in products(1100).einsums)]) + "\n")
-    found = door.map(str(path), "a2")
+    found = api.map(str(path), "a2")
     assert len(found.einsums) == 1 and "1100" in repr(found)

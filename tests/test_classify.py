@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.reuse.classify import barrier, classified, dominance, edges, published
-from dse.reuse.operations import Graph, accumulated, graph
+from dse.solve.gogeta.classify import barrier, classified, dominance, edges, published
+from dse.solve.gogeta.operations import Graph, accumulated, graph
 from tests.amount import amount
 from workloads import catalog, gnn, hpc, transformer
 from workloads.einsum import Einsum, einsum

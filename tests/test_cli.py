@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dse.arguments import EXAMPLES
-from dse.cli import main
-from dse.units import column, quantity
+from dse.explain.units import column, quantity
+from dse.frontend.arguments import EXAMPLES
+from dse.frontend.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 DSE = str(Path(sys.executable).with_name("dse"))

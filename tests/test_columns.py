@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster import worker
-from cluster.ruled import Hope
+from cluster.pruning import Hope
 from cluster.worker import Ask, Job, Lease, job_of, machine_key, solve_lease, solve_machine, tables_of
-from dse.sim import bound_kernels, bounds
-from dse.stack import solve
+from dse.sim.einsum import bound_kernels, bounds
+from dse.solve.solve import solve
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Cost, Objective, Trial

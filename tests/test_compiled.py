@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numba
 
-from dse.dataflow import search_kernels
+from dse.mapper.exact import search_kernels
 
 ROOT = Path(__file__).parents[1]
-KERNELS = "dse/dataflow/search_kernels.py"
+KERNELS = "dse/mapper/exact/search_kernels.py"
 
 
 def used(path: Path) -> set[str]:
     """Names of the kernels that a file imports, or takes as attributes."""
     tree = ast.parse(path.read_text())
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names = {alias.name for node in froms if node.module == "dse.dataflow.search_kernels" for alias in node.names}
-    modules = {alias.asname or alias.name for node in froms if node.module == "dse.dataflow" for alias in node.names if alias.name == "search_kernels"}
+    names = {alias.name for node in froms if node.module == "dse.mapper.exact.search_kernels" for alias in node.names}
+    modules = {alias.asname or alias.name for node in froms if node.module == "dse.mapper.exact" for alias in node.names if alias.name == "search_kernels"}
     return names | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules}
 
 

@@ -10,13 +10,13 @@ from random import Random
 
 import pytest
 
-from dse.assign.convert import Conversions, between, blocks, lines
-from dse.conversion import copied
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse, show
-from dse.nest import Laid, Loop, Mapping, faults
-from dse.sim.counts import footprints
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.mapping.conversion import copied
+from dse.mapping.nest import Laid, Loop, Mapping, faults
+from dse.sim.counts.counts import footprints
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.solve.layouts.convert import Conversions, between, blocks, lines
 from hw import machine
 from hw.arch import Access, Arch, Compute, Fanout, Level
 from tests.enumeration import mappings

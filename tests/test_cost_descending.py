@@ -9,12 +9,12 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dse.dataflow.cost_descending import candidates, cost_descending, least_held, topology
-from dse.dataflow.exhaustive import size
-from dse.nest import Infeasible, Loop, faults
-from dse.sim import cost
-from dse.sim.counts import footprints
-from dse.sim.evaluate import Problem, lanes_overflow
+from dse.mapper.baselines.cost_descending import candidates, cost_descending, least_held, topology
+from dse.mapper.baselines.exhaustive import size
+from dse.mapping.nest import Infeasible, Loop, faults
+from dse.sim.counts.counts import footprints
+from dse.sim.einsum import cost
+from dse.sim.einsum.evaluate import Problem, lanes_overflow
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.enumeration import enumerated

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Mapping, Store, faults, parse
-from dse.sim.cost import overflow, price
-from dse.sim.counts import Count, count, footprints
-from dse.sim.terms import Sums, Wiring
+from dse.mapping.nest import Mapping, Store, faults, parse
+from dse.sim.counts.counts import Count, count, footprints
+from dse.sim.counts.terms import Sums, Wiring
+from dse.sim.einsum.cost import overflow, price
 from hw import machine
 from hw.arch import Arch
 from tests.amount import amount

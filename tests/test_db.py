@@ -17,8 +17,9 @@ import pytest
 
 from analysis import db
 from analysis.computed import Computed
-from dse import asked, folder, record
-from dse.folder import Damaged
+from dse.explain import derived
+from dse.run import folder, record
+from dse.run.folder import Damaged
 from dse.study import study as studies
 from tests.amount import amount
 
@@ -151,10 +152,10 @@ def priced(root: Path, levels: list[dict[str, object]]) -> tuple[dict[str, pa.Sc
     """Schemas and views of a run whose machines all have these levels."""
     (root / "one.yaml").write_text(ONE)
     one = studies.load(root / "one.yaml")
-    ask, schema = asked.Asked(root, one), record.schema("prices")
-    listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in asked.OF_LEVELS])))
-    functions = [f._replace(call=lambda machines: pa.concat_arrays([listed] * len(machines))) if f.name == "levels_of" else f for f in asked.functions(ask)]
-    return {table: record.schema(table, studies.columns(one, table)) for table in record.STORED}, Computed(functions, asked.uniques(ask))
+    ask, schema = derived.Asked(root, one), record.schema("prices")
+    listed = pa.array([levels], pa.list_(pa.struct([schema.field(name) for name in derived.OF_LEVELS])))
+    functions = [f._replace(call=lambda machines: pa.concat_arrays([listed] * len(machines))) if f.name == "levels_of" else f for f in derived.functions(ask)]
+    return {table: record.schema(table, studies.columns(one, table)) for table in record.STORED}, Computed(functions, derived.uniques(ask))
 
 
 def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:

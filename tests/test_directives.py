@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse import cli, directives
-from dse.directives import HEAD, WHOLE, Layer, index, mapping_of, parse, text, written
-from dse.nest import Loop, Mapping, Shared, Store, faults
-from dse.nest import parse as nest_of
-from dse.sim import directed
-from dse.sim.counts import count
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.frontend import cli
+from dse.mapping import directives
+from dse.mapping.directives import HEAD, WHOLE, Layer, index, mapping_of, parse, text, written
+from dse.mapping.nest import Loop, Mapping, Shared, Store, faults
+from dse.mapping.nest import parse as nest_of
+from dse.sim.counts.counts import count
+from dse.sim.directives import directed
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from hw import machine
 from hw.arch import Arch
 from hw.space import override

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dse.arguments import parsers
+from dse.frontend.arguments import parsers
 from tests import documents
 from tests.amount import FULL
 from tests.documents import PAGES, ROOT, alike, blocks, commands

@@ -15,11 +15,13 @@ import yaml
 from jsonschema import Draft202012Validator
 
 import dse
-from dse import check, cli, door, figures, keys, nest, starts
-from dse.reuse.traffic import Counting, reuse
-from dse.schedule import in_turn
-from dse.sim.evaluate import Solution
-from dse.sim.graph import evaluate
+from dse.explain import figures
+from dse.frontend import api, check, cli, keys, templates
+from dse.mapping import nest
+from dse.mapping.schedule import in_turn
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule.graph import evaluate
+from dse.solve.gogeta.traffic import Counting, reuse
 from hw import machine
 from tests.test_cli import SIZE, STUDY
 from workloads import catalog
@@ -30,7 +32,7 @@ WRONG = {"machine": [("clock_mhz", "clock"), ("128 KiB", "128"), ("width_bits", 
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> door.Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     folder = tmp_path_factory.mktemp("home")
     (folder / "small.yaml").write_text(STUDY)
     told: list[Any] = []
@@ -70,7 +72,7 @@ def test_what_does_not_fit_is_a_result() -> None:
     assert found.status == "infeasible" and "RF needs 3 bytes, has 2" in found.reason and len(found.einsums) == 0 and found._repr_html_()
 
 
-def test_a_run_answers_in_python(run: door.Run) -> None:
+def test_a_run_answers_in_python(run: api.Run) -> None:
     front = run.front()
     assert 0 < len(front) < SIZE and isinstance(front.table, pa.Table) and "<table>" in front._repr_html_()
     assert [front[i] for i in range(len(front))] == list(front) and front[-1] == list(front)[-1]
@@ -101,15 +103,15 @@ def test_a_machine_beyond_the_end_of_a_run_says_how_to_go_on(tmp_path: Path, cap
     assert dse.map("gemm:m=4,n=4,k=4", "edge_array", **{key: yaml.safe_load(value) for key, value in asked.items()}).status
 
 
-def test_a_frame_is_pandas(run: door.Run) -> None:
+def test_a_frame_is_pandas(run: api.Run) -> None:
     frame = run.front().frame()
     assert list(frame.columns) == run.front().table.column_names
     assert frame["machine"].tolist() == [row["machine"] for row in run.front()]
 
 
-@pytest.mark.parametrize("what", starts.TEXTS)
+@pytest.mark.parametrize("what", templates.TEXTS)
 def test_a_starting_file_is_valid_as_it_stands(what: str, tmp_path: Path) -> None:
-    (tmp_path / f"mine_{what}.yaml").write_text(starts.TEXTS[what])
+    (tmp_path / f"mine_{what}.yaml").write_text(templates.TEXTS[what])
     line, _ = check.file(str(tmp_path / f"mine_{what}.yaml"))
     assert line.startswith(what)
 
@@ -131,16 +133,16 @@ def test_schemas_take_every_file_that_comes_along_and_no_misspelt_one() -> None:
     for kind, paths in files.items():
         checks = Draft202012Validator(keys.schema(kind))
         checks.check_schema(checks.schema)
-        texts = {str(path): path.read_text() for path in paths} | {"start": starts.TEXTS[kind]}
+        texts = {str(path): path.read_text() for path in paths} | {"start": templates.TEXTS[kind]}
         assert {name: [fault.message for fault in checks.iter_errors(yaml.safe_load(text))] for name, text in texts.items()} == dict.fromkeys(texts, [])
-        wrong = [re.sub(rf"\b{old}\b", new, starts.TEXTS[kind]) for old, new in WRONG[kind]]
-        assert all(text != starts.TEXTS[kind] and not checks.is_valid(yaml.safe_load(text)) for text in wrong)
+        wrong = [re.sub(rf"\b{old}\b", new, templates.TEXTS[kind]) for old, new in WRONG[kind]]
+        assert all(text != templates.TEXTS[kind] and not checks.is_valid(yaml.safe_load(text)) for text in wrong)
 
 
 def test_docs_have_a_row_for_every_key_and_the_starting_files() -> None:
     text = (DOCS / "files.md").read_text()
     assert [row for key in keys.listing() if (row := keys.markdown(key)) not in text] == []
-    assert [what for what, start in starts.TEXTS.items() if start not in text] == []
+    assert [what for what, start in templates.TEXTS.items() if start not in text] == []
 
 
 def test_the_mapping_of_the_docs_is_read_in_both_forms_and_costs_what_is_counted_by_hand() -> None:

@@ -21,13 +21,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster import driver
-from cluster.known import Known
+from cluster.run_state import Known
 from cluster.store import RunFault
-from dse import folder, record, stack
-from dse.dataflow.cost_descending import cost_descending
-from dse.nest import Infeasible
-from dse.sim.evaluate import EinsumCost, Problem, Violated
-from dse.study import follows
+from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapping.nest import Infeasible
+from dse.run import folder, record
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated
+from dse.solve import solve
+from dse.study import packed_columns
 from dse.study import study as studies
 from dse.study.study import Study
 
@@ -81,8 +82,8 @@ def table(out: Path, name: str) -> list[dict[str, Any]]:
     listed = json.loads((out / "manifest.json").read_text())["parts"]
     found = [pq.read_table(out / path) for path in listed.get(name, [])]
     if name == "points" and found:
-        machines = pa.concat_tables([pq.read_table(out / path, columns=["machine", *follows.OF_MACHINES]) for path in listed["machines"]])
-        found = [follows.lengthened(one, machines) for one in found]
+        machines = pa.concat_tables([pq.read_table(out / path, columns=["machine", *packed_columns.OF_MACHINES]) for path in listed["machines"]])
+        found = [packed_columns.lengthened(one, machines) for one in found]
     return [row for one in found for row in one.to_pylist()]
 
 
@@ -218,9 +219,9 @@ def _marked(problem: Problem) -> bool:
         size for fanout in problem.arch.fanouts for _, size in fanout.dims] == [4, 4]
 
 
-def with_mapper(small: Study, monkeypatch: pytest.MonkeyPatch, mapper: stack.Mapper) -> Study:
+def with_mapper(small: Study, monkeypatch: pytest.MonkeyPatch, mapper: solve.Mapper) -> Study:
     """The study solved by an own mapper, entered in the table of mappers under the default's name."""
-    monkeypatch.setitem(stack.DATAFLOW, small.solver.mapper, mapper)
+    monkeypatch.setitem(solve.DATAFLOW, small.solver.mapper, mapper)
     return small
 
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse import door, stack
-from dse.reuse import rooms as room
-from dse.reuse.emitted import moved
-from dse.reuse.rooms import Life, Rooms
-from dse.sim.evaluate import Solution
-from dse.stack import Picks
+from dse.frontend import api
+from dse.sim.einsum.evaluate import Solution
+from dse.solve import solve
+from dse.solve.gogeta import residency_plan as room
+from dse.solve.gogeta.emitted import moved
+from dse.solve.gogeta.residency_plan import Life, Rooms
+from dse.solve.solve import Picks
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.test_schedule_walks import compared
@@ -33,7 +34,7 @@ SLICES = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_
 
 
 def solved(arch: Arch, w: Workload, name: str) -> Solution:
-    found = stack.solve(arch, w, Picks(reuse=name, tiles="perfect"))  # type: ignore[arg-type]
+    found = solve.solve(arch, w, Picks(reuse=name, tiles="perfect"))  # type: ignore[arg-type]
     assert isinstance(found, list), found
     return found[0]
 
@@ -188,7 +189,7 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
     text = (ROOT / "studies" / "hpc_cg.yaml").read_text()
     study.write_text(re.sub(r"workloads: .*", 'workloads: [{workload: "cg:rows=1200,nnz=4000,n=1,iterations=2", name: cg}]', text))
     space = {"sram.capacity": ["2 KiB", "4 KiB", "64 KiB"], "clusters.cluster": [4]}
-    run = door.sweep(study, tmp_path / "run", workers=0, space=space, solver={"mapper": "cost_descending", "reuse": "optimal"})
+    run = api.sweep(study, tmp_path / "run", workers=0, space=space, solver={"mapper": "cost_descending", "reuse": "optimal"})
     rows = list(run.sql("SELECT m.sram_capacity AS bytes, s.* FROM schedules s JOIN machines m USING (machine) ORDER BY bytes"))
     assert len(rows) == 3 and all(row["moved_words"] >= 0 for row in rows)
     for row in rows:
@@ -203,17 +204,17 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
 def test_what_a_machine_or_workload_cannot_reuse_says_one_line() -> None:
     picks = Picks(reuse="optimal")
     with pytest.raises(ValueError, match="^flat: solver.reuse = optimal needs a bounded memory below main memory; give its second memory a capacity$"):
-        stack.solve(replace(FLAT, levels=FLAT.levels[:1]), hpc.cg(rows=24, nnz=72), picks)
+        solve.solve(replace(FLAT, levels=FLAT.levels[:1]), hpc.cg(rows=24, nnz=72), picks)
     with pytest.raises(ValueError, match="needs each repetition as einsums of its own; take form=unrolled$"):
-        stack.solve(FLAT, hpc.cg(rows=24, nnz=72, form="periodic"), picks)
+        solve.solve(FLAT, hpc.cg(rows=24, nnz=72, form="periodic"), picks)
     with pytest.raises(ValueError, match="^layout C=N M: solver.reuse = optimal counts no layouts; leave one of both out$"):
-        door.map("gemm:m=4,n=4,k=4", "edge_array", layouts=["C=N M"], **{"solver.reuse": "optimal"})
+        api.map("gemm:m=4,n=4,k=4", "edge_array", layouts=["C=N M"], **{"solver.reuse": "optimal"})
     with pytest.raises(ValueError, match=r'^solver\.reuse = "optimal" needs the nests of a mapper; leave out solver\.tiling$'):
-        door.map("gemm:m=4,n=4,k=4", "smv", **{"solver.reuse": "optimal", "solver.tiling": "smaug"})
+        api.map("gemm:m=4,n=4,k=4", "smv", **{"solver.reuse": "optimal", "solver.tiling": "smaug"})
 
 
 def test_what_a_given_schedule_leaves_out_runs_in_turn(tmp_path: Path) -> None:
     (tmp_path / "first.txt").write_text("segment\neinsum 0.1\nstore DRAM A P_0 S_0\nfor m in tiles of 1\nfor n in tiles of 1\nfor k in tiles of 1\nmac\n")
-    found = [door.map("cg:rows=24,nnz=72,n=2,iterations=1", "edge_array", schedule=tmp_path / "first.txt", **sets).energy_pj
+    found = [api.map("cg:rows=24,nnz=72,n=2,iterations=1", "edge_array", schedule=tmp_path / "first.txt", **sets).energy_pj
              for sets in ({}, {"solver.reuse": "optimal"})]
     assert found[0] == found[1]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dse.reuse import segments
-from dse.sim.evaluate import EinsumCost, Solution, figure
-from dse.sim.placed import Placed
+from dse.sim.einsum.evaluate import EinsumCost, Solution, figure
+from dse.sim.schedule.placed import Placed
+from dse.solve.schedules import segments
 from tests import enumerated_pipelines as listing
 from tests.enumerated_pipelines import enumerated
 from tests.piped import random_case

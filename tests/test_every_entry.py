@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dse.explain import document
-from dse.nest import Infeasible
-from dse.sim.counts import count
-from dse.stack import Picks, solve
+from dse.explain.values import document
+from dse.mapping.nest import Infeasible
+from dse.sim.counts.counts import count
+from dse.solve.solve import Picks, solve
 from hw import machine
 from tests.test_catalog import SAMPLES
 from workloads import catalog

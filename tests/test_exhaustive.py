@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.dataflow.annealing import annealing
-from dse.dataflow.exhaustive import enumerated, size
-from dse.dataflow.random import draw, mapping_of, random
-from dse.dataflow.space import Constraints, broken
-from dse.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
-from dse.stack import DATAFLOW
+from dse.mapper.baselines.annealing import annealing
+from dse.mapper.baselines.exhaustive import enumerated, size
+from dse.mapper.baselines.random import draw, mapping_of, random
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
+from dse.mapping.space import Constraints, broken
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.solve.solve import DATAFLOW
 from hw.arch import Arch
 from tests.amount import amount
 from tests.nests import random_arch

@@ -11,12 +11,12 @@ import pytest
 import dse
 from cluster import worker
 from cluster.worker import Ask, members
-from dse import stack
-from dse.nest import Infeasible
-from dse.reuse.family import Family, family, priced_on
-from dse.sim.evaluate import Solution
-from dse.sim.graph import evaluate
-from dse.stack import Picks
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule.graph import evaluate
+from dse.solve import solve
+from dse.solve.sharing.shared_schedules import Family, family, priced_on
+from dse.solve.solve import Picks
 from dse.study import study
 from hw import machine
 from hw.arch import Arch
@@ -43,7 +43,7 @@ def relatives(arch: Arch, rng: Random, many: int) -> list[Arch]:
 
 
 def solved(arch: Arch, workload: Workload, objective: str = "energy", reuse: str = "tiles") -> Solution | Infeasible:
-    found = stack.solve(arch, workload, replace(PICKS, share=0.0, objective=objective, reuse=reuse, near=0.0))  # type: ignore[arg-type]
+    found = solve.solve(arch, workload, replace(PICKS, share=0.0, objective=objective, reuse=reuse, near=0.0))  # type: ignore[arg-type]
     return found if isinstance(found, Infeasible) else found[0]
 
 
@@ -56,7 +56,7 @@ def shared(arches: list[Arch], workload: Workload, share: float) -> Family | Inf
 def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not above the optimum by more than the gap, and priced as the evaluator does; also where one machine's linear program bounds all."""
     rng = Random(seed)
-    monkeypatch.setattr("dse.reuse.family.SAMPLED", 1 if seed % 2 else 256)
+    monkeypatch.setattr("dse.solve.sharing.shared_schedules.SAMPLED", 1 if seed % 2 else 256)
     arch, workload = random_case(seed, rng.choice(["free", "buffered"]))
     arches = relatives(arch, rng, 16)
     found = shared(arches, workload, share := rng.choice([0.02, 0.3]))

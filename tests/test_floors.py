@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dse.dataflow.random import random
-from dse.nest import Infeasible
-from dse.reuse.floors import least
-from dse.reuse.registers import filled_pj, roles
-from dse.reuse.shares import ways
-from dse.reuse.stages import Around
-from dse.sim.evaluate import Problem
+from dse.mapper.baselines.random import random
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import Problem
+from dse.solve.schedules.floors import least
+from dse.solve.schedules.registers import filled_pj, roles
+from dse.solve.schedules.shares import ways
+from dse.solve.schedules.stages import Around
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.enumeration import enumerated

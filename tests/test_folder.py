@@ -12,9 +12,10 @@ import pytest
 
 from cluster import driver
 from cluster import store as stores
-from cluster.ruled import Ruler
-from dse import check, cli, folder
-from dse.folder import Damaged
+from cluster.pruning import Ruler
+from dse.frontend import check, cli
+from dse.run import folder
+from dse.run.folder import Damaged
 from dse.study import study as studies
 from tests.test_driver import Rows, rows, study
 

@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 
-from dse import cli, door
-from dse.dataflow import frontier
-from dse.dataflow.frontier import front
-from dse.nest import Infeasible
-from dse.sim.cost import overflow, room_bits
-from dse.sim.counts import count, footprints
-from dse.sim.evaluate import PRECISE, Problem, lanes_overflow, priced
-from dse.sim.parts import bits_of
+from dse.frontend import api, cli
+from dse.mapper.exact import pareto_mappings
+from dse.mapper.exact.pareto_mappings import front
+from dse.mapping.nest import Infeasible
+from dse.sim.counts.counts import count, footprints
+from dse.sim.counts.parts import bits_of
+from dse.sim.einsum.cost import overflow, room_bits
+from dse.sim.einsum.evaluate import PRECISE, Problem, lanes_overflow, priced
 from tests.amount import amount
 from tests.enumeration import mappings
 from tests.problems import GROUPS, random_problem
@@ -70,23 +70,23 @@ def test_a_front_is_that_of_all_mappings(seed: int) -> None:
 
 def test_fewer_cycles_and_less_room_cost_energy() -> None:
     name = "conv:k=4,c=5,p=7,q=3,r=3,s=3,pad=1"
-    rows = list(door.front(name, "a2"))
+    rows = list(api.front(name, "a2"))
     assert len({row["latency_cycles"] for row in rows}) > 3 and len({row["GLB_bytes"] for row in rows}) > 3
-    best = door.map(name, "a2", **{"solver.near": 0})
+    best = api.map(name, "a2", **{"solver.near": 0})
     assert rows[0]["energy_pj"] == pytest.approx(best.energy_pj) and rows[0]["nest"].startswith("store DRAM")
 
 
 def test_no_row_of_a_front_is_beaten_in_what_it_shows() -> None:
     """Tensors of four bits: room is compared in the bytes that the table shows."""
-    rows = list(door.front("tests/data/reported/four_bits.yaml", "a3nb"))
+    rows = list(api.front("tests/data/reported/four_bits.yaml", "a3nb"))
     shown = [(row["energy_pj"], row["latency_cycles"], row["GLB_bytes"]) for row in rows]
     assert all(isinstance(room, int) for *_, room in shown)
     assert len(shown) > 8 and not any(reaches(a, b) for a in shown for b in shown if a is not b)
 
 
 def test_a_front_that_is_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontier, "SEARCHES", 3)
-    rows = list(door.front("gemm:m=16,n=24,k=32", "edge_array"))
+    monkeypatch.setattr(pareto_mappings, "SEARCHES", 3)
+    rows = list(api.front("gemm:m=16,n=24,k=32", "edge_array"))
     assert 0 < len(rows) <= 3 and all(row["certificate"] == "cut after 3 searches: others may be missing" for row in rows)
 
 

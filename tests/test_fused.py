@@ -10,17 +10,17 @@ from random import Random
 import pytest
 
 import dse
-from dse import stack
-from dse.assign.layouts import Layouts
-from dse.dataflow.space import FREE, least
-from dse.nest import Infeasible
-from dse.reuse import fused
-from dse.reuse.nests import Nests
-from dse.reuse.trips import segments, trips
-from dse.schedule import Branch, Keep, Schedule, Segment
-from dse.sim.evaluate import Solution, figure
-from dse.sim.faults import faults
-from dse.sim.graph import UNTIMED, evaluate
+from dse.mapping.nest import Infeasible
+from dse.mapping.schedule import Branch, Keep, Schedule, Segment
+from dse.mapping.space import FREE, least
+from dse.sim.einsum.evaluate import Solution, figure
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.graph import UNTIMED, evaluate
+from dse.solve import solve
+from dse.solve.layouts.layouts import Layouts
+from dse.solve.schedules import fused
+from dse.solve.schedules.nests import Nests
+from dse.solve.schedules.trips import segments, trips
 from hw import machine
 from hw.arch import Arch, Compute, Level
 from tests import by_hand
@@ -171,7 +171,7 @@ def test_reuse_and_layouts_together_are_no_dearer_than_apart(seed: int) -> None:
 @pytest.mark.parametrize("objective", ["energy", "latency"])
 def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
     arch, workload = laid_case(seed, "buffered" if seed % 2 else "free")
-    chosen = stack._layouts(arch, workload, stack.Picks(objective, tiles="perfect", near=0.0, reuse="tiles", layout="alt"))
+    chosen = solve._layouts(arch, workload, solve.Picks(objective, tiles="perfect", near=0.0, reuse="tiles", layout="alt"))
     assert isinstance(chosen, Layouts)
     g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
     tables, found = fused.factors(g), fused._best(g, objective)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dse.schedule import Schedule, parse_schedule
-from dse.searched import excluded
+from dse.mapping.schedule import Schedule, parse_schedule
+from dse.mapping.searched import excluded
 from tests.fuzzed import Case, Claim, Covers, Tally, case_of, claims, fuzz, held, priced, random_case, reported, stated
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse import check
+from dse.frontend import check
 from workloads.einsum import WorkloadError, compulsory_elems, einsum
 from workloads.graph import Workload, counts, dag, in_order, ride, unique, warnings, with_bits
 from workloads.text import load, workload

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.layout import primitive
-from dse.tiling import factor, halo, schedule
-from dse.tiling.halo import Tiled, Window, copies, cut, cut_outputs, cut_windows, needed, take, unfolds, uniform, untile
+from dse.mapper.smaug import factor, halo, schedule
+from dse.mapper.smaug.halo import Tiled, Window, copies, cut, cut_outputs, cut_windows, needed, take, unfolds, uniform, untile
 
 
 @pytest.mark.parametrize("module", [primitive, halo, schedule, factor])

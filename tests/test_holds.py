@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.dataflow import exhaustive, space
-from dse.dataflow.annealing import annealing
-from dse.dataflow.optimal import optimal
-from dse.dataflow.random import random
-from dse.nest import Infeasible, Loop, Mapping, Store, faults
-from dse.sim.evaluate import Problem, einsum_cost, figure, lower_bound
-from dse.stack import DATAFLOW
+from dse.mapper.baselines import exhaustive
+from dse.mapper.baselines.annealing import annealing
+from dse.mapper.baselines.random import random
+from dse.mapper.exact.optimal import optimal
+from dse.mapping import space
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults
+from dse.sim.einsum.evaluate import Problem, einsum_cost, figure, lower_bound
+from dse.solve.solve import DATAFLOW
 from hw import machine
 from hw.arch import ROLES, Arch
 from tests.amount import amount

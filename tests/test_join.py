@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.join import Room, Table, join, table
+from dse.solve.elimination import Room, Table, join, table
 from tests.amount import amount
 from tests.joins import KINDS, random_problem, wrong
 

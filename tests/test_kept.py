@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
-from dse.dataflow import search as searches
-from dse.dataflow.search import search
-from dse.sim import counts
-from dse.sim.evaluate import Problem
+from dse.mapper.exact import search as searches
+from dse.mapper.exact.search import search
+from dse.sim.counts import counts
+from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Compute
 from tests.amount import amount
 from tests.nests import random_case, rich_case

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Loop
-from dse.sim.cost import price
-from dse.sim.counts import count, footprints
-from dse.sim.kernels import cost_many, mapping_at, tables
-from dse.sim.parts import bits_of
+from dse.mapping.nest import Loop
+from dse.sim.counts.counts import count, footprints
+from dse.sim.counts.kernels import cost_many, mapping_at, tables
+from dse.sim.counts.parts import bits_of
+from dse.sim.einsum.cost import price
 from tests.amount import amount
 from tests.nests import random_case
 

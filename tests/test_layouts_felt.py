@@ -9,19 +9,19 @@ from random import Random
 
 import pytest
 
-from dse import door
-from dse.cli import main
-from dse.dataflow.lined import felt
+from dse.frontend import api
+from dse.frontend.cli import main
 from dse.layout.address import row_major
 from dse.layout.count import misses
 from dse.layout.text import parse as parse_layout
 from dse.layout.text import show
-from dse.nest import Laid, from_data, parse, to_data
-from dse.schedule import in_turn
-from dse.sim import transfer
-from dse.sim.evaluate import Problem, einsum_cost
-from dse.sim.graph import evaluate
-from dse.sim.terms import links
+from dse.mapper.exact.layout_aware import felt
+from dse.mapping.nest import Laid, from_data, parse, to_data
+from dse.mapping.schedule import in_turn
+from dse.sim.counts.terms import links
+from dse.sim.einsum.evaluate import Problem, einsum_cost
+from dse.sim.levels import transfer
+from dse.sim.schedule.graph import evaluate
 from hw import machine
 from hw.arch import Access, Arch
 from tests.amount import amount
@@ -188,7 +188,7 @@ def test_map_simulate_and_the_door_agree(tmp_path: Path, capsys) -> None:
     (tmp_path / "nest.yaml").write_text(capsys.readouterr().out)
     assert main(["simulate", "gemm:m=16,n=16,k=16", "burst_edge", str(tmp_path / "nest.yaml"), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["energy_pj"] == told["energy_pj"]
-    assert door.map("gemm:m=16,n=16,k=16", "burst_edge", layouts=["A=K M"]).energy_pj == told["energy_pj"]
+    assert api.map("gemm:m=16,n=16,k=16", "burst_edge", layouts=["A=K M"]).energy_pj == told["energy_pj"]
     assert main(["map", "gemm:m=16,n=16,k=16", "burst_edge"]) == 0
     assert "layouts of one run" in capsys.readouterr().out
 
@@ -196,7 +196,7 @@ def test_map_simulate_and_the_door_agree(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize("name", ["burst_edge", "cpu_like", "arm_like", "gpu_like"])
 def test_described_machines_map_and_are_never_cheaper_than_undescribed(name: str) -> None:
     spec = machine.load(name)
-    felt = door.map("gemm:m=12,n=12,k=12", name)
+    felt = api.map("gemm:m=12,n=12,k=12", name)
     nests = {c.name: replace(c.mapping, layouts=()) for c in felt.found.einsums}
     plain = evaluate(machine.arch(spec).ideal(), felt.workload, in_turn(felt.workload, nests))
     assert machine.arch(spec).described() and felt.found.energy_pj >= plain.energy_pj and felt.found.latency_cycles >= plain.latency_cycles
@@ -211,7 +211,7 @@ space: {dram.burst: [64 B, 256 B], dram.partial_write: [masked, rmw], gbuf.capac
 objectives: [energy_pj]
 search: {method: exhaustive}
 """)
-    run = door.sweep(tmp_path / "lines.yaml", out=tmp_path / "run", workers=0)
+    run = api.sweep(tmp_path / "lines.yaml", out=tmp_path / "run", workers=0)
     rows = run.sql("SELECT machine, sum(t.energy_pj) AS told, sum(bytes) FILTER (level = 'DRAM') AS moved, "
                    "sum(bytes) FILTER (level = 'DRAM' AND action IN ('read', 'write')) / moved AS useful FROM traffic t GROUP BY ALL ORDER BY ALL")
     for number, told, moved, useful in rows.rows():

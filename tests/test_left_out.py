@@ -10,13 +10,14 @@ from random import Random
 
 import pytest
 
-from dse.nest import Infeasible, Loop, Mapping, Store
-from dse.reuse import pipeline, published, segments, shares
-from dse.reuse.pipeline import _ways, pipelined
-from dse.reuse.published import Scheme
-from dse.reuse.segments import Found, Option, Range
-from dse.reuse.stages import Around, Nodes, Shape, Stage
-from dse.schedule import Branch, Segment
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Segment
+from dse.solve.kapla import published
+from dse.solve.kapla.published import Scheme
+from dse.solve.schedules import pipeline, segments, shares
+from dse.solve.schedules.pipeline import _ways, pipelined
+from dse.solve.schedules.segments import Found, Option, Range
+from dse.solve.schedules.stages import Around, Nodes, Shape, Stage
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount

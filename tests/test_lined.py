@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from dse import stack
-from dse.dataflow.lined import felt, laid, lined
-from dse.dataflow.search import search
 from dse.layout.text import show
-from dse.nest import Infeasible, Loop, Store, parse
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
-from dse.stack import Picks
+from dse.mapper.exact.layout_aware import felt, laid, lined
+from dse.mapper.exact.search import search
+from dse.mapping.nest import Infeasible, Loop, Store, parse
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
+from dse.solve import solve
+from dse.solve.solve import Picks
 from hw import machine
 from tests import lined as pairs
 from workloads import catalog
@@ -43,7 +43,7 @@ def test_no_random_pair_costs_less_than_the_floor(seed: int, objective: str) -> 
 def test_mappings_are_chosen_with_lines_in_view() -> None:
     """Sums of 56 x 56 x 64: where layouts cost nothing compute reads main memory, 16 bytes a time; with bursts of 256 bytes tiles go through registers."""
     e = einsum("C[c,p,q] = A[c,p,q] + B[c,p,q]", {"c": 64, "p": 56, "q": 56}, "sum")
-    before = stack.laid(Problem(EDGE, e, "energy"), stack.exactly(Problem(EDGE.ideal(), e, "energy"), Random(0))[0])  # type: ignore[index]
+    before = solve.laid(Problem(EDGE, e, "energy"), solve.exactly(Problem(EDGE.ideal(), e, "energy"), Random(0))[0])  # type: ignore[index]
     (found,) = lined(Problem(EDGE, e, "energy"))  # type: ignore[misc]
     assert isinstance(before, EinsumCost) and before.energy_pj > 10 * found.energy_pj and found.gap_in_space < 0.02
     assert einsum_cost(Problem(EDGE, e, "energy"), found.mapping).energy_pj == found.energy_pj  # type: ignore[union-attr]
@@ -57,7 +57,7 @@ def test_never_worse_than_a_mapping_found_where_layouts_cost_nothing(name: str, 
     layers = ("C[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 32, "k": 40}), ("C[k,p,q] += A[c,p+r,q] * B[k,c,r]", {"k": 8, "c": 8, "p": 8, "q": 8, "r": 3})
     for text, sizes in layers:
         one = Problem(arch, einsum(text, sizes), objective)
-        before = stack.laid(one, stack.exactly(Problem(arch.ideal(), one.einsum, objective), Random(0))[0])  # type: ignore[index]
+        before = solve.laid(one, solve.exactly(Problem(arch.ideal(), one.einsum, objective), Random(0))[0])  # type: ignore[index]
         shared = frozenset(p.tensor for p in one.einsum.tensors())
         assert isinstance(before, EinsumCost)
         for own in (frozenset[str](), shared):
@@ -81,9 +81,9 @@ def test_what_a_tensor_moves_is_counted_one_by_one() -> None:
 
 def test_what_two_einsums_share_is_row_major() -> None:
     net = catalog.load("mlp_s")
-    shared = stack.shared(net)
+    shared = solve.shared(net)
     assert all(own for own in shared.values())
-    found = stack.solve(EDGE, net, Picks())
+    found = solve.solve(EDGE, net, Picks())
     assert isinstance(found, list)
     for cost in found[0].einsums:
         assert not any(laid.tensor in shared[cost.key] for laid in cost.mapping.layouts)

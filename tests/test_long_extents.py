@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dse.dataflow.improve import _even
-from dse.nest import Infeasible
-from dse.stack import Picks, solve
+from dse.mapper.exact.local_search import _even
+from dse.mapping.nest import Infeasible
+from dse.solve.solve import Picks, solve
 from hw import machine
 from workloads.text import workload
 

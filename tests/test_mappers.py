@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.dataflow.annealing import annealing
-from dse.dataflow.optimal import optimal
-from dse.dataflow.random import random
-from dse.nest import Infeasible, faults
-from dse.sim import cost
-from dse.sim.counts import footprints
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
-from dse.stack import DATAFLOW
+from dse.mapper.baselines.annealing import annealing
+from dse.mapper.baselines.random import random
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible, faults
+from dse.sim.counts.counts import footprints
+from dse.sim.einsum import cost
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.solve.solve import DATAFLOW
 from tests.amount import amount
 from tests.nests import random_arch, random_einsum
 from tests.small import small_problem

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx import numpy_helper as nph
 
-from dse import check
+from dse.frontend import check
 from dse.study import study as studies
 from dse.study.read import StudyError
 from tests.onnx_graphs import Build

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.nest import OUTSIDE, Mapping, faults, from_data, holdable, parse, read, to_data
+from dse.mapping.nest import OUTSIDE, Mapping, faults, from_data, holdable, parse, read, to_data
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_case
 from workloads.einsum import einsum

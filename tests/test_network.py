@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Schedule, Segment, parse_schedule
-from dse.sim import network
-from dse.sim.evaluate import Solution
-from dse.sim.faults import faults
-from dse.sim.graph import evaluate
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Schedule, Segment, parse_schedule
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.levels import network
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.graph import evaluate
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dse.dataflow.cost_descending import cost_descending
-from dse.dataflow.exhaustive import before, enumerated
-from dse.dataflow.improve import improved
-from dse.dataflow.optimal import optimal
-from dse.dataflow.search import search
-from dse.dataflow.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow, least, row_stationary
-from dse.nest import Infeasible, faults, parse
-from dse.searched import EVERY, FACTORS
-from dse.sim.counts import count
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
-from dse.stack import DATAFLOWS
+from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapper.baselines.exhaustive import before, enumerated
+from dse.mapper.exact.local_search import improved
+from dse.mapper.exact.optimal import optimal
+from dse.mapper.exact.search import search
+from dse.mapping.nest import Infeasible, faults, parse
+from dse.mapping.searched import EVERY, FACTORS
+from dse.mapping.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow, least, row_stationary
+from dse.sim.counts.counts import count
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.solve.solve import DATAFLOWS
 from hw import component, machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount

@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from dse.reuse.accesses import Access, AccessList, access_list, one_by_one, pipelined
-from dse.reuse.classify import classified
-from dse.reuse.operations import SMALL, graph
-from dse.reuse.optimum import Room, optimum, steady
-from dse.reuse.residency import policy
+from dse.solve.gogeta.accesses import Access, AccessList, access_list, one_by_one, pipelined
+from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.operations import SMALL, graph
+from dse.solve.gogeta.optimum import Room, optimum, steady
+from dse.solve.gogeta.residency import policy
 from tests.amount import amount
 from tests.residents import exhaustive, periods, small
 from workloads import catalog, hpc

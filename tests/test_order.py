@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.reuse.classify import PIPELINED, Edge, barrier, classified
-from dse.reuse.operations import Graph, graph
-from dse.reuse.order import least, orders
+from dse.solve.gogeta.classify import PIPELINED, Edge, barrier, classified
+from dse.solve.gogeta.operations import Graph, graph
+from dse.solve.gogeta.order import least, orders
 from tests.amount import amount
 from workloads import hpc, transformer
 from workloads.einsum import Einsum, Projection, einsum

@@ -10,12 +10,12 @@ import pytest
 
 from cluster import worker
 from cluster.worker import Ask, Job, Lease
-from dse import stack
-from dse.nest import Infeasible, parse
-from dse.sim import outermost
-from dse.sim.counts import footprints
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
-from dse.stack import DATAFLOW, Picks, solve
+from dse.mapping.nest import Infeasible, parse
+from dse.sim.counts.counts import footprints
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
+from dse.sim.schedule import outermost
+from dse.solve import solve as stack
+from dse.solve.solve import DATAFLOW, Picks, solve
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from hw import machine

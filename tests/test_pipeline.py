@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse import cli, door, stack
-from dse.nest import Infeasible, Mapping
-from dse.reuse import pipeline, segments, shares
-from dse.reuse.floors import least
-from dse.reuse.pipeline import pipelined
-from dse.reuse.published import _scheme, options, published, stacked
-from dse.reuse.stages import Around, Nodes, Shape, Stage, shapes, tiles
-from dse.sim.evaluate import Solution, Violated, figure
+from dse.frontend import api, cli
+from dse.mapping.nest import Infeasible, Mapping
+from dse.sim.einsum.evaluate import Solution, Violated, figure
+from dse.solve import solve
+from dse.solve.kapla.published import _scheme, options, published, stacked
+from dse.solve.schedules import pipeline, segments, shares
+from dse.solve.schedules.floors import least
+from dse.solve.schedules.pipeline import pipelined
+from dse.solve.schedules.stages import Around, Nodes, Shape, Stage, shapes, tiles
 from hw import machine
 from hw.arch import Arch
 from tests.amount import amount
@@ -88,7 +89,7 @@ def test_no_dearer_than_einsums_in_turn_or_the_published_solver(objective: segme
         for weights in ("streamed", "pinned"):
             others = [published(arch, workload, "kapla", objective, weights)]
             if weights == "streamed":
-                turn = stack.solve(arch, workload, stack.Picks(objective=objective))
+                turn = solve.solve(arch, workload, solve.Picks(objective=objective))
                 others += turn if isinstance(turn, list) else []
             found = answered(arch, workload, objective, weights)
             assert not isinstance(found, str), found
@@ -145,7 +146,7 @@ def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: 
     members = segments.members_of(g, r)
     found = pipeline._segment(g, r, [None, None])
     assert members and found
-    monkeypatch.setattr("dse.reuse.pipeline.STEPS", steps)
+    monkeypatch.setattr("dse.solve.schedules.pipeline.STEPS", steps)
     assert 0.5 * found.energy < pipeline._floor(g, members, 1)[0] <= found.energy
 
 
@@ -247,7 +248,7 @@ def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
 
 def test_equal_segments_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[int] = []
-    monkeypatch.setattr("dse.reuse.pipeline._segment", lambda g, r, *rest: solved.append(r.first))
+    monkeypatch.setattr("dse.solve.schedules.pipeline._segment", lambda g, r, *rest: solved.append(r.first))
     for many in (4, 9):
         layers = tuple(einsum(f"T{i}[m,n] += T{i - 1}[m,k] * W{i}[k,n]", {"m": 4, "n": 6, "k": 6}, f"e{i}") for i in range(1, many + 1))
         pipelined(MULTI, Workload("deep", layers, frozenset()), "energy", temporal=False)
@@ -338,7 +339,7 @@ def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
 ])
 def test_contradicting_choices_are_one_line(sets: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says) as fault:
-        door.map("gemm:m=8,n=8,k=8", "edge_array", **sets)
+        api.map("gemm:m=8,n=8,k=8", "edge_array", **sets)
     assert len(str(fault.value).splitlines()) == 1
 
 
@@ -354,7 +355,7 @@ NETWORK = Workload("network", (*CHAIN.einsums, einsum("C[m,n] += B[m,k] * U[k,n]
                                                ("kapla-annealing", "pinned")])
 def test_published_methods_find_schedules_and_say_what_they_left_out(name: str, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for of, fewer in (("DRAWN", 4), ("ANNEALED", (1, 2)), ("EVERY", (8,))):
-        monkeypatch.setattr(f"dse.reuse.published.{of}", fewer)
+        monkeypatch.setattr(f"dse.solve.kapla.published.{of}", fewer)
     found = published(MULTI, NETWORK, name, "energy", weights)
     assert isinstance(found, Solution) and f"not proven optimal ({name}, " in found.certificate
     assert [row.einsums for row in found.pruned] == [("a", "b"), ("a", "b", "c"), ("b", "c")]
@@ -384,7 +385,7 @@ def test_more_chains_are_no_worse_and_all_of_them_are_all_segments() -> None:
 
 def test_an_answer_is_kept_with_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    picks = stack.Picks(reuse="kapla")
-    first = stack.kept(MULTI, NETWORK, picks)
-    monkeypatch.setattr(stack, "with_reuse", lambda *_: pytest.fail("asked again"))
-    assert first == stack.kept(MULTI, NETWORK, picks) and isinstance(first, list) and first[0].pruned
+    picks = solve.Picks(reuse="kapla")
+    first = solve.kept(MULTI, NETWORK, picks)
+    monkeypatch.setattr(solve, "with_reuse", lambda *_: pytest.fail("asked again"))
+    assert first == solve.kept(MULTI, NETWORK, picks) and isinstance(first, list) and first[0].pruned

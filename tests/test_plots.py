@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import dse
 from analysis import plots
-from dse import cli, figures
-from dse.sim import bounds
+from dse.explain import figures
+from dse.frontend import cli
+from dse.sim.einsum import bounds
 from tests.test_cli import STUDY
 
 SCHEDULE = Path(__file__).parents[1] / "studies" / "mlp_pipeline.txt"

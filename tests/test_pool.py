@@ -26,11 +26,11 @@ from ray.exceptions import ActorDiedError
 from cluster import driver, pool
 from cluster.store import RunFault
 from cluster.worker import Ask, Done, Job, Lease
-from dse import stack
-from dse.dataflow.cost_descending import cost_descending
-from dse.installed import PACKAGES
-from dse.nest import Infeasible
-from dse.sim.evaluate import EinsumCost, Problem
+from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapping.nest import Infeasible
+from dse.run.installed import PACKAGES
+from dse.sim.einsum.evaluate import EinsumCost, Problem
+from dse.solve import solve
 from dse.study.study import Study, WorkloadRef
 from tests.amount import amount
 from tests.test_driver import HEAVY, SIZE, _marked, events, rows, statuses, study
@@ -63,7 +63,7 @@ def hungry(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
     return cost_descending(problem, rng)
 
 
-stack.DATAFLOW |= {"cursed": cursed, "hungry": hungry}
+solve.DATAFLOW |= {"cursed": cursed, "hungry": hungry}
 
 
 def under_curse(small: Study, mapper: str = "cursed") -> Study:

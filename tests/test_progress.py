@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dse import progress
+from dse.frontend import progress
 
 
 def test_a_wait_says_what_is_solved_and_what_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

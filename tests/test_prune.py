@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster import driver
-from cluster.known import Known
+from cluster.run_state import Known
 from dse.study import pareto
 from dse.study import prune as pruning
 from dse.study import study as studies

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from dse.dataflow import ragged, ragged_vectors
-from dse.dataflow.exhaustive import before, enumerated, size
-from dse.dataflow.ragged import solved
-from dse.dataflow.ragged_program import orders, shared, uncovered
-from dse.nest import Infeasible, faults
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure
-from dse.tiling.mapper import smaug
+from dse.mapper.baselines.exhaustive import before, enumerated, size
+from dse.mapper.exact import ragged, ragged_vectors
+from dse.mapper.exact.ragged import solved
+from dse.mapper.exact.ragged_program import orders, shared, uncovered
+from dse.mapper.smaug.mapper import smaug
+from dse.mapping.nest import Infeasible, faults
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.nests import random_einsum, searched

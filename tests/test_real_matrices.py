@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Loop, Mapping, Store
-from dse.sim.counts import count
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.sim.counts.counts import count
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.nests import random_arch, random_mapping

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dse import record
-from dse.record import Column
+from dse.run import record
+from dse.run.record import Column
 
 UNITS = {"_pj": "pJ", "_ns": "ns", "_cycles": "cycles", "_mw": "mW", "_mm2": "mm2", "_bytes": "B", "_bits": "bit", "_ghz": "GHz", "_pj_ns": "pJ ns"}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import dse
 from analysis import report
-from dse import cli
+from dse.frontend import cli
 from tests.pages import HOSTILE, page
 from tests.test_cli import STUDY, TIGHT
 

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from dse.reuse.accesses import Access, AccessList
-from dse.reuse.residency import Traffic, policy
+from dse.solve.gogeta.accesses import Access, AccessList
+from dse.solve.gogeta.residency import Traffic, policy
 from tests.amount import amount
 from tests.cases_gogeta import points
 from tests.residents import periods

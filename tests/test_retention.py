@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from dse import door
-from dse.reuse import retention
-from dse.reuse.accesses import Access, AccessList, Phase, one_by_one, phase_list, pipelined
-from dse.reuse.classify import classified
-from dse.reuse.operations import graph
-from dse.reuse.traffic import crowded, reuse
-from dse.sim.evaluate import Solution
+from dse.frontend import api
+from dse.sim.einsum.evaluate import Solution
+from dse.solve.gogeta import retention
+from dse.solve.gogeta.accesses import Access, AccessList, Phase, one_by_one, phase_list, pipelined
+from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.operations import graph
+from dse.solve.gogeta.traffic import crowded, reuse
 from tests.retained import exhaustive, outputs, random_steps, workload
 from tests.test_accesses import MLP, block
 from workloads import hpc
@@ -72,13 +72,13 @@ def test_loops_lie_between_bound_and_schedule(first: int) -> None:
     assert list(filter(None, map(loop_differs, range(first, first + 5)))) == []
 
 
-def kib(found: door.Stays, name: str) -> float:
+def kib(found: api.Stays, name: str) -> float:
     return next(row["dram_bytes"] for row in found.configurations if row["configuration"].startswith(name)) / KIB
 
 
 def test_small_results_are_counted_and_take_room() -> None:
     """79 results of 32 x 32 and 64 B of room: each moves, but for 64 words a time. With a row more they do too: no size is free."""
-    found = door.residency(str(REPORTED / "inv32.yaml"), "a2", **{"glb.capacity": "64 B"})
+    found = api.residency(str(REPORTED / "inv32.yaml"), "a2", **{"glb.capacity": "64 B"})
     assert kib(found, "SEQ-Flex") == 80 * 3 and 80 * 3 - 80 * 64 / KIB <= kib(found, "Optimal") < 80 * 3
     assert "80 of 80 without room to read each operand once: schedules move more" in found.text()
     assert kib(found, "Optimal, as a schedule") == 720  # 9 KiB a product: 8 x 8 results at a time
@@ -96,13 +96,13 @@ def _extents(e, n):  # type: ignore[no-untyped-def]
 
 def test_operands_begin_and_end_in_main_memory_in_seq_flex() -> None:
     """60 functions of one operand, 60 of two: 300 vectors of 1,000 words; Ideal: X, X2 and U0."""
-    found = door.residency(str(REPORTED / "small1000.yaml"), "a2")
+    found = api.residency(str(REPORTED / "small1000.yaml"), "a2")
     assert kib(found, "SEQ-Flex") * KIB == 300_000 and kib(found, "Optimal") * KIB == 3_000 and "proven" in found.text()
 
 
 def test_an_operand_holds_its_room_until_the_result_is_complete() -> None:
     """Powers of a matrix: X and A X stand beside what stays of A. Less than 3.55 MiB no schedule moves, whichever way it walks A."""
-    found = door.residency("spmm_chain:rows=8184,nnz=130944,n=8,length=6", "gogeta_clusters", **{"sram.capacity": "64 KiB"})
+    found = api.residency("spmm_chain:rows=8184,nnz=130944,n=8,length=6", "gogeta_clusters", **{"sram.capacity": "64 KiB"})
     a, t, room = 2 * 130944 + 8184, 8 * 8184, 16 * 64 * KIB // 4
     words = a + 4 * (a - room + 2 * t) + (a - room + t) + 2 * t  # the last result does not stay
     assert kib(found, "Optimal") * KIB == 4 * words and 4 * words > 3.55 * KIB * KIB
@@ -183,9 +183,9 @@ def test_other_columns_are_other_words(tmp_path: Path) -> None:
     """Y reads column 0 of X, Z column 1: 96 words, beside 6 of V and 48 of Z. The list takes both for the same 48, and says so; no schedule keeps X."""
     path = tmp_path / "columns.yaml"
     path.write_text('extents: {b: 8, k: 6}\neinsums: ["Y[b] += X[b,0,k] * V[k]", "Z[b,k] = goo(X[b,1,k], Y[b])"]\n')
-    said = door.residency(str(path), "a2", **{"glb.capacity": "512 B"}).document()["Optimal"]
+    said = api.residency(str(path), "a2", **{"glb.capacity": "512 B"}).document()["Optimal"]
     assert said == "not proven: X is read in parts, which the list takes for the same words"
-    found = door.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.reuse": "optimal"}).found
+    found = api.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.reuse": "optimal"}).found
     assert isinstance(found, Solution) and found.memory and found.memory.moved_words >= 150
 
 
@@ -193,5 +193,5 @@ def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
     """Two einsums read X from outside, so that GOGETA's schedule is priced beside and the claim made once more."""
     path = tmp_path / "twice.yaml"
     path.write_text('extents: {b: 8, k: 6, n: 4}\neinsums: ["Y[b,n] += X[b,k] * V[k,n]", "Z[b,k] += Y[b,n] * X[b,k]"]\n')
-    found = door.map(str(path), "a2", **{"solver.reuse": "tiles"}).found
+    found = api.map(str(path), "a2", **{"solver.reuse": "tiles"}).found
     assert isinstance(found, Solution) and found.certificate.count("searched: ") <= 2 and found.certificate.count("any schedule") <= 1

@@ -11,15 +11,15 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from dse.cache import place
-from dse.dataflow import search
-from dse.dataflow.optimal import optimal
-from dse.nest import Infeasible, parse
-from dse.reuse import turns
-from dse.reuse.family import family, priced_on, prices, times, unit
-from dse.sim import cost
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
-from dse.sim.graph import evaluate
+from dse.mapper.exact import search
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible, parse
+from dse.run.cache import place
+from dse.sim.einsum import cost
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.sim.schedule.graph import evaluate
+from dse.solve.sharing import shared_mappings
+from dse.solve.sharing.shared_schedules import family, priced_on, prices, times, unit
 from hw import machine, space
 from hw.arch import COSTS, LINED, ROLES, Access, Arch, Array, Compute, Fanout, FieldRole, Lane, Level, Machine, Memory, Slot, Tiling, fields_of, role, slots
 from hw.columns import NESTING, Table
@@ -156,12 +156,12 @@ def test_shared_mappings_are_priced_by_every_price_and_rate() -> None:
     several = [base, *(one for _, _, one in changes(base, COSTS))]
     found = optimal(Problem(base, GEMM, "energy"))
     assert isinstance(found, list)
-    own = turns.cell(base, columns(several), lambda i: several[i])
-    energies = turns.energy_of(own, turns.cost_on(own, GEMM, found[0]))
+    own = shared_mappings.cell(base, columns(several), lambda i: several[i])
+    energies = shared_mappings.energy_of(own, shared_mappings.cost_on(own, GEMM, found[0]))
     for arch, energy in zip(several, energies, strict=True):
         one = einsum_cost(Problem(arch, GEMM, "energy"), found[0].mapping)
         assert isinstance(one, EinsumCost) and energy == pytest.approx(one.energy_pj, rel=1e-12)
-    digests = {turns.cell(arch, columns([arch]), lambda i, arch=arch: arch).digest for arch in several}
+    digests = {shared_mappings.cell(arch, columns([arch]), lambda i, arch=arch: arch).digest for arch in several}
     leaks = sum(at.field.endswith("leak_mw") for _, at, _ in changes(base, COSTS))
     assert len(digests) > len(several) - leaks  # leakage is told by its sum
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.assign.sampled import Actor, Proposer, Uniform, factor, sampled, text
-from dse.dataflow.lined import lined
 from dse.layout.text import parse
-from dse.nest import Infeasible
-from dse.sim.evaluate import Problem, figure
-from dse.sim.transfer import dim_names
+from dse.mapper.exact.layout_aware import lined
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import Problem, figure
+from dse.sim.levels.transfer import dim_names
+from dse.solve.layouts.sampled import Actor, Proposer, Uniform, factor, sampled, text
 from hw import machine
 from tests.amount import amount
 from workloads.einsum import einsum

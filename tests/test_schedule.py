@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse import door, explain
-from dse.nest import Infeasible, parse
-from dse.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
-from dse.sim.graph import evaluate, on_chip
+from dse.explain import values
+from dse.frontend import api
+from dse.mapping.nest import Infeasible, parse
+from dse.mapping.schedule import Branch, Schedule, Segment, in_turn, load, parse_schedule
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.sim.schedule.graph import evaluate, on_chip
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
@@ -132,12 +133,12 @@ def test_equal_einsums_are_costed_once_under_names_of_their_own() -> None:
 def test_a_schedule_is_printed_with_its_segments() -> None:
     found = evaluate(NODES, FC, parse_schedule(PIPE))
     assert isinstance(found, Solution)
-    mapped = door.Mapped(NODES, FC, found)
-    text, said = mapped.text(), explain.document(NODES, FC, found)
+    mapped = api.Mapped(NODES, FC, found)
+    text, said = mapped.text(), values.document(NODES, FC, found)
     assert "a | b" in text and "T1 at BUF" in text and PIPE in text
     assert "energy_steady_pj" not in text  # nothing leaks
     assert said["schedule"] == PIPE and said["segments"][0]["granules"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
-    assert sum(row[1] + row[2] for row in explain.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
+    assert sum(row[1] + row[2] for row in values.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
 
 
 def test_a_fused_tensor_stays_on_the_chip() -> None:
@@ -349,7 +350,7 @@ def test_less_is_kept_for_a_later_reader() -> None:
     assert (moved["b", "DRAM", "read"], moved["b", "GLB", "read"]) == (48, 48) and (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (108, 36)
     assert moved["a", "DRAM", "write"] == (48 * 4) / 2 + 48 / 4 and moved["a", "GLB", "read"] == 3 * 48 / 2 + 48 / 4
     assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 24, 8 * 24, 8 * 12]
-    assert str(found.schedule).startswith("keep GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 stays at GLB" in explain.segments(found).note
+    assert str(found.schedule).startswith("keep GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 stays at GLB" in values.segments(found).note
 
 
 def test_each_reader_finds_what_is_kept_by_then() -> None:

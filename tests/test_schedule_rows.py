@@ -9,10 +9,10 @@ import pytest
 
 import dse
 from cluster import worker
-from dse import cli, door
-from dse.schedule import in_turn, parse_schedule
-from dse.sim.evaluate import Solution
-from dse.sim.graph import evaluate
+from dse.frontend import api, cli
+from dse.mapping.schedule import in_turn, parse_schedule
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch
 
 NET = """extents: {m: 8}
@@ -59,14 +59,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(home: Path) -> door.Run:
+def run(home: Path) -> api.Run:
     return dse.sweep(home / "study.yaml", out=home / "turn", workers=0)
 
 
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
-    net = dse.door.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found, _ = dse.door.stack.around(arch, net, dse.door.Picks(), parse_schedule(FUSED))
+    net = dse.frontend.api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
+    found, _ = dse.frontend.api.stack.around(arch, net, dse.frontend.api.Picks(), parse_schedule(FUSED))
     assert isinstance(found, Solution)
     return [found]
 
@@ -75,14 +75,14 @@ STUDIED: list[Path] = []
 
 
 @pytest.fixture(scope="module")
-def fused(home: Path) -> door.Run:
+def fused(home: Path) -> api.Run:
     STUDIED.append(home)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "solve", whole)
         return dse.sweep(home / "study.yaml", out=home / "fused", workers=0)
 
 
-def test_a_sequence_has_a_segment_per_different_einsum(run: door.Run) -> None:
+def test_a_sequence_has_a_segment_per_different_einsum(run: api.Run) -> None:
     rows = list(run.sql("FROM schedules ORDER BY machine"))
     assert [(row["machine"], row["weights"], row["segments"], row["fused"], row["pipelined"], row["on_chip"], row["nest"]) for row in rows] == [
         (0, "streamed", 3, 0, 0, None, None), (1, "streamed", 3, 0, 0, None, None)]
@@ -95,7 +95,7 @@ def test_a_sequence_has_a_segment_per_different_einsum(run: door.Run) -> None:
     assert not [name for name in ("schedules", "segments") if (run.path / "parts" / name).exists()]
 
 
-def test_other_schedules_are_stored_and_priced_again(fused: door.Run, run: door.Run) -> None:
+def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Run) -> None:
     (row, _) = fused.sql("FROM schedules ORDER BY machine")
     assert (row["segments"], row["fused"], row["pipelined"], row["on_chip"]) == (3, 1, 0, "T1 at GLB") and parse_schedule(row["nest"])
     segments = list(fused.sql("FROM segments WHERE machine = 0 ORDER BY segment"))
@@ -107,7 +107,7 @@ def test_other_schedules_are_stored_and_priced_again(fused: door.Run, run: door.
     assert shown.solved[0].energy_pj == point["energy_pj"] and row["nest"] in repr(shown) and "T1 at GLB" in repr(shown)
 
 
-def test_show_prices_a_given_schedule_beside_what_was_found(run: door.Run, home: Path) -> None:
+def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
     tried = run.show(1, home / "fused.txt")
     assert tried.tried is not None and [row[0] for row in tried.compared()] == ["energy_pj", "latency_ns", "steady_cycles", "edp_pj_ns"]
     assert "the schedule found, the one given" in repr(tried) and tried.tried.totals["energy_pj"] != tried.solved[0].totals["energy_pj"]
@@ -116,7 +116,7 @@ def test_show_prices_a_given_schedule_beside_what_was_found(run: door.Run, home:
 
 
 def test_einsums_without_a_place_are_mapped_alone_behind_what_they_read(home: Path) -> None:
-    net = dse.door.catalog.load(str(home / "net.yaml"))
+    net = dse.frontend.api.catalog.load(str(home / "net.yaml"))
     alone, part = dse.map(str(home / "net.yaml"), "a3"), dse.map(str(home / "net.yaml"), "a3", schedule=home / "fused.txt")
     assert isinstance(part.found, Solution) and part.found.schedule and isinstance(alone.found, Solution)
     assert [row.einsums for row in part.found.segments] == [("a", "b"), ("c",), ("d",)]

@@ -10,14 +10,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Infeasible, Loop, Mapping, Store
-from dse.schedule import Branch, Schedule
-from dse.sim.boundary import Boundary, joined
-from dse.sim.cost import price
-from dse.sim.counts import count
-from dse.sim.evaluate import Problem, Solution
-from dse.sim.faults import faults
-from dse.sim.graph import evaluate, filled_cycles
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Schedule
+from dse.sim.counts.counts import count
+from dse.sim.einsum.boundary import Boundary, joined
+from dse.sim.einsum.cost import price
+from dse.sim.einsum.evaluate import Problem, Solution
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.graph import evaluate, filled_cycles
 from hw.arch import Arch
 from tests.amount import amount
 from tests.fused_in_time import timed

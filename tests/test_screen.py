@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from cluster import driver
-from dse import door, explain, screen, units
-from dse.arguments import EXAMPLES
+from dse.explain import units
+from dse.explain import values as explain
+from dse.frontend import api, tables
+from dse.frontend.arguments import EXAMPLES
 from dse.study import study as studies
 from hw import machine
 from tests.terminal import lines
@@ -72,7 +74,7 @@ def test_a_cell_is_the_number_to_four_digits(values: list[float], name: str) -> 
 
 @given(st.lists(st.tuples(st.text(max_size=60), st.floats(1e-3, 1e18), st.text(max_size=200)), min_size=1, max_size=5), st.integers(30, 200))
 def test_no_row_is_wider_than_its_room(rows: list[tuple[str, float, str]], room: int) -> None:
-    said = screen.table(("name", "energy_pj", "meaning"), rows, room=room)
+    said = tables.table(("name", "energy_pj", "meaning"), rows, room=room)
     assert max(map(cell_len, said.splitlines())) <= max(room, 24)
     assert all(units.column("energy_pj", [r[1] for r in rows])[i] in said for i in range(len(rows))) or "no room for" in said  # type: ignore[index]
 
@@ -80,10 +82,10 @@ def test_no_row_is_wider_than_its_room(rows: list[tuple[str, float, str]], room:
 def test_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     """Brackets are no markup, what steers a terminal is an escape, in tables, facts, faults and HTML."""
     evil = "[/] C[m,n] += A[m,k] \x1b[2J\x07\u202e<b>"
-    said = screen.table(("text",), [(evil,)]) + screen.facts({"a": evil})
+    said = tables.table(("text",), [(evil,)]) + tables.facts({"a": evil})
     assert said.count("[/] C[m,n] += A[m,k] \\x1b[2J\\x07\\u202e<b>") == 2
     assert "\x1b" not in said and "\u202e" not in said
-    page = door.Answer(door.pa.table({"x<y": [evil], "n": [1]}))._repr_html_()
+    page = api.Answer(api.pa.table({"x<y": [evil], "n": [1]}))._repr_html_()
     assert "<b>" not in page and "&lt;b&gt;" in page and "x&lt;y" in page and "\x1b" not in page
 
 
@@ -91,16 +93,16 @@ def test_csv_for_a_spreadsheet_holds_no_formula() -> None:
     rows = [("=1+1", -2.5, "x"), ("+x", 3, "@y"), ("-z", None, "\tq")]
     plain, tame = io.StringIO(), io.StringIO()
     with redirect_stdout(plain):
-        screen.print_rows(("a", "b", "c"), rows, "csv")
+        tables.print_rows(("a", "b", "c"), rows, "csv")
     with redirect_stdout(tame):
-        screen.print_rows(("a", "b", "c"), rows, "csv", csv_safe=True)
+        tables.print_rows(("a", "b", "c"), rows, "csv", csv_safe=True)
     assert plain.getvalue().splitlines()[1] == "=1+1,-2.5,x"
     assert tame.getvalue().splitlines() == ["a,b,c", "'=1+1,-2.5,x", "'+x,3,'@y", "'-z,,'\tq"]
 
 
 def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
     """Of plain references under any alias; never of an expression, whatever its alias ends with."""
-    run = door.open(home / "run")
+    run = api.open(home / "run")
     made = "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, min(latency_ns) OVER () AS latency_ns"
     statement = f"SELECT energy_pj AS e, {made} FROM designs LIMIT 1"
     answer = run.sql(statement)
@@ -118,17 +120,17 @@ def test_columns_that_say_nothing_are_left_out(home: Path) -> None:
 
 def test_where_the_energy_goes(home: Path) -> None:
     """Dynamic and static parts of the components make the energy, and a DRAM that mostly waits is named."""
-    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2})
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **{"dram.kind": "ddr3", "dram.channels": 1, "array.x": 2, "array.y": 2})
     table = explain.energy(found.arch, found.found)  # type: ignore[arg-type]
     assert sum(row[1] + row[2] for row in table.rows) == pytest.approx(found.energy_pj) and sum(row[3] for row in table.rows) == pytest.approx(1)
     assert re.match(r"[6-9]\d\.\d % of the energy is static: what DRAM", table.note)
-    plain = door.map("gemm:m=64,n=32,k=48", "edge_array")
+    plain = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert explain.energy(plain.arch, plain.found).note == ""  # type: ignore[arg-type]
 
 
 def test_components_that_bind_alike_are_both_named() -> None:
     single = {"overlap": "free", "gbuf.double_buffer": False, "regf.double_buffer": False}
-    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.tiles": "perfect"}).found
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.tiles": "perfect"}).found
     [cost] = found.einsums  # type: ignore[union-attr]
     busy = dict(cost.price.busy_cycles)
     assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.binding(cost)) == {"GBUF", "MAC"}
@@ -139,22 +141,22 @@ def test_components_that_bind_alike_are_both_named() -> None:
 @pytest.mark.parametrize(("asked", "hint"), [({"solver.tiles": "ragged"}, "solver.near=0"), ({"solver.mapper": "cost_descending"}, "solver.mapper=optimal")])
 def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str) -> None:
     """What is not proven is told how it may be, and following the hint proves it."""
-    found = door.map("gemm:m=127,n=31,k=47", "edge_array", **asked)
+    found = api.map("gemm:m=127,n=31,k=47", "edge_array", **asked)
     told = explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
     sets = {key: yaml.safe_load(value) for key, value in re.findall(r"--set (\S+)=(\S+)", told)}
     assert hint in told
-    assert "not proven" not in door.map("gemm:m=127,n=31,k=47", "edge_array", **{**asked, **sets}).totals["certificate"]
+    assert "not proven" not in api.map("gemm:m=127,n=31,k=47", "edge_array", **{**asked, **sets}).totals["certificate"]
 
 
 def test_what_is_not_proven_to_the_end_is_not_called_proven() -> None:
-    found = door.map("gemm:m=64,n=32,k=48", "edge_array")
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert "proven in its space" in explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
     near = replace(found.found, gap_in_space=9.15e-4)  # type: ignore[type-var]
     assert "at most 0.0915 % above the optimum of its space" in (said := explain.helps(found.arch, found.workload, near)) and "proven" not in said  # type: ignore[arg-type]
 
 
 def test_einsums_that_make_most_of_the_cost_come_first() -> None:
-    found = door.map("resnet18", "edge_array", **{"solver.mapper": "cost_descending"})
+    found = api.map("resnet18", "edge_array", **{"solver.mapper": "cost_descending"})
     short, whole = (explain.network(found.arch, found.workload, found.found, every)[1] for every in (False, True))  # type: ignore[arg-type]
     at = short.header.index("share")
     shares = [row[at] for row in whole.rows]
@@ -164,7 +166,7 @@ def test_einsums_that_make_most_of_the_cost_come_first() -> None:
 
 
 def test_traffic_names_the_width_of_an_action() -> None:
-    found = door.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.tiles": "perfect", "overlap": "free"})
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.tiles": "perfect", "overlap": "free"})
     _, [traffic, *_] = explain.einsum(found.arch, found.workload.einsums[0], found.found.einsums[0])  # type: ignore[union-attr]
     width = {level.name: level.width_bits for level in found.arch.levels}
     at = traffic.header.index("width_bits")
@@ -172,7 +174,7 @@ def test_traffic_names_the_width_of_an_action() -> None:
 
 
 def test_neighbours_are_one_step_away(home: Path) -> None:
-    run = door.open(home / "run")
+    run = api.open(home / "run")
     best = run.show("best").machine
     around = list(run.neighbours(best))
     assert {row["parameter"] for row in around} == {"array.x", "array.y", "gbuf.capacity", "dram.kind"}
@@ -185,7 +187,7 @@ def test_neighbours_are_one_step_away(home: Path) -> None:
 
 def test_points_of_equal_objectives_are_one_row(home: Path) -> None:
     """2x4 and 4x2 lanes: the same area, latency and, but for the last digits, energy."""
-    run = door.open(home / "run")
+    run = api.open(home / "run")
     every, once = run.front(["area_mm2", "throughput:max"]), run.front(["area_mm2", "throughput:max"], distinct=True)
     assert len(every) > len(once) and sum(row["alike"] for row in once) == len(every)
     values = [(row["area_mm2"], row["throughput"]) for row in once]
@@ -193,7 +195,7 @@ def test_points_of_equal_objectives_are_one_row(home: Path) -> None:
 
 
 def test_a_front_for_each_value(home: Path) -> None:
-    run = door.open(home / "run")
+    run = api.open(home / "run")
     every = run.front(["energy_pj", "area_mm2"], by=["dram_kind"])
     kinds = [row["dram_kind"] for row in every]
     assert kinds == sorted(kinds) and set(kinds) == {"gddr6", "lpddr4", "lpddr5"}
@@ -205,7 +207,7 @@ def test_a_front_for_each_value(home: Path) -> None:
 
 
 def test_designs_have_no_ambiguous_column(home: Path) -> None:
-    run = door.open(home / "run")
+    run = api.open(home / "run")
     names = run.sql("FROM designs").table.column_names
     assert len(names) == len(set(names)) and {"machine", "area_mm2", "array_x", "energy_pj", "status", "model_version"} <= set(names)
     joined = run.sql("SELECT area_mm2, array_x, min(energy_pj) FROM designs GROUP BY ALL").table
@@ -225,7 +227,7 @@ def test_grammar(home: Path) -> None:
 
 
 def test_the_questions_of_help_are_answered(home: Path) -> None:
-    run, asked = door.open(home / "run"), re.findall(r'dse sql \S+ "(SELECT[^"]*)"', "\n".join(EXAMPLES.values()))
+    run, asked = api.open(home / "run"), re.findall(r'dse sql \S+ "(SELECT[^"]*)"', "\n".join(EXAMPLES.values()))
     assert asked
     for statement in asked:
         assert run.sql(statement).table.num_columns > 1, statement

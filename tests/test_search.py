@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.dataflow.lanes import options, wired
-from dse.dataflow.optimal import optimal
-from dse.dataflow.search import search, taken
-from dse.dataflow.search_kernels import CELLS, quotients
-from dse.nest import Infeasible
-from dse.sim.evaluate import Problem
-from dse.sim.terms import tile_sizes
+from dse.mapper.exact.optimal import optimal
+from dse.mapper.exact.search import search, taken
+from dse.mapper.exact.search_kernels import CELLS, quotients
+from dse.mapper.exact.spatial import options, wired
+from dse.mapping.nest import Infeasible
+from dse.sim.counts.terms import tile_sizes
+from dse.sim.einsum.evaluate import Problem
 from hw import machine
 from tests.amount import amount
 from tests.nests import free_edge

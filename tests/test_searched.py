@@ -10,17 +10,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import dse
-from dse import nest as nests
-from dse import schedule as schedules
-from dse.dataflow.optimal import optimal
-from dse.dataflow.ragged import solved
-from dse.dataflow.space import FREE
-from dse.nest import Infeasible, parse
-from dse.reuse import fused, published, segments
-from dse.reuse.nests import Nests
-from dse.reuse.stages import Nodes
-from dse.schedule import Schedule, parse_schedule
-from dse.searched import (
+from dse.mapper.exact.optimal import optimal
+from dse.mapper.exact.ragged import solved
+from dse.mapping import nest as nests
+from dse.mapping import schedule as schedules
+from dse.mapping.nest import Infeasible, parse
+from dse.mapping.schedule import Schedule, parse_schedule
+from dse.mapping.searched import (
     EVERY,
     FEATURES,
     Mappings,
@@ -37,10 +33,15 @@ from dse.searched import (
     tile_counts,
     words,
 )
-from dse.sim.evaluate import Problem, Solution, unfused
-from dse.sim.faults import faults
-from dse.sim.graph import evaluate
-from dse.stack import REUSE, Picks, solve
+from dse.mapping.space import FREE
+from dse.sim.einsum.evaluate import Problem, Solution, unfused
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.graph import evaluate
+from dse.solve.kapla import published
+from dse.solve.schedules import fused, segments
+from dse.solve.schedules.nests import Nests
+from dse.solve.schedules.stages import Nodes
+from dse.solve.solve import REUSE, Picks, solve
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from hw.machine import load as machine_file

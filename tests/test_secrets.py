@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from cluster import store
-from dse import cache, check, cli, directives, door, folder, nest, schedule
+from dse.frontend import api, check, cli
+from dse.mapping import directives, nest, schedule
+from dse.run import cache, folder
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog, text
@@ -140,7 +142,7 @@ def test_no_file_of_a_run_or_of_the_cache_is_shown(tmp_path: Path, caplog: pytes
         for name in (folder.MANIFEST, folder.STATUS, folder.ENV, folder.STUDY, folder.BEFORE):
             (tmp_path / name).write_text(content)
             for reads in (
-                lambda: door.open(tmp_path),
+                lambda: api.open(tmp_path),
                 lambda: folder.sound(tmp_path),
                 lambda: check.status(tmp_path, True),
             ):
@@ -169,14 +171,14 @@ OWN = (
     "hw/component.py",
     "cluster/pool.py",
     "cluster/worker.py sources",
-    "dse/cache.py sources",
-    "dse/cache.py claim",
-    "dse/compile.py",
-    "dse/cli.py _new",
-    "dse/folder.py sync",
-    "dse/folder.py created",
+    "dse/run/cache.py sources",
+    "dse/run/cache.py claim",
+    "dse/frontend/compile_kernels.py",
+    "dse/frontend/cli.py _new",
+    "dse/run/folder.py sync",
+    "dse/run/folder.py created",
 )  # files of ours, or that are written
-CALLS = {"dse/cli.py _open", "dse/cli.py _say_unfused", "dse/cli.py _plot", "dse/door.py sweep"}  # of dse.open
+CALLS = {"dse/frontend/cli.py _open", "dse/frontend/cli.py _say_unfused", "dse/frontend/cli.py _plot", "dse/frontend/api.py sweep"}  # of dse.open
 COPIED = {
     "dse/study/study.py files",
     "cluster/driver.py _write_head",
@@ -185,20 +187,20 @@ COPIED = {
 }  # bytes of checked files
 TRIED = {
     "workloads/document.py read",
-    "dse/nest.py read",
-    "dse/schedule.py load",
-    "dse/directives.py words_of",
+    "dse/mapping/nest.py read",
+    "dse/mapping/schedule.py load",
+    "dse/mapping/directives.py words_of",
     "workloads/matrix.py read_matrix",
     "workloads/matrix.py _scanned",
     "workloads/torch.py _read",
-    "dse/cache.py read",
+    "dse/run/cache.py read",
     "cluster/store.py _lock",
 }  # with CONTENTS, above
 SEALED = {
-    "dse/folder.py asks_of",
-    "dse/folder.py _whole",
-    "dse/folder.py crc",
-    "dse/asked.py _nests",
+    "dse/run/folder.py asks_of",
+    "dse/run/folder.py _whole",
+    "dse/run/folder.py crc",
+    "dse/explain/derived.py _nests",
     "cluster/store.py batches",
     "cluster/store.py _read_part",
     "cluster/store.py _rows_of",

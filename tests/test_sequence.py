@@ -6,11 +6,11 @@ from itertools import permutations, product
 
 import pytest
 
-from dse.reuse.accesses import Phase, pipelined
-from dse.reuse.classify import classified
-from dse.reuse.operations import Graph, graph
-from dse.reuse.sequence import searched
-from dse.reuse.traffic import Counting, reuse
+from dse.solve.gogeta.accesses import Phase, pipelined
+from dse.solve.gogeta.classify import classified
+from dse.solve.gogeta.operations import Graph, graph
+from dse.solve.gogeta.sequence import searched
+from dse.solve.gogeta.traffic import Counting, reuse
 from workloads import catalog, hpc
 from workloads.einsum import einsum
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Mapping, from_data, parse, to_data
-from dse.schedule import parse_schedule
-from dse.sim import boundary, network, sharing
-from dse.sim.boundary import ALONE
-from dse.sim.evaluate import Solution
-from dse.sim.graph import evaluate
+from dse.mapping.nest import Mapping, from_data, parse, to_data
+from dse.mapping.schedule import parse_schedule
+from dse.sim.einsum import boundary
+from dse.sim.einsum.boundary import ALONE
+from dse.sim.einsum.evaluate import Solution
+from dse.sim.levels import network, sharing
+from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.rings import Walk, links, random_ring, rounds

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dse.nest import Infeasible
-from dse.tiling import smaug
-from dse.tiling.factor import Unit, enumerate_tiles, smallest, strategy
-from dse.tiling.schedule import calls, traffic
-from dse.tiling.smaug import Operator, Tiling, same, tile
+from dse.mapper.smaug import smaug
+from dse.mapper.smaug.factor import Unit, enumerate_tiles, smallest, strategy
+from dse.mapper.smaug.schedule import calls, traffic
+from dse.mapper.smaug.smaug import Operator, Tiling, same, tile
+from dse.mapping.nest import Infeasible
 from tests import operators
 from tests.amount import amount
 from tests.cases import run as run_cases

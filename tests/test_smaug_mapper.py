@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from bench import smaug as bench
-from dse.dataflow.exhaustive import enumerated
-from dse.nest import Infeasible, Loop, Store, faults
-from dse.sim.counts import Count, count
-from dse.sim.evaluate import Problem
-from dse.tiling import mapper
-from dse.tiling.factor import Unit, unit
-from dse.tiling.mapper import host_copies, plan
-from dse.tiling.reading import read
-from dse.tiling.replay import replayed_counts
+from dse.mapper.baselines.exhaustive import enumerated
+from dse.mapper.smaug import mapper
+from dse.mapper.smaug.factor import Unit, unit
+from dse.mapper.smaug.mapper import host_copies, plan
+from dse.mapper.smaug.reading import read
+from dse.mapper.smaug.replay import replayed_counts
+from dse.mapping.nest import Infeasible, Loop, Store, faults
+from dse.sim.counts.counts import Count, count
+from dse.sim.einsum.evaluate import Problem
 from hw import machine
 from hw.arch import Arch, Fanout
 from tests.amount import amount

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.dataflow.space import Constraints, broken, gemm_ranks, pe_set, row_stationary, row_stationary_loops, systolic, used_pes, window
-from dse.nest import Mapping, parse
-from dse.sim.counts import count
-from dse.sim.evaluate import lanes_overflow
+from dse.mapping.nest import Mapping, parse
+from dse.mapping.space import Constraints, broken, gemm_ranks, pe_set, row_stationary, row_stationary_loops, systolic, used_pes, window
+from dse.sim.counts.counts import count
+from dse.sim.einsum.evaluate import lanes_overflow
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, einsum
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.sim.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, span_sum, tile_spans
+from dse.sim.counts.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, span_sum, tile_spans
 from tests.amount import amount
 
 PICKS = (ALL, ALL, ALL, FIRST, LAST, ONLY, LANES, LANES, LANE + 1, LANE + 2)

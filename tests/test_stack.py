@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from cluster.worker import Ask, Lease, job_of, solve_lease
-from dse import explain, stack
-from dse.cli import main
-from dse.nest import Infeasible, faults
-from dse.searched import Mappings, Space, said
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
-from dse.stack import Picks, again, solve
+from dse.explain import values
+from dse.frontend.cli import main
+from dse.mapping.nest import Infeasible, faults
+from dse.mapping.searched import Mappings, Space, said
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.solve import solve as stack
+from dse.solve.solve import Picks, again, solve
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog
@@ -124,16 +125,16 @@ def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reas
 
 
 def test_what_is_printed(solved: Solution) -> None:
-    *_, copies = explain.network(SMV, NET, solved, True)
+    *_, copies = values.network(SMV, NET, solved, True)
     assert copies.header == ("einsum", "host_copies", "host_copy_elems", "schedule") and len(copies.rows) == len(solved.einsums)
     assert {row[3] for row in copies.rows} >= {"a nest", WHY}
     for cost, group in zip(solved.einsums, unique(NET), strict=True):
-        text, _ = explain.einsum(SMV, group.einsum, cost)
+        text, _ = values.einsum(SMV, group.einsum, cost)
         assert "SMAUG " in text and ("store DRAM" in text) == (not cost.mapping.outside) and (cost.mapping.outside in text)
-    plain = explain.document(SMV, NET, solved)["einsums"][0]
+    plain = values.document(SMV, NET, solved)["einsums"][0]
     assert plain["host_copies"] == solved.einsums[0].host_copies and json.dumps(plain)
     no_copies = solve(SMV, catalog.load("gemm:m=4,n=8,k=8"), Picks())
-    assert isinstance(no_copies, list) and len(explain.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0], True)) == 2
+    assert isinstance(no_copies, list) and len(values.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0], True)) == 2
 
 
 def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

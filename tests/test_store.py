@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster import store as s
-from dse import folder as folders
-from dse.folder import part_path
+from dse.run import folder as folders
+from dse.run.folder import part_path
 from tests.amount import amount
 
 

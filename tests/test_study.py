@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dse import record
+from dse.run import record
 from dse.study import study as studies
 from dse.study.pareto import Cost, Objective
 from dse.study.plan import Asks

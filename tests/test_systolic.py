@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
-from dse.dataflow.optimal import optimal
-from dse.dataflow.search import search
-from dse.dataflow.space import Tiles
-from dse.nest import Infeasible, Loop, Mapping, Store, faults, parse
-from dse.sim.counts import count
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.mapper.exact.optimal import optimal
+from dse.mapper.exact.search import search
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, parse
+from dse.mapping.space import Tiles
+from dse.sim.counts.counts import count
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from hw import machine
 from hw.arch import ROLES, Arch, Compute, Fanout, Level
 from tests.enumeration import enumerated, mappings, padded

@@ -1,4 +1,4 @@
-"""Cycles: the closed form of dse/sim/latency.py against the walk in time of tests/timed.py, and what the walk itself must do.
+"""Cycles: the closed form of dse/sim/counts/latency.py against the walk in time of tests/timed.py, and what the walk itself must do.
 
 Mutants that these tests kill: the first lane taken for the busiest, a fill that overlaps without room (a single-buffered level
 timed as a double-buffered one, in the closed form and in the walk), and three of `paced_cycles`, each one of its conditions left out.
@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Loop, Mapping, faults, parse
-from dse.sim.counts import count
-from dse.sim.latency import PortTimes, free, latency, paced_cycles
+from dse.mapping.nest import Loop, Mapping, faults, parse
+from dse.sim.counts.counts import count
+from dse.sim.counts.latency import PortTimes, free, latency, paced_cycles
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.nests import KINDS, random_einsum, random_mapping, sliced_padding

@@ -1,4 +1,4 @@
-"""Port times of a nest in closed form (dse/sim/times.py) against those summed up by unrolling it (tests/port_times.py), which tests/timed.py walks in time.
+"""Port times of a nest in closed form (dse/sim/counts/times.py) against those summed up by unrolling it (tests/port_times.py), which tests/timed.py walks in time.
 
 Mutants that these tests kill: the first lane for the busiest, first fills of the first period only, a last drain taken for the first one, a kind of exchange
 that is not told apart, an inside that is timed whole where only its last round is meant.
@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.nest import Mapping
-from dse.sim import counts, terms, times
-from dse.sim.cost import cycles_of, price
-from dse.sim.counts import count, reading
-from dse.sim.latency import PortTimes, latency
-from dse.sim.times import port_times
+from dse.mapping.nest import Mapping
+from dse.sim.counts import counts, terms, times
+from dse.sim.counts.counts import count, reading
+from dse.sim.counts.latency import PortTimes, latency
+from dse.sim.counts.times import port_times
+from dse.sim.einsum.cost import cycles_of, price
 from hw.arch import Arch
 from tests import port_times as unrolled
 from tests.amount import amount
@@ -110,7 +110,7 @@ def test_latency_alone_is_that_of_the_whole_price(seed: int, overlap: Literal["b
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "first lane for busiest": lambda m: m.setattr("dse.sim.counts.instances", lambda s, tiles: [{}]),
+    "first lane for busiest": lambda m: m.setattr("dse.sim.counts.counts.instances", lambda s, tiles: [{}]),
     "last drains are first ones": lambda m: m.setattr(times, "AND_LAST", terms.AND_FIRST),
     "drains before the last are all": lambda m: m.setattr(times, "_middle", lambda c, s, way, span: _whole(c, s, way, span)),
     "one trip counts as first of many": lambda m: m.setitem(terms.AND_FIRST, terms.LAST, terms.LAST),

@@ -9,12 +9,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from dse.dataflow import optimal as mapper
-from dse.dataflow import search
-from dse.dataflow.optimal import optimal, optimal_on
-from dse.dataflow.space import Tiles, dataflow
-from dse.nest import Infeasible
-from dse.sim.evaluate import EinsumCost, Problem
+from dse.mapper.exact import optimal as mapper
+from dse.mapper.exact import search
+from dse.mapper.exact.optimal import optimal, optimal_on
+from dse.mapping.nest import Infeasible
+from dse.mapping.space import Tiles, dataflow
+from dse.sim.einsum.evaluate import EinsumCost, Problem
 from hw import machine, space
 from hw.arch import COSTS, ROLES, Arch, Compute, Fanout, Level, slots
 from tests.amount import amount

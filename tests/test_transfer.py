@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from dse.layout.count import Span
-from dse.nest import faults, parse
-from dse.sim import transfer
-from dse.sim.counts import count
+from dse.mapping.nest import faults, parse
+from dse.sim.counts.counts import count
+from dse.sim.levels import transfer
 from hw import machine
 from hw.arch import Access
 from tests import nests

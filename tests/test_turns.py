@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import dse
-from cluster import driver, priced, worker
+from cluster import batch_eval, driver, worker
 from cluster.worker import Ask, Job, Lease
-from dse import stack
-from dse.dataflow.optimal import floors_on, optimal, optimal_on
-from dse.nest import Infeasible
-from dse.reuse import turns
-from dse.reuse.turns import Cell, raised, shared
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.mapper.exact.optimal import floors_on, optimal, optimal_on
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
+from dse.solve import solve
+from dse.solve.sharing import shared_mappings
+from dse.solve.sharing.shared_mappings import Cell, raised, shared
 from dse.study import study as studies
 from dse.study.read import StudyError
 from hw import machine, space
@@ -59,10 +59,10 @@ def cell(capacity: str = "64 KiB") -> Cell:
         assert isinstance(found, Arch)
         return found
 
-    return turns.cell(arch(0), columns, arch)
+    return shared_mappings.cell(arch(0), columns, arch)
 
 
-def asked(c: Cell, e: Einsum, share: float) -> turns.Shared | Infeasible:
+def asked(c: Cell, e: Einsum, share: float) -> shared_mappings.Shared | Infeasible:
     return shared(c, e, lambda arches: optimal_on([Problem(a, e, "energy") for a in arches], "ragged_lanes"),
                   lambda arches: floors_on([Problem(a, e, "energy") for a in arches], "ragged_lanes"), share)
 
@@ -79,26 +79,26 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
     """Each of 72 machines of 360 solved on its own too; one whose own floor is near enough is never further than the share."""
     c = cell("4 KiB")
     found = asked(c, e, share)
-    assert isinstance(found, turns.Shared)
+    assert isinstance(found, shared_mappings.Shared)
     at = np.arange(0, len(c), 5)
-    own = turns.table(c, turns.least_of(c, [e], [1]), [found], share)
-    sums = turns.summed_at(c, own, at)
+    own = shared_mappings.table(c, shared_mappings.least_of(c, [e], [1]), [found], share)
+    sums = shared_mappings.summed_at(c, own, at)
     for i, pj, cyc in zip(at.tolist(), sums.energy_pj.tolist(), sums.latency_cycles.tolist(), strict=True):
         problem = Problem(c.arch(i), e, "energy")
         best, mine = optimal(problem), einsum_cost(problem, found.mappings[found.choice[i]].mapping)
         assert isinstance(best, list) and isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
-        gap = float(turns.gap_of(found.gaps[i:i + 1], share)[0])
-        assert gap <= max(share, best[0].gap_in_space + 1.01 * turns.part_of(share))
+        gap = float(shared_mappings.gap_of(found.gaps[i:i + 1], share)[0])
+        assert gap <= max(share, best[0].gap_in_space + 1.01 * shared_mappings.part_of(share))
         assert best[0].energy_pj / (1 + best[0].gap_in_space) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("share", [1e-6, 3e-4, 0.01, 0.05, 0.1, 0.37, 2.0])
 def test_gaps_in_parts_are_no_smaller(share: float) -> None:
     gaps = np.array([0.0, share / 3, share * (1 - 1e-9), share, share * 1.3, 1e3, np.inf])
-    said = turns.gap_of(turns.parts_of(gaps, share), share)
+    said = shared_mappings.gap_of(shared_mappings.parts_of(gaps, share), share)
     assert (said >= gaps * (1 - 1e-12)).all() and said[0] == 0 and (said[:4] <= share).all() and np.isinf(said[-1])
-    assert (said[:5] <= gaps[:5] + turns.part_of(share) * (1 + 1e-9)).all()
+    assert (said[:5] <= gaps[:5] + shared_mappings.part_of(share) * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -115,11 +115,11 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
         return replace(base, levels=levels, compute=lane, clock_ghz=rng.choice([0.5, 1.0, 2.0]))
 
     arches = [other() for _ in range(12)]
-    c = turns.cell(arches[0], columns(arches), lambda i: arches[i])
+    c = shared_mappings.cell(arches[0], columns(arches), lambda i: arches[i])
     values = [one.energy_pj for one in optimal_on([Problem(a, e, "energy") for a in arches], "ragged_lanes") if isinstance(one, EinsumCost)]
     unleaking = floors_on([Problem(a.without("leakage"), e, "energy") for a in arches], "ragged_lanes")
-    units = turns.units_of(c, e)
-    least = turns.least_on(c, e).cycles
+    units = shared_mappings.units_of(c, e)
+    least = shared_mappings.least_on(c, e).cycles
     for k in range(len(arches)):
         bounds = np.zeros(len(arches))
         raised(c, bounds, k, values[k], unleaking[k], units, least)
@@ -192,7 +192,7 @@ def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
 
 def test_large_cells_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one order whether they are met in turn or not, and none kept but the last where they are."""
-    monkeypatch.setattr(priced, "MOST", 13)
+    monkeypatch.setattr(batch_eval, "MOST", 13)
     job = worker.job_of(study(tmp_path))
     assert tables(job, alone=False) == tables(job, alone=True)
     assert job.blocks and len(job.blocks.made) == 1 and max(len(own.machines) for (own,) in job.blocks.made.values()) == 12
@@ -210,7 +210,7 @@ def test_what_is_kept_is_found_again_and_what_is_damaged_anew(tmp_path: Path, mo
     whole = [path.read_bytes() for path in files]
     assert len(files) == 4 and len(list(cache.iterdir())) == 4
     with monkeypatch.context() as patch:
-        patch.setattr(stack, "turns", None)
+        patch.setattr(solve, "turns", None)
         assert tables(worker.job_of(small), alone=False) == first
     for number, path in enumerate(files):
         path.write_bytes([whole[0][:-1], whole[1] + b"0", whole[0], b""][number])
@@ -262,9 +262,9 @@ def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(tmp_path: Path,
     (tmp_path / "two.yaml").write_text('extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]", "D[m,k] += A[m,n] * E[n,k]"]\n')
     (tmp_path / "study.yaml").write_text("name: s\nmachine: edge_array\nworkloads: [{file: two.yaml, name: two}, 'gemm:m=16,n=24,k=20']\n"
                                          "objectives: [energy_pj]\nsolver: {share: 0.1}\nspace: {clock_mhz: [100, 200, 400]}\n")
-    job, kept = worker.job_of(studies.load(tmp_path / "study.yaml")), stack._kept_on
+    job, kept = worker.job_of(studies.load(tmp_path / "study.yaml")), solve._kept_on
     late = job.uniques[0][1].einsum.name
-    monkeypatch.setattr(stack, "_kept_on", lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given))
+    monkeypatch.setattr(solve, "_kept_on", lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given))
     machines = tables(job, alone=False)["machines"]
     assert len(machines) == 3 and all("'infeasible'" in row and f"'einsum': '{late}'" in row for row in machines)
 

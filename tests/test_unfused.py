@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from dse import door, explain
-from dse.cli import main
-from dse.reuse.trips import fuser
-from dse.sim.evaluate import Solution
+from dse.explain import values
+from dse.frontend import api
+from dse.frontend.cli import main
+from dse.sim.einsum.evaluate import Solution
+from dse.solve.schedules.trips import fuser
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -27,7 +28,7 @@ FUSES = "layer by layer: tensors between einsums take 25 % of the energy in DRAM
 
 def line_of(found: Any) -> str:
     assert isinstance(found.found, Solution)
-    return explain.unfused(found.arch, found.workload, found.found)
+    return values.unfused(found.arch, found.workload, found.found)
 
 
 @pytest.mark.parametrize(("asked", "said"), [
@@ -36,19 +37,19 @@ def line_of(found: Any) -> str:
     ({"solver.reuse": "tiles"}, ""), ({"array.hop_pj": 0.001}, "; no solver fuses them on edge_array")])
 def test_tensors_between_einsums_are_told_with_the_command_that_fuses(asked: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
-    found = door.map(str(tmp_path / "two.yaml"), "edge_array", **asked)
+    found = api.map(str(tmp_path / "two.yaml"), "edge_array", **asked)
     line = line_of(found)
-    assert said in line and bool(line) == (explain.exchanged(found.arch, found.workload, found.found) > 0.1 and "solver.reuse" not in asked)  # type: ignore[arg-type]
+    assert said in line and bool(line) == (values.exchanged(found.arch, found.workload, found.found) > 0.1 and "solver.reuse" not in asked)  # type: ignore[arg-type]
     if "--set solver.reuse=tiles" in line:  # and taking the hint is worth it
-        assert door.map(str(tmp_path / "two.yaml"), "edge_array", **{"solver.reuse": "tiles", **asked, "solver.mapper": "optimal"}).energy_pj < found.energy_pj
+        assert api.map(str(tmp_path / "two.yaml"), "edge_array", **{"solver.reuse": "tiles", **asked, "solver.mapper": "optimal"}).energy_pj < found.energy_pj
 
 
 @pytest.mark.parametrize(("machine", "reuse"), [("kapla_multi_4x4", "pipelines"), ("edge_array", "tiles")])
 def test_the_command_is_one_that_the_machine_takes(machine: str, reuse: str, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
-    found = door.map(str(tmp_path / "two.yaml"), machine)
+    found = api.map(str(tmp_path / "two.yaml"), machine)
     assert f"--set solver.reuse={reuse} " in (line := line_of(found)), line
-    assert door.map(str(tmp_path / "two.yaml"), machine, **{"solver.reuse": reuse}).energy_pj < found.energy_pj
+    assert api.map(str(tmp_path / "two.yaml"), machine, **{"solver.reuse": reuse}).energy_pj < found.energy_pj
 
 
 def test_a_row_of_clusters_keeps_what_it_cannot_fuse() -> None:
@@ -61,7 +62,7 @@ def test_a_row_of_clusters_keeps_what_it_cannot_fuse() -> None:
 
 
 def test_of_a_single_einsum_there_is_nothing_to_fuse() -> None:
-    found = door.map("gemm:m=64,n=32,k=48", "edge_array")
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert line_of(found) == "" and "above any mapping" in found.totals["certificate"]
 
 
@@ -77,11 +78,11 @@ def test_run_pareto_report_and_show_say_the_same(tmp_path: Path, capsys: pytest.
     assert main(["pareto", str(out)]) == 0 and f"machine 1: {said}" in capsys.readouterr().out
     assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0 and said in (tmp_path / "r.html").read_text()
     assert main(["show", str(out), "best"]) == 0 and FUSES.format("dse map ...") in capsys.readouterr().out
-    run = door.open(out)
+    run = api.open(out)
     rows = run.sql("SELECT sum(energy_pj) AS between FROM traffic WHERE machine = 1 AND level = 'DRAM' AND tensor = 'H' AND action <> 'leak'").table.to_pylist()
     (best,) = run.show("best").solved
     assert isinstance(best.found, Solution)
-    assert explain.exchanged(best.arch, best.workload, best.found) == pytest.approx(rows[0]["between"] / best.found.energy_pj)
+    assert values.exchanged(best.arch, best.workload, best.found) == pytest.approx(rows[0]["between"] / best.found.energy_pj)
 
 
 def test_equal_einsums_count_with_what_each_of_them_hands_on(tmp_path: Path) -> None:
@@ -89,9 +90,9 @@ def test_equal_einsums_count_with_what_each_of_them_hands_on(tmp_path: Path) -> 
     chain = "name: c\nextents: {m: 32, a: 32, b: 32, c: 32, d: 32}\neinsums: "
     (tmp_path / "row.yaml").write_text(chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += T[m,b] * V[b,c]", "Y[m,d] += U[m,c] * Z[c,d]"]\n')
     (tmp_path / "beside.yaml").write_text(chain + '["T[m,b] += X[m,a] * W[a,b]", "U[m,c] += R[m,b] * V[b,c]"]\n')
-    row, beside = (door.map(str(tmp_path / f"{name}.yaml"), "edge_array") for name in ("row", "beside"))
+    row, beside = (api.map(str(tmp_path / f"{name}.yaml"), "edge_array") for name in ("row", "beside"))
     assert isinstance(row.found, Solution) and isinstance(beside.found, Solution) and len(row.found.einsums) == 1
     outer = {(part.tensor, part.action): part.energy_pj for part in row.found.einsums[0].price.parts if part.level == "DRAM"}
     between = 2 * outer["T", "write"] + 2 * outer["X", "read"]
-    assert explain.exchanged(row.arch, row.workload, row.found) == pytest.approx(between / row.energy_pj)
-    assert explain.exchanged(beside.arch, beside.workload, beside.found) == 0.0 and line_of(beside) == ""
+    assert values.exchanged(row.arch, row.workload, row.found) == pytest.approx(between / row.energy_pj)
+    assert values.exchanged(beside.arch, beside.workload, beside.found) == 0.0 and line_of(beside) == ""

@@ -11,11 +11,11 @@ import pytest
 
 from cluster import worker
 from cluster.worker import Ask, Job, Lease
-from dse import stack
-from dse.dataflow.cost_descending import cost_descending
-from dse.nest import Infeasible
-from dse.sim import bounds
-from dse.sim.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum import bounds
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
+from dse.solve import solve as stack
 from dse.study import study as studies
 from hw.arch import Arch
 from hw.space import decode

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dse.tiling.factor import Unit
-from dse.tiling.halo import Tiled
-from dse.tiling.schedule import Calls, calls
-from dse.tiling.smaug import Operator, Tiling
+from dse.mapper.smaug.factor import Unit
+from dse.mapper.smaug.halo import Tiled
+from dse.mapper.smaug.schedule import Calls, calls
+from dse.mapper.smaug.smaug import Operator, Tiling
 
 
 def stored(shape: tuple[int, ...], align: int) -> int:

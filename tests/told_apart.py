@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from dse.dataflow.space import Tiles
-from dse.sim.evaluate import Problem
+from dse.mapping.space import Tiles
+from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, einsum
 

@@ -11,10 +11,10 @@ import pytest
 
 from cluster import worker
 from cluster.worker import Ask, Job, Lease
-from dse.nest import Infeasible
-from dse.reuse.turns import Table
-from dse.sim.evaluate import PRECISE
-from dse.stack import Picks, solve
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import PRECISE
+from dse.solve.sharing.shared_mappings import Table
+from dse.solve.solve import Picks, solve
 from dse.study import study as studies
 from dse.study.read import StudyError
 from dse.study.study import Study

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import product
 from math import inf
 
-from dse.nest import Loop, Mapping, Store
+from dse.mapping.nest import Loop, Mapping, Store
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
 

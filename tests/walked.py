@@ -12,8 +12,8 @@ from fractions import Fraction
 from itertools import product
 from math import ceil, prod
 
-from dse.nest import Loop, Mapping, Store
-from dse.schedule import Branch, Keep, Schedule, Segment
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Keep, Schedule, Segment
 from hw.arch import Arch
 from tests.oracle import Tally, Walk
 from workloads.einsum import Einsum, Projection

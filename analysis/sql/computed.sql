@@ -1,4 +1,4 @@
--- What is not stored, computed for the rows that are asked for (dse/asked.py): a filter on machines goes below the functions, into the parts.
+-- What is not stored, computed for the rows that are asked for (dse/explain/derived.py): a filter on machines goes below the functions, into the parts.
 -- [places]: of a workload's different einsums, from 1 on.
 
 CREATE OR REPLACE VIEW choices AS

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from dse.dataflow.space import Constraints
-from dse.nest import Infeasible, Loop, Mapping, Store
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapping.space import Constraints
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch
 from workloads.einsum import Einsum
 

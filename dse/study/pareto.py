@@ -14,8 +14,8 @@ import moocore
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.sim.evaluate import Solution
-from dse.sim.latency import Number, largest
+from dse.sim.counts.latency import Number, largest
+from dse.sim.einsum.evaluate import Solution
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from dse.stack import DATAFLOW, PIPED, Picks
+from dse.solve.solve import DATAFLOW, PIPED, Picks
 from dse.study.pareto import MAXIMISED, METRICS, OVER, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import LARGEST

@@ -12,9 +12,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from dse import record
-from dse.record import Column
-from dse.stack import Picks
+from dse.run import record
+from dse.run.record import Column
+from dse.solve.solve import Picks
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
 from dse.study.plan import Asks, Limits, Stop

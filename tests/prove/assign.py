@@ -35,19 +35,19 @@ from scipy.optimize import milp as scipy_milp  # type: ignore[attr-defined, unus
 from scipy.sparse import lil_matrix
 
 from bench.alt import PROPOSERS
-from dse.assign import convert
-from dse.assign import layouts as graphs
-from dse.assign.layouts import assigned
-from dse.assign.sampled import sampled
-from dse.dataflow import lined as joint
-from dse.dataflow import search as searched
-from dse.dataflow.lined import lined
-from dse.dataflow.lined import pairs as pairs_of
-from dse.dataflow.search import search
-from dse.dataflow.space import FREE
-from dse.join import Table, join
-from dse.nest import Infeasible
-from dse.sim.evaluate import Problem, figure
+from dse.mapper.exact import layout_aware as joint
+from dse.mapper.exact import search as searched
+from dse.mapper.exact.layout_aware import lined
+from dse.mapper.exact.layout_aware import pairs as pairs_of
+from dse.mapper.exact.search import search
+from dse.mapping.nest import Infeasible
+from dse.mapping.space import FREE
+from dse.sim.einsum.evaluate import Problem, figure
+from dse.solve.elimination import Table, join
+from dse.solve.layouts import convert
+from dse.solve.layouts import layouts as graphs
+from dse.solve.layouts.layouts import assigned
+from dse.solve.layouts.sampled import sampled
 from tests import lined as small
 from tests.test_assign import EDGE, OBJECTIVES, SMALL, cheaper, enumerated, network, solve
 from tests.test_convert import check as copy_above

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from dse.sim import bounds
-from dse.sim.cost import price
-from dse.sim.counts import count
+from dse.sim.counts.counts import count
+from dse.sim.einsum import bounds
+from dse.sim.einsum.cost import price
 from tests.nests import random_case, rich_case
 
 MAPPINGS = 100_000

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 
 from cluster import store as stores
-from dse import cli
+from dse.frontend import cli
 from tests.test_driver import Rows, rows
 
 STUDY = """

@@ -29,7 +29,7 @@ from typing import Any
 
 from cluster import driver, worker
 from cluster import store as stores
-from dse import folder
+from dse.run import folder
 from dse.study import study as studies
 from tests.prove.corruption import MAP, NET, SHM, STUDY, command, forked
 from tests.test_driver import Rows, rows

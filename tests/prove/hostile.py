@@ -28,7 +28,8 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from dse import cli, folder
+from dse.frontend import cli
+from dse.run import folder
 from tests.prove.corruption import NET, STUDY, command, forked
 
 SECONDS = 2.0

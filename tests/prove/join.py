@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from random import Random
 
-from dse.join import join
+from dse.solve.elimination import join
 from tests.joins import KINDS, random_problem, wrong
 
 CASES = int(os.environ.get("DSE_JOINS", "500"))

@@ -10,7 +10,7 @@ from functools import partial
 from multiprocessing import get_context
 from random import Random
 
-from dse.directives import mapping_of, parse, text, written
+from dse.mapping.directives import mapping_of, parse, text, written
 from tests.nests import random_case, rich_case
 from tests.piped import Compared, cheaper, compared, enumerated_case
 from tests.test_boxes import unlike as miscounted

@@ -30,8 +30,8 @@ from dse.layout import address as addresses
 from dse.layout import count as counts
 from dse.layout import primitive as prim
 from dse.layout.text import parse, primitives, show
-from dse.sim import transfer
-from dse.sim.terms import filled
+from dse.sim.counts.terms import filled
+from dse.sim.levels import transfer
 from hw.arch import Arch
 from tests.streams import Places, Stream, random_access, random_text
 from tests.test_transfer import compared

@@ -22,11 +22,11 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from dse.dataflow import search
-from dse.dataflow.optimal import optimal
-from dse.dataflow.space import Tiles
-from dse.nest import Infeasible, faults
-from dse.sim.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
+from dse.mapper.exact import search
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible, faults
+from dse.mapping.space import Tiles
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from tests.enumeration import Best, enumerated, mappings, padded
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 

@@ -92,10 +92,10 @@ def answer(asked: Problem_) -> list[float]:
 
 def differences(proof: str, answers: list[tuple[Problem_, list[float]]]) -> Iterator[str]:
     """Run in the copy: what a proof finds wrong there."""
-    from dse.dataflow import search
-    from dse.dataflow.optimal import optimal
-    from dse.dataflow.space import least
-    from dse.sim.evaluate import lower_bound
+    from dse.mapper.exact import search
+    from dse.mapper.exact.optimal import optimal
+    from dse.mapping.space import least
+    from dse.sim.einsum.evaluate import lower_bound
     from tests.enumeration import Best
     from tests.nests import rich_case
     from tests.prove.mappers import compared

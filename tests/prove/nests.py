@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from random import Random
 
-from dse.nest import Loop, Mapping, Store
+from dse.mapping.nest import Loop, Mapping, Store
 from hw.arch import Arch
 from tests.nests import random_case, rich_case
 from tests.test_counts import mismatch, unlike

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from random import Random
 
-from dse.sim import network
+from dse.sim.levels import network
 from tests.rings import WALKED
 from tests.test_network import handing_unlike, uneven_unlike, unlike
 from tests.test_sharing import unlike as rotating_unlike

@@ -13,10 +13,10 @@ from functools import partial
 from math import inf
 from random import Random
 
-from dse.dataflow.ragged import solved
-from dse.dataflow.ragged_program import orders, uncovered
-from dse.nest import Infeasible
-from dse.sim.evaluate import figure
+from dse.mapper.exact.ragged import solved
+from dse.mapper.exact.ragged_program import orders, uncovered
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import figure
 from hw.arch import ROLES, Arch
 from tests.enumeration import Best, enumerated
 from tests.problems import arch_of, random_problem

@@ -21,10 +21,10 @@ from math import exp, log
 from multiprocessing import get_context
 from random import Random
 
-from dse import stack
-from dse.reuse.optimum import Room, optimum, steady
-from dse.reuse.traffic import Counting, Reuse, reuse
-from dse.stack import Picks
+from dse.solve import solve
+from dse.solve.gogeta.optimum import Room, optimum, steady
+from dse.solve.gogeta.traffic import Counting, Reuse, reuse
+from dse.solve.solve import Picks
 from tests.chains import KINDS
 from tests.prove.mappers import asked
 from tests.residents import exhaustive, periods, small
@@ -83,7 +83,7 @@ def long_chain(at: tuple[str, int]) -> str:
     w = KINDS[kind](length)
     try:
         found = reuse(w, 300)
-        mapped = [stack.solve(TIGHT, w, Picks(reuse=name)) for name in ("none", "tiles")] if kind == "products" else []  # type: ignore[arg-type]
+        mapped = [solve.solve(TIGHT, w, Picks(reuse=name)) for name in ("none", "tiles")] if kind == "products" else []  # type: ignore[arg-type]
     except RecursionError as fault:
         return f"{length} {kind}: {fault}"
     whole = found.optimal.bound <= found.optimal.cost * (1 + 1e-9) and all(isinstance(one, list) for one in mapped)

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from random import Random
 
-from dse.nest import Loop
+from dse.mapping.nest import Loop
 from tests.schedules import random_schedule
 from tests.test_schedule_walks import differences
 

@@ -9,8 +9,8 @@ import argparse
 import random
 from collections import Counter
 
-from dse.nest import Infeasible
-from dse.tiling.smaug import tile
+from dse.mapper.smaug.smaug import tile
+from dse.mapping.nest import Infeasible
 from tests.operators import operator, unit
 from tests.tiled import broken, wrong
 

@@ -1,6 +1,6 @@
 """Closed form of a nest's cycles against the walk in time: 2,000 random nests on machines of mixed buffering.
 
-Port times of the evaluator (dse/sim/times.py) against those of the unrolled nests first. The cycles are never above, also where ports
+Port times of the evaluator (dse/sim/counts/times.py) against those of the unrolled nests first. The cycles are never above, also where ports
 serve in random order; equal where nothing contends (rounds alike, no port wanted by two at once); the differences elsewhere are
 printed.
 

@@ -14,9 +14,9 @@ import sys
 import time
 from random import Random
 
-from dse.dataflow.optimal import optimal, optimal_on
-from dse.nest import Infeasible
-from dse.sim.evaluate import EinsumCost, Problem
+from dse.mapper.exact.optimal import optimal, optimal_on
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import EinsumCost, Problem
 from hw import machine, space
 from hw.arch import Arch
 from workloads.einsum import Einsum, einsum

@@ -22,13 +22,13 @@ from typing import Any
 
 import dse
 from cluster import driver
-from dse.dataflow import frontier
-from dse.dataflow.optimal import optimal
-from dse.nest import Infeasible, Loop, Mapping
-from dse.reuse.pipeline import pipelined
-from dse.schedule import Branch, Schedule
-from dse.sim.evaluate import EinsumCost, Solution
-from dse.stack import Picks, with_reuse
+from dse.mapper.exact import pareto_mappings
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible, Loop, Mapping
+from dse.mapping.schedule import Branch, Schedule
+from dse.sim.einsum.evaluate import EinsumCost, Solution
+from dse.solve.schedules.pipeline import pipelined
+from dse.solve.solve import Picks, with_reuse
 from dse.study import study as studies
 from tests import cases, fusions, piped
 from tests.prove.mappers import problem_of
@@ -154,7 +154,7 @@ def from_residency(_: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 def from_fronts(many: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     for seed in range(many):
         def answer(seed: int = seed) -> Any:
-            found = frontier.front(problem_of(seed, 2_000))
+            found = pareto_mappings.front(problem_of(seed, 2_000))
             return cost(found) if isinstance(found, Infeasible) else [[*cost(member.cost), member.bits] for member in found.members]
         yield str(seed), answer
 

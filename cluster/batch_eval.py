@@ -1,0 +1,244 @@
+"""Machines that share mappings of einsums in turn (`solver.share`), many at once: from their numbers to columns of the tables machines, points and chosen, with
+rows equal to those of each alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import prod
+
+import numpy as np
+import pyarrow as pa
+
+from cluster.pruning import Ruler
+from dse.mapping.nest import Infeasible
+from dse.mapping.searched import Mappings, encoded
+from dse.sim.einsum.evaluate import ANY_MAPPING, UNFUSED, EinsumCost, Problem, Solution, certified, einsum_cost, in_space, unfused
+from dse.sim.schedule import outermost
+from dse.solve.sharing.shared_mappings import Cell, Least, Shared, Sums, Table, cell, gap_of, least_of, summed_at, table
+from dse.solve.solve import called, shared_on, space_of_turns, summed
+from dse.study import pareto
+from dse.study import study as studies
+from hw.arch import Arch
+from hw.columns import Columns, Floats, Ints, alike, joined
+from hw.space import decode
+from workloads.graph import Unique
+
+MOST = 1 << 18  # machines that share mappings
+PART = 1 << 15  # machines that are made columns of at a time: what that takes of memory
+BYTES = 200  # that the tables of a machine take
+SHARE = 1 / 3  # of a node's memory, for tables of all its processes
+
+
+@dataclass(slots=True)
+class Block:
+    """Machines that share mappings, by number. least: per workload; tables: the same, up to the first one that does not fit."""
+
+    machines: Ints
+    cell: Cell
+    area_mm2: Floats
+    ruler: Ruler
+    least: list[Least]
+    tables: list[Table | Infeasible] = field(default_factory=list)
+
+    def known(self) -> list[Table | Infeasible]:
+        """Found where it is not yet."""
+        if not self.tables:
+            first, found = dict[str, Unique](), list[Table | Infeasible]()
+            each = (outermost.in_turn(self.cell.first, workload) for workload in self.ruler.study.loaded)
+            place, short = next(((i, one) for i, one in enumerate(each) if one), (len(self.ruler.uniques), None))
+            for group in chain.from_iterable(self.ruler.uniques[:place]):
+                first.setdefault(group.key, group)
+            own = shared_on(self.cell, list(first.values()), self.ruler.study.solver)
+            for groups, least in zip(self.ruler.uniques[:place], self.least, strict=False):
+                found.append(_table(self.cell, groups, least, own, self.ruler.study.solver.share))
+                if isinstance(found[-1], Infeasible):
+                    break
+            else:
+                found += [short] if short else []
+            self.tables = found
+        return self.tables
+
+    def place(self, machine: int) -> int:
+        return int(np.searchsorted(self.machines, machine))
+
+    def solution(self, machine: int, workload: int) -> list[Solution] | Infeasible:
+        """As the array way has it: the readable twin."""
+        own = self.known()[workload]
+        if isinstance(own, Infeasible):
+            return own
+        at, picks, costs = self.place(machine), self.ruler.study.solver, []
+        arch = self.cell.solved(at)
+        for e, choice, gap in zip(own.least.einsums, own.choice[:, at].tolist(), gap_of(own.gaps[:, at], own.share).tolist(), strict=True):
+            cost = einsum_cost(Problem(arch, e, picks.objective), own.mappings[choice].mapping)
+            assert isinstance(cost, EinsumCost)
+            costs.append(replace(cost, gap_in_space=gap, space=space_of_turns(arch, e, picks)))
+        return summed(arch, self.ruler.uniques[workload], picks, costs)
+
+
+def _table(c: Cell, groups: Sequence[Unique], least: Least, known: Mapping[str, Shared | Infeasible], share: float) -> Table | Infeasible:
+    each = []
+    for group in groups:
+        one = known[group.key]
+        if isinstance(one, Infeasible):
+            return replace(one, einsum=group.einsum.name)
+        each.append(called(c, one, group.einsum))
+    return table(c, least, each, share)
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Of a study's machines, made as they are asked for. shaping: places of the axes that change more than prices, rates and clock (worker.shaping); made: by
+    cell, those met last at the end."""
+
+    ruler: Ruler
+    shaping: Sequence[int]
+    made: dict[tuple[int, ...], list[Block]] = field(default_factory=dict)
+
+    def cells(self, machines: Ints) -> tuple[Ints, Ints]:
+        """Of machines [n] the cell of each, counted in the order of their numbers, and of each of them what it is called [cells, k]: its place on the axes that
+        shape it, and its part where more than MOST machines are alike on these."""
+        space, digits = self.ruler.study.space, self.ruler.table.digits(machines)
+        rank = np.zeros(len(machines), np.int64)
+        for at, axis in enumerate(space.axes):
+            if at not in self.shaping:
+                rank = rank * len(axis.values) + digits[:, at]
+        names = np.column_stack([digits[:, list(self.shaping)], rank // self._part()])
+        first, which = alike(names)
+        return which, names[first]
+
+    def _part(self) -> int:
+        """How many machines are alike on the axes that shape them: in parts as even as can be."""
+        many = self._many()
+        return -(-many // -(-many // MOST))
+
+    def _many(self) -> int:
+        return prod(len(axis.values) for at, axis in enumerate(self.ruler.study.space.axes) if at not in self.shaping)
+
+    def of(self, machines: Ints) -> Iterator[tuple[Block, Ints]]:
+        """Blocks of some machines, and which of these are theirs; those that cannot be built have none."""
+        which, names = self.cells(machines)
+        for i, name in enumerate(map(tuple, names.tolist())):
+            rows = np.flatnonzero(which == i)
+            for block in self._kept(name):
+                at = np.searchsorted(block.machines, machines[rows])
+                own = rows[(at < len(block.machines)) & (block.machines[np.minimum(at, len(block.machines) - 1)] == machines[rows])]
+                if len(own):
+                    yield block, own
+
+    def _kept(self, name: tuple[int, ...]) -> list[Block]:
+        if name in self.made:
+            self.made[name] = self.made.pop(name)
+        else:
+            room = 0 if self._in_order() else int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (os.cpu_count() or 1) / BYTES)
+            while self.made and sum(len(one.machines) for own in self.made.values() for one in own) > room:
+                del self.made[next(iter(self.made))]
+            self.made[name] = self._blocks(name)
+        return self.made[name]
+
+    def _in_order(self) -> bool:
+        """Whether cells are met one after the other, and none again."""
+        several = [at for at, axis in enumerate(self.ruler.study.space.axes) if len(axis.values) > 1]
+        outermost = [at for at in several if at in self.shaping]
+        return self.ruler.study.search.method == "exhaustive" and several[:len(outermost)] == outermost
+
+    def _blocks(self, name: tuple[int, ...]) -> list[Block]:
+        space, part, fixed = self.ruler.study.space, self._part(), dict(zip(self.shaping, name, strict=False))
+        rank = np.arange(name[-1] * part, min((name[-1] + 1) * part, self._many()), dtype=np.int64)
+        numbers, stride = np.zeros(len(rank), np.int64), 1
+        for at in range(len(space.axes) - 1, -1, -1):
+            many = len(space.axes[at].values)
+            if at in fixed:
+                numbers += fixed[at] * stride
+            else:
+                rank, digit = np.divmod(rank, many)
+                numbers += digit * stride
+            stride *= many
+        some = [self.ruler.table.columns(numbers[at:at + PART]) for at in range(0, len(numbers), PART)]
+        numbers, columns, found = numbers[np.concatenate([built for built, _ in some])], joined([own for _, own in some]), []
+        first, kind = alike(columns.shape)
+        for i in range(len(first)):
+            rows = np.flatnonzero(kind == i)
+            found.append(_block(numbers[rows], columns.take(rows), self.ruler))
+        return found
+
+
+def _block(machines: Ints, columns: Columns, ruler: Ruler) -> Block:
+    def built(i: int) -> Arch:
+        found = decode(ruler.study.space, int(machines[i]))
+        assert isinstance(found, Arch)
+        return found
+
+    own = cell(built(0), columns, built)
+    least = [least_of(own, [group.einsum for group in groups], [group.count for group in groups]) for groups in ruler.uniques]
+    return Block(machines, own, columns.area_mm2, ruler, least)
+
+
+def columns_of(block: Block, at: Ints) -> tuple[dict[str, pa.Array], dict[str, pa.Array], list[dict[str, pa.Array]]]:
+    """Columns of machines (but for generation and source), of points, and of chosen per workload, of some places of a block that is feasible."""
+    ruler, study = block.ruler, block.ruler.study
+    clock, area, costs, floors, chosen = block.cell.clock_ghz[at], block.area_mm2[at], dict[str, pareto.Cost](), dict[str, pareto.Cost](), []
+    worst: list[tuple[float, float, str]] = []
+    for ref, own, groups in zip(study.workloads, block.known(), ruler.uniques, strict=True):
+        assert isinstance(own, Table)
+        sums = summed_at(block.cell, own, at)
+        costs[ref.name] = _cost(sums.energy_pj, sums.latency_cycles, sums.steady_cycles, clock)
+        floors[ref.name] = _cost(sums.least_pj, sums.least_cycles, sums.least_cycles, clock)
+        spaces = [space_of_turns(block.cell.first, e, study.solver) for e in own.least.einsums]
+        proof = _proofs(spaces, sums, sum(group.count for group in groups) == 1)
+        worst = [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)] if worst else proof
+        chosen.append(_choices(own, [encoded(space) for space in spaces], sums, at))
+    points = {name: pa.array(column) for name, column in studies.points(study, block.machines[at], area, costs).items()}
+    points |= {name: pa.array(column) for name, column in zip(("gap_in_space", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True)}
+    return ruler.head(block.machines[at], area, clock, floors), points | {"machine": pa.array(block.machines[at])}, chosen
+
+
+def _cost(pj: Floats, cycles: Floats, steady: Floats, clock_ghz: Floats) -> pareto.Cost:
+    return pareto.Cost(pj, cycles, cycles / clock_ghz, steady / clock_ghz)  # type: ignore[arg-type]
+
+
+def unfit(block: Block, at: Ints) -> dict[str, pa.Array]:
+    """Columns of machines (but for generation, source and why), of some places of a block on which a workload does not fit."""
+    clock, floors = block.cell.clock_ghz[at], dict[str, pareto.Cost]()
+    for ref, own in zip(block.ruler.study.workloads, block.least, strict=True):
+        pj, cycles = map(own.total, own.at(block.cell, at))
+        floors[ref.name] = _cost(pj, cycles, cycles, clock)
+    return block.ruler.head(block.machines[at], block.area_mm2[at], clock, floors)
+
+
+def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[float, float, str]]:
+    """gap_in_space, gap_to_bound and certificate of each machine, as evaluate.in_turn has them; alone: of a single einsum."""
+    space, over = unfused(spaces, alone), ANY_MAPPING if alone else UNFUSED
+    return [(gap, bound, certified(in_space(gap), bound, over, space))
+            for gap, bound in zip(sums.gap_in_space.tolist(), sums.gap_to_bound.tolist(), strict=True)]
+
+
+def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:
+    """Columns of `chosen` but for its names: what asked.packed says of a solution."""
+    first, kind = alike(sums.gaps.T > 0)
+    whole = []
+    for left in (sums.gaps.T[first] > 0).tolist():
+        proven = [s for s, open_ in zip(spaces, left, strict=True) if not open_]
+        whole.append(max(sorted(set(proven)), default="", key=proven.count))
+    space = np.array(whole, object)[kind]
+    listed = (sums.gaps.T > 0) | (np.array(spaces, object)[None, :] != space[:, None])
+    ends, none = np.concatenate([[0], np.cumsum(listed.sum(axis=1))]), ~listed.any(axis=1)
+    machine, place = np.nonzero(listed)
+    lists = {"places": pa.array(place, pa.int32()), "gaps": pa.array(sums.gaps.T[machine, place]),
+             "spaces": pa.DictionaryArray.from_arrays(pa.array(place, pa.int32()), pa.array(spaces)).cast(pa.string())}
+    found = {name: pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, mask=pa.array(none)) for name, values in lists.items()}
+    named = pa.array([one.mapping_key for one in own.mappings])
+    keys = {studies.chosen(i): named.take(pa.array(choice)) for i, choice in enumerate(own.choice[:, at])}
+    return {**keys, "space": pa.array(space, pa.string()), **found}
+
+
+def mappings(block: Block, at: Ints) -> list[tuple[EinsumCost, Unique]]:
+    """What some places of a block chose, each mapping once."""
+    found: dict[str, tuple[EinsumCost, Unique]] = {}
+    for own, groups in zip(block.known(), block.ruler.uniques, strict=False):
+        for choice, group in zip(own.choice[:, at] if isinstance(own, Table) else (), groups, strict=False):
+            for k in np.unique(choice).tolist():
+                found.setdefault(own.mappings[k].mapping_key, (own.mappings[k], group))
+    return list(found.values())

@@ -1,0 +1,157 @@
+"""Machines that a known front rules out: one while it is solved (Hope), or many at once before (Ruler), from their numbers to columns of the table machines,
+with equal rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dse.sim.einsum import bound_kernels, bounds
+from dse.sim.einsum.evaluate import EinsumCost
+from dse.sim.schedule import graph, outermost
+from dse.solve.solve import PIPED
+from dse.study import pareto, prune
+from dse.study.pareto import Cost, Trial, slug
+from dse.study.study import Study
+from hw.arch import Arch
+from hw.columns import Columns, Floats, Ints, Table
+from workloads.graph import Unique
+
+BEATEN = "bounds: another machine has a schedule that is better than any of this one (beaten_by)"  # reason of a machine that was not solved
+
+
+class Beaten(Exception):
+    """By a schedule of another machine."""
+
+    def __init__(self, machine: int, reason: str) -> None:
+        self.machine, self.reason = machine, reason
+
+
+@dataclass(slots=True)
+class Ruler:
+    """What bounds of a study's machines need, kept from lease to lease. key: of all that shapes a row but the machine (worker.Job)."""
+
+    study: Study
+    uniques: tuple[tuple[Unique, ...], ...]
+    key: str
+    table: Table = field(init=False)
+    texts: list[tuple[int, list[str]]] = field(init=False)  # place and values of each axis as JSON, in the order of names
+
+    def __post_init__(self) -> None:
+        space = self.study.space
+        self.table = Table(space)
+        named = sorted((slug(axis.key), at) for at, axis in enumerate(space.axes))
+        self.texts = [(at, [f"{json.dumps(name)}: {json.dumps(value)}" for value in space.axes[at].values]) for name, at in named]
+
+    def applies(self) -> bool:
+        """Whether bounds are those of einsums in turn."""
+        return self.study.search.prune and self.study.solver.reuse == "none"
+
+    def too_small(self, arch: Arch) -> bool:
+        """Whether the outermost level does not hold a workload: such a machine is infeasible, whatever its bounds."""
+        picks = self.study.solver
+        if picks.reuse == "none":
+            return any(outermost.in_turn(arch, workload) for workload in self.study.loaded)
+        return any(outermost.least(arch, workload, picks.reuse in PIPED and picks.weights == "pinned") for workload in self.study.loaded)
+
+    def too_small_of_many(self, columns: Columns) -> NDArray[np.bool_]:
+        """`too_small` of n machines that run einsums in turn."""
+        found = np.zeros(len(columns.outer_bits), np.bool_)
+        for word in np.unique(columns.word_bits).tolist():
+            need = max(outermost.most(outermost.standing(one, word), len(one.einsums))[1] for one in self.study.loaded)
+            found |= (columns.word_bits == word) & (columns.outer_bits < need)
+        return found
+
+    def rows(self, machines: Ints, front: Sequence[Trial]) -> tuple[NDArray[np.bool_], dict[str, pa.Array]]:
+        """Which machines are ruled out by the front, and their columns of `machines`, but for generation and source."""
+        built, columns = self.table.columns(machines)
+        floors = self.floors(columns)
+        first = prune.first_dominating(front, prune.least_of_many(self.study.objectives, floors, self.study.weights(), columns.area_mm2))
+        if np.isfinite(columns.outer_bits).any():
+            first = np.where(self.too_small_of_many(columns), -1, first)
+        out = np.zeros(len(machines), np.bool_)
+        out[built] = first >= 0
+        return out, self.columns_of(machines[built], columns, floors, front, first)
+
+    def floors(self, columns: Columns) -> dict[str, Cost]:
+        """As Hope.least, a column each."""
+        found = {}
+        for ref, groups in zip(self.study.workloads, self.uniques, strict=True):
+            pj, cycles = bound_kernels.in_turn(((group.einsum, group.count) for group in groups), columns)
+            found[ref.name] = Cost(pj, cycles, cycles / columns.clock_ghz, cycles / columns.clock_ghz)  # type: ignore[arg-type]
+        return found
+
+    def columns_of(self, machines: Ints, columns: Columns, floors: Mapping[str, Cost], front: Sequence[Trial], first: Ints) -> dict[str, pa.Array]:
+        """Of machines that a schedule of the front beats, the `first` that does (-1: none)."""
+        kept = first >= 0
+        head = self.head(machines[kept], columns.area_mm2[kept], columns.clock_ghz[kept], {name: Cost(*(np.asarray(part)[kept] for part in (
+            c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns))) for name, c in floors.items()})  # type: ignore[arg-type]
+        texts = {name: pa.repeat(pa.scalar(text), len(machines[kept])) for name, text in (("status", "pruned"), ("reason", BEATEN))}
+        return head | texts | {"beaten_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
+
+    def head(self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, floors: Mapping[str, Cost]) -> dict[str, pa.Array]:
+        """Columns of `machines` of any machine that can be built, but for generation and source."""
+        digits, whole = self.table.digits(machines), pareto.total(list(floors.values()), [ref.weight for ref in self.study.workloads])
+        numbers = {"machine": machines, "area_mm2": area_mm2, "clock_ghz": clock_ghz,
+                   "bound_energy_pj": whole.energy_pj, "bound_latency_ns": whole.latency_ns}
+        given = {slug(axis.key): pa.array(axis.values).take(pa.array(digits[:, at])) for at, axis in enumerate(self.study.space.axes)}
+        return {name: pa.array(column) for name, column in numbers.items()} | given | {"key": pa.array(self.keys(digits))}
+
+    def keys(self, digits: Ints) -> list[str]:
+        """worker.machine_key of each machine, from its place on every axis."""
+        begun, found = hashlib.sha256(self.key.encode()), []
+        for own in digits[:, [at for at, _ in self.texts]].tolist():
+            whole = begun.copy()
+            whole.update(("{" + ", ".join([text[digit] for (_, text), digit in zip(self.texts, own, strict=True)]) + "}").encode())
+            found.append(whole.hexdigest()[:16])
+        return found
+
+
+@dataclass(slots=True)
+class Hope:
+    """What a machine may cost at least while it is solved, and a front of other machines' schedules. einsums: of workloads in turn, per workload energy and
+    cycles of the different einsums: bounds of those that are not solved, costs of the others."""
+
+    ruler: Ruler
+    arch: Arch
+    front: Sequence[Trial]
+    einsums: list[list[tuple[float, float]]] = field(init=False)
+    solved: int = 0
+
+    def __post_init__(self) -> None:
+        alone = self.ruler.study.solver.reuse == "none"
+        self.einsums = [bounds.each((group.einsum for group in groups), self.arch) for groups in self.ruler.uniques] if alone else []
+
+    def least(self) -> dict[str, pareto.Cost]:
+        """Of every workload, but for its steady time: of einsums in turn, with reuse of all schedules."""
+        study, found = self.ruler.study, {}
+        picks = study.solver
+        for place, (ref, workload, groups) in enumerate(zip(study.workloads, study.loaded, self.ruler.uniques, strict=True)):
+            pj, cycles = (bounds.added([group.count for group in groups], self.einsums[place]) if self.einsums else
+                          graph.least(self.arch, workload, picks.reuse in PIPED and picks.weights == "pinned"))
+            found[ref.name] = pareto.Cost(pj, cycles, cycles / self.arch.clock_ghz, cycles / self.arch.clock_ghz)
+        return found
+
+    def dashed(self, reason: str) -> None:
+        """Raises Beaten where a schedule of the front is better than any that the machine may still have."""
+        study = self.ruler.study
+        if self.front and (better := prune.dominating(self.front, prune.least(study.objectives, self.least(), study.weights(), self.arch.area_mm2()))):
+            raise Beaten(better.machine, reason)
+
+    def heard(self, workload: int, place: int, cost: EinsumCost) -> None:
+        """Of a solved einsum; after the last one the machine has an answer."""
+        self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
+        self.solved += 1
+        if self.solved < (of := sum(map(len, self.einsums))):
+            self.dashed(f"bounds: after {self.solved} of {of} einsums another machine has a schedule that is better than this one can get (beaten_by)")
+
+
+def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
+    """Columns that are not given are NULL."""
+    return pa.Table.from_arrays([columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in schema], schema=schema)

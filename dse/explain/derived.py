@@ -1,0 +1,350 @@
+"""What a run does not store since it follows from what it stores: costs of einsums and workloads in turn, prices of levels, of the machines asked for.
+
+A machine's choice is a mapping per different einsum. Rows with the same mapping are costed together, however much their machines differ in sizes, prices and
+rates: as arrays through the same formulas (`cost.price`), equal to each machine alone. Where layouts or hops are felt each machine is costed alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dse.mapping.nest import Infeasible, parse
+from dse.mapping.nest import Mapping as Nest
+from dse.mapping.searched import Mappings, decoded, encoded
+from dse.run import folder, record
+from dse.sim.counts.counts import count
+from dse.sim.einsum import cost
+from dse.sim.einsum.cost import Price, together
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
+from dse.sim.schedule.graph import among_schedules
+from dse.solve import solve
+from dse.solve.solve import TILING
+from dse.study import packed_columns, pareto
+from dse.study import study as studies
+from dse.study.study import Study
+from hw.arch import Arch, Compute, Fanout, Level, fields_of
+from hw.space import decode
+from workloads.einsum import canonical_key
+from workloads.graph import Unique, Workload, unique
+
+MOST = 1 << 16  # machines and nests that are kept decoded
+OF_EINSUMS = [name for name in record.TABLES["einsums"] if name not in ("machine", "schedule", "workload")]
+COSTS = [name for name in OF_EINSUMS if name not in ("place", "kind", "einsum_key", "einsum")]  # attributes of EinsumCost
+OF_WORKLOADS = [name for name in record.TABLES["workload_costs"] if name not in ("machine", "schedule", "workload")]
+OF_LEVELS = [name for name in record.TABLES["prices"] if name != "machine"]
+SQL = {"string": "VARCHAR", "int64": "BIGINT", "int32": "INTEGER", "float64": "DOUBLE"}
+
+
+class Function(NamedTuple):
+    """One for SQL: columns in, a column out."""
+
+    name: str
+    call: Callable[..., pa.Array]
+    takes: tuple[str, ...]
+    gives: str
+
+
+class Chosen(NamedTuple):
+    """A row of the table chosen: one workload in one schedule of a machine. keys: of its mappings, per different einsum; what is proven of each: optimal in
+    `space`, but for those at `places` (0 first), which have a gap and a space of their own."""
+
+    machine: int
+    workload: str
+    keys: Sequence[str]
+    space: str = ""
+    places: Sequence[int] = ()
+    gaps: Sequence[float] = ()
+    spaces: Sequence[str] = ()
+
+
+class Cell(NamedTuple):
+    """Equal choices of several machines: rows that have the einsum at `place` in one nest; their costs are numbers, or arrays in the order of the rows."""
+
+    rows: list[int]
+    place: int
+    nest: Nest
+    found: EinsumCost
+    price: Price
+
+
+@dataclass(slots=True)
+class Asked:
+    """A run's folder and study, and what of it is decoded. groups: different einsums by workload; machines: each with the number of its kind, which equal nests
+    are costed together on; nests: by mapping key. lock: DuckDB asks from several threads."""
+
+    root: Path
+    study: Study
+    groups: dict[str, tuple[Unique, ...]] = field(init=False)
+    machines: dict[int, tuple[Arch, int] | None] = field(default_factory=dict)
+    kinds: dict[Arch, int] = field(default_factory=dict)
+    nests: dict[str, str] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        named = zip(self.study.workloads, studies.workloads_of(self.study), strict=True)
+        self.groups = {ref.name: tuple(unique(workload)) for ref, workload in named}
+
+
+def packed(solution: Solution) -> dict[str, Any]:
+    """The columns of `chosen` that say what was found for a workload in turn: `Chosen` but for its names."""
+    spaces = [encoded(c.space) for c in solution.einsums]
+    whole = [space for c, space in zip(solution.einsums, spaces, strict=True) if c.proven]
+    most = max(sorted(set(whole)), key=whole.count, default="")
+    own = [(i, c.gap_in_space if space else 0.0, space) for i, (c, space) in enumerate(zip(solution.einsums, spaces, strict=True))
+           if space != most or (space and c.gap_in_space)]
+    keys = {studies.chosen(i): c.mapping_key for i, c in enumerate(solution.einsums)}
+    return {**keys, "space": most, **dict(zip(("places", "gaps", "spaces"), map(list, zip(*own, strict=True)), strict=False))}
+
+
+def workload_row(found: Solution, arch: Arch, weight: float, macs: int) -> dict[str, Any]:
+    """A row of `workload_costs` but for its names."""
+    return {**pareto.metrics(pareto.cost_of(found, arch.clock_ghz)), **proof(found), "weight": weight, "macs": macs}
+
+
+def proof(found: Solution) -> dict[str, Any]:
+    """Columns of what is proven of a solution."""
+    return {"gap_in_space": found.gap_in_space, "gap_to_bound": found.gap_to_bound, "certificate": found.certificate}
+
+
+def uniques(asked: Asked) -> pa.Table:
+    """A row per workload and different einsum: what of `einsums` is the same on all machines."""
+    rows = [{"workload": name, "place": place, "einsum": g.einsum.name, "einsum_key": g.key, "kind": g.einsum.kind, "count": g.count}
+            for name, groups in asked.groups.items() for place, g in enumerate(groups, 1)]
+    columns = ("workload", "place", "einsum", "einsum_key", "kind", "count")
+    schema = record.schema("einsums")
+    return pa.Table.from_pylist(rows, pa.schema([schema.field(name) for name in columns]))
+
+
+def functions(asked: Asked) -> list[Function]:
+    """What the views of a run are made of (analysis/sql). One that is asked for a machine that cannot be built gives no rows."""
+    choice = ("BIGINT", "VARCHAR", "VARCHAR[]")
+    proof = (*choice, "VARCHAR", "INTEGER[]", "DOUBLE[]", "VARCHAR[]")
+    given = ("DOUBLE",) * len(packed_columns.GIVEN)
+    return [*(Function(f"follows_{name}", packed_columns.formula(name), given, "DOUBLE") for name in packed_columns.FORMULAS),
+            Function("cycles_of", partial(_cycles, asked), choice, "DOUBLE[]"),
+            Function("einsums_of", partial(_einsums, asked), proof, _struct("einsums", OF_EINSUMS)),
+            Function("workload_of", partial(_workloads, asked), proof, _struct("workload_costs", OF_WORKLOADS)),
+            Function("levels_of", partial(_levels, asked), ("BIGINT",), _struct("prices", OF_LEVELS))]
+
+
+def solutions(asked: Asked, rows: Sequence[Chosen]) -> list[Solution]:
+    """What the machines of the rows were solved with, costed again."""
+    costs: list[list[EinsumCost | Infeasible]] = [[] for _ in rows]
+    if not TILING[asked.study.solver.tiling]:
+        costs = [[None] * len(row.keys) for row in rows]  # type: ignore[list-item]
+        for cell in _cells(asked, rows):
+            for i, row in enumerate(cell.rows):
+                own = dict(zip(rows[row].places, zip(rows[row].gaps, rows[row].spaces, strict=True), strict=True))
+                gap, space = own.get(cell.place, (0.0, rows[row].space))
+                costs[row][cell.place] = _of_one(cell, i, gap, space)
+    return [_whole(asked, row, own) for row, own in zip(rows, costs, strict=True)]
+
+
+def _of_one(cell: Cell, i: int, gap: float, space: str) -> EinsumCost:
+    """The cost of the i-th row of a cell; what nothing is proven of has the gap that it has to its bound."""
+    p = cell.price
+    if isinstance(p.latency_cycles, np.ndarray):
+        pj, cycles, steady = (float(np.broadcast_to(one, len(cell.rows))[i]) for one in (p.energy_pj, p.latency_cycles, p.steady_cycles))
+        p = Price(pj, cycles, str(np.broadcast_to(p.bound_by, len(cell.rows))[i]), (), (), steady)
+    found = replace(cell.found, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bound_by=p.bound_by, price=p)
+    return replace(found, gap_in_space=gap, space=decoded(Mappings, space)) if space else found
+
+
+def _whole(asked: Asked, row: Chosen, costs: Sequence[EinsumCost | Infeasible]) -> Solution:
+    arch, picks = _machine(asked, row.machine)[0], asked.study.solver
+    found = solve.summed(arch, asked.groups[row.workload], picks, costs) if costs else _anew(asked, row)
+    if isinstance(found, Infeasible):
+        raise ValueError(f"{asked.root}: machine {row.machine}: {found.einsum}: its mapping does not fit ({found})")
+    return found[0] if picks.reuse == "none" else among_schedules(found[0], arch, _workload(asked, row), picks.objective)
+
+
+def _workload(asked: Asked, row: Chosen) -> Workload:
+    return studies.workloads_of(asked.study)[list(asked.groups).index(row.workload)]
+
+
+def _anew(asked: Asked, row: Chosen) -> list[Solution] | Infeasible:
+    """Of tiles that need no search."""
+    found = solve.solve(_machine(asked, row.machine)[0], _workload(asked, row), asked.study.solver)
+    if isinstance(found, list) and (differs := [c.name for c, key in zip(found[0].einsums, row.keys, strict=True) if c.mapping_key != key]):
+        raise ValueError(f"{asked.root}: machine {row.machine}: {differs[0]}: is cut in another way now than when it was stored")
+    return found
+
+
+def _machine(asked: Asked, number: int) -> tuple[Arch, int]:
+    found = _built(asked, number)
+    if found is None:
+        raise ValueError(f"{asked.root}: machine {number} cannot be built, but has a schedule")
+    return found
+
+
+def _built(asked: Asked, number: int) -> tuple[Arch, int] | None:
+    """A machine and its kind; None: there is none, or it cannot be built."""
+    with asked.lock:
+        if number not in asked.machines:
+            if len(asked.machines) >= MOST:
+                asked.machines.clear()
+            arch = decode(asked.study.space, number) if 0 <= number < asked.study.space.size else None
+            asked.machines[number] = (arch, asked.kinds.setdefault(_alike(arch), len(asked.kinds))) if isinstance(arch, Arch) else None
+        return asked.machines[number]
+
+
+def _alike(arch: Arch) -> Arch:
+    """A machine without all that may differ between those that one nest is costed on at once. Capacities decide what fits, which was decided; sizes of arrays
+    how many lanes leak and how long a systolic array takes to fill (`_sizes`)."""
+    return arch if arch.felt() else arch.structure().sizeless()
+
+
+def _sizes(wide: Arch, arches: Sequence[Arch]) -> Arch:
+    """With the sizes of all arrays as arrays."""
+    def dims(at: int) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, np.array([arch.fanouts[at].dims[d][1] for arch in arches])) for d, (name, _) in enumerate(wide.fanouts[at].dims))
+
+    return replace(wide, fanouts=tuple(replace(f, dims=dims(at)) for at, f in enumerate(wide.fanouts)))
+
+
+def _equal(asked: Asked, rows: Sequence[Chosen]) -> Iterator[tuple[list[int], int, str, Nest, list[Arch]]]:
+    """Equal choices of all rows: which rows, the place of the einsum, its mapping's key and nest, the machines."""
+    nests = _learnt(asked, {key for row in rows for key in row.keys})
+    cells: dict[tuple[str, int, str, int], list[int]] = {}
+    for i, row in enumerate(rows):
+        kind = _machine(asked, row.machine)[1]
+        for place, key in enumerate(row.keys):
+            cells.setdefault((row.workload, place, key, kind), []).append(i)
+    for (_, place, key, _), own in cells.items():
+        yield own, place, key, parse(nests[key]), [_machine(asked, rows[i].machine)[0] for i in own]
+
+
+def _cells(asked: Asked, rows: Sequence[Chosen]) -> Iterator[Cell]:
+    """All choices of the rows, equal ones together."""
+    for own, place, key, nest, arches in _equal(asked, rows):
+        e, alone = asked.groups[rows[own[0]].workload][place].einsum, len(own) == 1 or arches[0].felt()
+        problem = Problem(arches[0], e, asked.study.solver.objective)
+        found = einsum_cost(problem, nest) if alone else _uncosted(problem, nest)
+        if isinstance(found, Infeasible) or found.mapping_key != key:
+            raise ValueError(f"{asked.root}: machine {rows[own[0]].machine}: mapping {key} is none of {e.name} there, or does not fit")
+        yield Cell(own, place, nest, found, found.price if alone else cost.price(nest, found.counts, e, _sizes(together(arches), arches)))
+
+
+def _uncosted(problem: Problem, nest: Nest) -> EinsumCost:
+    e = problem.einsum
+    nothing = Price(0.0, 0.0, "", (), (), 0.0)
+    return EinsumCost(e.name, canonical_key(e), 1, nest, key_of(problem, nest), count(nest, e, problem.arch), (), 0.0, 0.0, "", 0.0, 0.0, nothing)
+
+
+def _learnt(asked: Asked, keys: Collection[str]) -> dict[str, str]:
+    """Nests by key, read from the row groups of mappings that may have them. Raises ValueError."""
+    with asked.lock:
+        if len(asked.nests) > MOST:
+            asked.nests.clear()
+        _learn(asked, keys)
+        return {key: asked.nests[key] for key in keys}
+
+
+def _learn(asked: Asked, keys: Collection[str]) -> None:
+    wanted = sorted(set(keys) - asked.nests.keys())
+    if wanted:
+        manifest, wrong = folder.sound(asked.root)
+        for group in manifest.groups:
+            for part in group.parts if group.name not in wrong else ():
+                if part.table == "mappings" and wanted:
+                    asked.nests |= _nests(asked.root / folder.part_path(part.table, group.name), wanted)
+                    wanted = [key for key in wanted if key not in asked.nests]
+    if wanted:
+        raise ValueError(f"{asked.root}: mapping {wanted[0]} is not among its mappings; {folder.way_on(asked.root)}")
+
+
+def _nests(path: Path, keys: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    with pq.ParquetFile(path, page_checksum_verification=True) as part:
+        at = part.schema_arrow.names.index("mapping_key")
+        for number in range(part.num_row_groups):
+            span = part.metadata.row_group(number).column(at).statistics
+            first = bisect_left(keys, span.min) if span and span.has_min_max else 0
+            if first < len(keys) and not (span and span.has_min_max and keys[first] > span.max):
+                rows = part.read_row_group(number, columns=["mapping_key", "nest"])
+                rows = rows.filter(pc.is_in(rows["mapping_key"], pa.array(keys)))
+                found |= dict(zip(rows["mapping_key"].to_pylist(), rows["nest"].to_pylist(), strict=True))
+    return found
+
+
+def _chosen(*columns: Any) -> list[Chosen]:
+    """A machine's keys end where its workload has no more einsums."""
+    return [Chosen(machine, workload, [key for key in keys if key is not None], *rest)
+            for machine, workload, keys, *rest in zip(*(column.to_pylist() for column in columns), strict=True)]
+
+
+def _cycles(asked: Asked, machines: Any, workloads: Any, keys: Any) -> pa.Array:
+    rows = _chosen(machines, workloads, keys)
+    if TILING[asked.study.solver.tiling]:
+        return pa.array([[c.latency_cycles for c in found.einsums] for found in solutions(asked, rows)], pa.list_(pa.float64()))
+    ends = np.cumsum([0, *(len(row.keys) for row in rows)])
+    flat = np.empty(ends[-1])
+    for own, place, _, nest, arches in _equal(asked, rows):
+        e, felt = asked.groups[rows[own[0]].workload][place].einsum, arches[0].felt()
+        alone = einsum_cost(Problem(arches[0], e, asked.study.solver.objective), nest) if felt else None
+        flat[ends[own] + place] = alone.latency_cycles if isinstance(alone, EinsumCost) else np.nan if isinstance(alone, Infeasible) else cost.cycles_of(
+            nest, e, _sizes(together(arches), arches) if len(own) > 1 else arches[0])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat))
+
+
+def _einsums(asked: Asked, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
+    rows = _chosen(machines, workloads, keys, space, places, gaps, spaces)
+    found = [[{"place": place, "kind": g.einsum.kind, "einsum_key": g.key, "einsum": c.name, **{name: getattr(c, name) for name in COSTS}}
+              for place, (c, g) in enumerate(zip(one.einsums, asked.groups[row.workload], strict=True), 1)]
+             for row, one in zip(rows, solutions(asked, rows), strict=True)]
+    return _listed("einsums", OF_EINSUMS, found)
+
+
+def _workloads(asked: Asked, machines: Any, workloads: Any, keys: Any, space: Any, places: Any, gaps: Any, spaces: Any) -> pa.Array:
+    rows, refs = _chosen(machines, workloads, keys, space, places, gaps, spaces), {ref.name: ref for ref in asked.study.workloads}
+    macs = dict(zip(asked.groups, (workload.macs() for workload in studies.workloads_of(asked.study)), strict=True))
+    found = []
+    for row, one in zip(rows, solutions(asked, rows), strict=True):
+        found.append([workload_row(one, _machine(asked, row.machine)[0], refs[row.workload].weight, macs[row.workload])])
+    return _listed("workload_costs", OF_WORKLOADS, found)
+
+
+def _levels(asked: Asked, machines: Any) -> pa.Array:
+    return _listed("prices", OF_LEVELS, [levels(built[0]) if (built := _built(asked, number)) else [] for number in machines.to_pylist()])
+
+
+def levels(arch: Arch) -> list[dict[str, Any]]:
+    """Rows of `prices` of one machine."""
+    def own_prices(node: Level | Fanout | Compute) -> dict[str, Any]:
+        return {name: getattr(node, name) for name in fields_of(type(node), "price", "network")}
+
+    lane = arch.compute
+    rows: list[dict[str, Any]] = [
+        {"level": level.name, **own_prices(level), "width_bits": level.width_bits, "bandwidth": level.bandwidth,
+         "leak_mw": level.leak_mw, "capacity_bits": level.capacity_bits, "instances": arch.instances(v), "word_bits": arch.word_bits,
+         "row_pj": level.access.row_pj if level.access else 0.0} for v, level in enumerate(arch.levels)]
+    rows += [{"level": f.name, **own_prices(f), "word_bits": arch.word_bits, "instances": 1}
+             for f in arch.fanouts if any(own_prices(f).values())]
+    if lane.vector_leak_mw:
+        rows.append({"level": "VECTOR", "leak_mw": lane.vector_leak_mw, "instances": 1})
+    own = {"level": "MAC", **own_prices(lane), "bandwidth": lane.ops_per_cycle, "leak_mw": lane.leak_mw}
+    return [{**row, "clock_ghz": arch.clock_ghz} for row in (*rows, {**own, "instances": arch.instances(len(arch.levels))})]
+
+
+def _struct(table: str, names: Sequence[str]) -> str:
+    return f"STRUCT({', '.join(f'{name} {SQL[record.TABLES[table][name].dtype]}' for name in names)})[]"
+
+
+def _listed(table: str, names: Sequence[str], found: Sequence[Sequence[dict[str, Any]]]) -> pa.Array:
+    """A list of structures per row."""
+    flat = list(chain.from_iterable(found))
+    arrays = [pa.array([one.get(name) for one in flat], record.dtype(record.TABLES[table][name].dtype)) for name in names]
+    ends = pa.array(np.cumsum([0, *map(len, found)]), pa.int32())
+    return pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays(arrays, names=list(names)))

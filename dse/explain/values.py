@@ -1,0 +1,419 @@
+"""A solution as values to print: totals, einsums, and one einsum's nest, traffic, footprints and what binds it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from math import inf, prod
+from typing import TYPE_CHECKING, Any
+
+from dse.mapping.conversion import Conversion
+from dse.mapping.directives import overlap, text, written
+from dse.mapping.nest import Loop, to_data
+from dse.mapping.schedule import Schedule, apart, in_turn
+from dse.mapping.searched import claim, space_words
+from dse.sim.counts.parts import bits_of
+from dse.sim.directives.directed import said
+from dse.sim.einsum.bounds import needs
+from dse.sim.einsum.evaluate import GIVEN, EinsumCost, Solution, percent
+from dse.sim.schedule.graph import on_chip
+from dse.sim.schedule.placed import spans
+from dse.solve.schedules.trips import fuser
+from hw.arch import Arch
+from workloads.einsum import Einsum, show
+from workloads.graph import Workload, counts, owner, unique
+
+if TYPE_CHECKING:  # it takes SciPy along
+    from dse.solve.gogeta.traffic import Reuse
+
+MOST = 0.8  # of the energy: the einsums that make it are shown
+FEW = 8  # einsums that are all shown
+STATIC = 0.5  # share of static energy that is worth a sentence
+ALIKE = 0.99  # of the busiest component's cycles: binds as well
+WHOLE = ("all", "1")  # shares of a tensor
+EXCHANGED = 0.1  # share of the energy of what einsums hand on through main memory that is worth a sentence
+FAR = 0.1  # gaps above say what may help
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows to print under a title, in the units that the names of the columns end with. note: a sentence below."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    note: str = ""
+
+
+def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
+    """The metrics of a solved workload by name, units at the end of the names."""
+    ns = solution.latency_cycles / arch.clock_ghz
+    return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
+            "energy_steady_pj": solution.energy_steady_pj, "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(),
+            "status": "ok", "gap_in_space": _known(solution.gap_in_space), "gap_to_bound": _known(solution.gap_to_bound),
+            "certificate": claim(solution.certificate), "space": space_words(solution.certificate)}
+
+
+def _known(gap: float) -> float | None:
+    """JSON knows no infinities: where the bound is 0, nothing is known."""
+    return gap if gap < inf else None
+
+
+def lanes_used(c: EinsumCost, e: Einsum) -> int:
+    """Lanes that work, of all fan-outs; 0: neither a nest nor directives say."""
+    if c.mapping.outside:
+        layer = said(c.mapping)
+        return prod(b.parallel for b in layer.buffers) if layer else 0
+    used, left = 1, e.sizes()
+    for node in c.mapping.nodes:
+        if isinstance(node, Loop):
+            used *= -(-left[node.rank] // node.tile) if node.over else 1
+            left[node.rank] = node.tile
+    return used
+
+
+def exchanged(arch: Arch, workload: Workload, solution: Solution) -> float:
+    """Share of the energy that tensors which one einsum makes and another one reads take at the outermost level, layer by layer."""
+    made, times = {e.output.tensor for e in workload.einsums}, dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    between = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs} & made
+    einsums, equal = {e.name: e for e in workload.einsums}, {group.key: group.names for group in unique(workload)}
+    total = 0.0
+    for c in solution.einsums:
+        moved: dict[str, float] = {}
+        for part in c.price.parts:
+            if part.level == arch.levels[0].name and part.action != "leak":
+                moved[part.tensor] = moved.get(part.tensor, 0.0) + part.energy_pj
+        first, runs = einsums[c.name], sum(times[name] for name in equal[c.key])
+        for name in equal[c.key]:
+            own = {p.tensor: owner(q.tensor, made) for p, q in zip(first.tensors(), einsums[name].tensors(), strict=True)}
+            total += c.count * times[name] / runs * sum(moved.get(t, 0.0) for t, mine in own.items() if mine in between)
+    return total / (solution.energy_pj or 1)
+
+
+def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "dse map ...") -> str:
+    """Of an answer layer by layer of which more than a tenth of the energy is main memory's for tensors between einsums: that, and the command that fuses them;
+    else nothing. command: what the answer came from."""
+    fusing = solution.space and (solution.space.fused > 1 or solution.space.pipelined > 1)
+    if solution.schedule or fusing or (share := exchanged(arch, workload, solution)) <= EXCHANGED:
+        return ""
+    line = f"layer by layer: tensors between einsums take {100 * share:.0f} % of the energy in {arch.levels[0].name}"
+    if not (reuse := fuser(arch, workload)):
+        return f"{line}; no solver fuses them on {arch.name}"
+    known = solution.space or any(f"({by}" in solution.certificate for by in (GIVEN, "given schedule", "mapper optimal"))
+    other = "" if known else " --set solver.mapper=optimal --set solver.tiling=mapper"
+    return f"{line}; {command} --set solver.reuse={reuse}{other} fuses them where that costs less"
+
+
+def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """What may bring an answer nearer to its bound, if it is more than a tenth above."""
+    if solution.gap_to_bound <= FAR or solution.schedule:
+        return ""
+    if arch.described():
+        return "" if solution.certificate.startswith("layouts ") else "--set solver.layout=alt chooses layouts between einsums too, which are row-major here"
+    if "(given mapping)" in solution.certificate:
+        return "a mapping as given: dse map searches the best one"
+    if "hops not searched" in solution.certificate:
+        return "mappings are found where hops cost nothing, and priced with them: no search here knows more"
+    if not all(c.space for c in solution.einsums):
+        searched = "(mapper optimal)" in solution.certificate
+        exact = "--set solver.tiles=ragged_lanes --set solver.near=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
+        return f"not all is proven: {exact}, smaller or rounder extents are proven sooner"
+    idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
+    if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
+        more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+        return f"MAC units stand idle in {idle[0]}{more}: --set solver.tiles=ragged_lanes searches imperfect spatial factors too"
+    far = f"at most {percent(solution.gap_in_space)} above the optimum of its space" if solution.gap_in_space else "proven in its space"
+    return f"{far}: the bound counts what must move once, and knows no capacity"
+
+
+def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
+    """What `dse map --format json` prints."""
+    einsums: list[dict[str, Any]] = [
+        {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
+         "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
+         "lanes": lanes_used(c, e), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
+        for c, e in listed(workload, solution)]
+    for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
+        if c.moved:
+            row["layouts"] = layouts(arch, e, c)
+    found = {**totals(arch, solution), "einsums": einsums}
+    if solution.schedule:
+        found |= asdict(solution.memory) if solution.memory else {}
+        found |= {"schedule": str(solution.schedule), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [
+            {**asdict(row), "on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)} for row in solution.segments]}
+    return found
+
+
+def mappings(workload: Workload, solution: Solution, plan: Schedule | None = None) -> dict[str, Any]:
+    """Mappings by einsum name as plain data: the YAML that `dse simulate` reads; of a schedule that is no nest, which it refuses, the text. plan: of einsums in
+    turn of which equal ones may have mappings of their own."""
+    nests = apart(workload, plan) if plan and plan.plain() else {c.name: c.mapping for c in solution.einsums}
+    return {name: nest.outside or to_data(nest) for name, nest in nests.items()}
+
+
+def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -> str:
+    """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule` read. Raises ValueError where it is no nest."""
+    if strange := [c for c in solution.einsums if c.mapping.outside]:
+        raise ValueError(f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; --format text shows it")
+    return str(solution.schedule or plan or in_turn(workload, {c.name: c.mapping for c in solution.einsums}))
+
+
+def directives(workload: Workload, solution: Solution) -> str:
+    """Mappings of einsums in turn in KAPLA's directives, which `dse simulate` reads too. Raises ValueError with a line per einsum whose they cannot say."""
+    if solution.schedule and not solution.schedule.plain():
+        raise ValueError(f"directives of {workload.name}: its schedule is more than einsums in turn, which they cannot say; take --format schedule")
+    by_name = {e.name: e for e in workload.einsums}
+    found, wrong = [], []
+    for c in solution.einsums:
+        try:
+            found.append(said(c.mapping) or written(c.mapping, by_name[c.name]))
+        except ValueError as fault:
+            wrong.append(str(fault))
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return text(found, whole=not any(said(c.mapping) for c in solution.einsums) and any(overlap(layer, by_name[layer.name]) for layer in found))
+
+
+def facts(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
+    """Totals, and what of the workload has no row of its own."""
+    found = {key: value for key, value in totals(arch, solution).items() if key != "space"}
+    if found["energy_steady_pj"] == found["energy_pj"]:  # runs back to back gain nothing
+        del found["energy_steady_pj"]
+    if solution.memory:
+        found |= asdict(solution.memory)
+    if chip := on_chip(solution):
+        found["never leave the chip"] = _places([(one.tensor, one.level) for one in chip if one.share in WHOLE]) or "none whole"
+    if solution.saved is not None:
+        found["saved over einsums in turn"] = f"{100 * solution.saved:.3g} %"
+    if hint := helps(arch, workload, solution):
+        found["what may help"] = hint
+    if workload.folded:
+        found["rides on producers"] = f"{len(workload.folded)} operators (solver.fuse_elementwise)"
+    if workload.moved:
+        found["counted as data movement"] = ", ".join(workload.moved)
+    return found
+
+
+def notes(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
+    """Sentences below the totals: what was searched and what not; what fusing may save."""
+    found = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in (space_words(solution.certificate) or {}).items() if words]
+    return [*found, *filter(None, [unfused(arch, workload, solution)])]
+
+
+def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> list[Table]:
+    """Where the energy goes, and the unique einsums, costliest first: those that make MOST of the energy, or all of them."""
+    every = arch.instances(len(arch.levels))
+    found = [energy(arch, solution), *([segments(solution)] if solution.segments else []), *([pruned(solution)] if solution.pruned else [])]
+    cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
+             f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound), round(needs(e).computed) * c.count, c.certificate.partition(";")[0])
+            for c, e in cost]
+    behind = list(accumulate(row[3] for row in rows))
+    shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
+    rest = rows[shown:]
+    note = f"{len(rest)} more einsums make the other {100 * sum(row[3] for row in rest):.0f} %; --einsum all lists them" if rest else ""
+    heads = ("einsum", "runs", "energy_pj", "share", "latency_cycles", "bound_by", "lanes", "gap_to_bound", "operations", "certificate")
+    found.append(Table("einsums", heads, tuple(rows[:shown]), note))
+    if any(c.host_copies is not None for c in solution.einsums):
+        found.append(Table("tiles cut by the host, of one run", ("einsum", "host_copies", "host_copy_elems", "schedule"),
+                           tuple((c.name, c.host_copies, c.host_copy_elems, c.mapping.outside.partition("\n")[0] or "a nest") for c in solution.einsums)))
+    return found
+
+
+SEGMENTS = ("segment", "einsums", "granules", "energy_pj", "latency_cycles", "steady_cycles", "slowest_stage", "on_chip", "held")
+
+
+def segments(solution: Solution) -> Table:
+    """What runs together: -> next in turn under shared loops, | side by side as stages of a pipeline."""
+    rows = tuple(tuple(row[name] for name in SEGMENTS) for row in segment_rows(solution))
+    kept = [f"{one.shares()} of {one.tensor} stays at {one.level}" for one in (solution.schedule.keeps if solution.schedule else ())]
+    said = claim(solution.certificate).split("; ")[:-2]
+    note = "|: stages of a pipeline, side by side; ->: in turn; held: most of one instance"
+    return Table("segments", SEGMENTS, rows, "; ".join([*said, *kept, note]))
+
+
+def pruned(solution: Solution) -> Table:
+    """What a search of segments left out: of those with most schemes first."""
+    rows = sorted(solution.pruned, key=lambda row: -row.schemes)
+    note = f"{len(rows)} segments in all" if len(rows) > FEW else ""
+    return Table("schemes of segments", ("einsums", "schemes", "valid", "solved"),
+                 tuple((" | ".join(row.einsums), row.schemes, row.valid, row.solved) for row in rows[:FEW]), note)
+
+
+def segment_rows(solution: Solution) -> list[dict[str, Any]]:
+    """Rows of the table segments, of a schedule that is more than einsums in turn. A share of a kept tensor is no segment's: the schedule's."""
+    return [{"segment": i, "einsums": (" | " if row.granules else " -> ").join(row.einsums), "count": 1,
+             "granules": row.granules or None, "energy_pj": row.energy_pj, "latency_cycles": row.latency_cycles, "steady_cycles": row.steady_cycles,
+             "energy_steady_pj": row.energy_steady_pj,
+             "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))] if row.granules else None, "on_chip": _places(row.on_chip),
+             "held": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None} for i, row in enumerate(solution.segments, 1)]
+
+
+def schedule_row(solution: Solution) -> dict[str, Any]:
+    """The row of the table schedules, likewise."""
+    assert solution.schedule is not None
+    own = solution.schedule.segments
+    return {"weights": solution.schedule.weights, "segments": len(own), "fused": sum(len(one.branches) > 1 and not one.pipelined for one in own),
+            "pipelined": sum(one.pipelined for one in own), "on_chip": _places([(one.tensor, one.level) for one in on_chip(solution) if one.share in WHOLE]),
+            "kept": "; ".join(f"{one.shares()} of {one.tensor} at {one.level}" for one in solution.schedule.keeps) or None, "saved": solution.saved,
+            "nest": str(solution.schedule), **(asdict(solution.memory) if solution.memory else {})}
+
+
+def _places(tensors: Sequence[tuple[str, str]]) -> str | None:
+    return ", ".join(f"{tensor} at {level}" for tensor, level in tensors) or None
+
+
+def listed(workload: Workload, solution: Solution) -> list[tuple[EinsumCost, Einsum]]:
+    """What is costed, with the einsums."""
+    by_name = {e.name: e for e in workload.einsums}
+    return [(c, by_name[c.name]) for c in solution.einsums]
+
+
+def energy(arch: Arch, solution: Solution) -> Table:
+    """Energy per component of the machine: what moving and computing takes, and what it takes to be switched on (leakage, background of a DRAM)."""
+    names = [*(level.name for level in arch.levels), "MAC"]
+    nets = [f.name for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    moved = dict.fromkeys([*names, *nets], 0.0)
+    for cost in solution.einsums:
+        for part in cost.price.parts:
+            if part.level in moved:
+                moved[part.level] += cost.count * part.energy_pj
+    ns = solution.latency_cycles / arch.clock_ghz  # what leakage is billed over
+    lanes = arch.compute.leak_mw * arch.instances(len(names) - 1) + arch.compute.vector_leak_mw
+    powers = [*(level.leak_mw * arch.instances(v) for v, level in enumerate(arch.levels)), lanes]
+    rows = [(name, moved[name], mw * ns, (moved[name] + mw * ns) / (solution.energy_pj or 1)) for name, mw in zip(names, powers, strict=True)]
+    rows += [(name, moved[name], 0.0, moved[name] / (solution.energy_pj or 1)) for name in nets]
+    static = sum(mw * ns for mw in powers) / (solution.energy_pj or 1)
+    worst = max(range(len(names)), key=lambda i: powers[i])
+    note = (f"{100 * static:.1f} % of the energy is static: what {names[worst]} and the others draw while they wait ({names[worst]}: {powers[worst]:.4g} mW). "
+            "Only a shorter run or other components lower it, no mapping of the same latency does.") if static >= STATIC else ""
+    return Table("where the energy goes", ("component", "dynamic_pj", "static_pj", "share"), tuple(rows), note)
+
+
+def binding(cost: EinsumCost) -> list[str]:
+    """Components that attain the latency, or come within a hundredth of who does."""
+    most = max(cycles for _, cycles in cost.price.busy_cycles)
+    alike = [name for name, cycles in cost.price.busy_cycles if cycles >= ALIKE * most]
+    return [cost.bound_by, *(name for name in alike if name != cost.bound_by)]
+
+
+def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
+    """(nest or other schedule as text, tables): traffic with energies, footprints against capacities, busy cycles of every component."""
+    ranks = ", ".join(f"{rank}={n}" for rank, n in e.extents)
+    text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), str(cost.mapping)])
+    return text, [
+        Table("traffic of one run", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
+              "An action moves width_bits: elements * bits / width_bits of them."),
+        *([Table("layouts of one run", LAYOUTS, tuple(_laid(arch, e, cost)), "useful: share of the bytes moved; exact: nothing is a guess between bounds.")]
+          if cost.moved else []),
+        Table("footprint of one instance", ("level", "tensor", "elements", "bytes", "capacity_bytes", "share_used"), tuple(_held(arch, e, cost))),
+        Table("busy cycles", ("component", "busy_cycles", "share_of_latency", "binds"), tuple(_busy(cost))),
+    ]
+
+
+def _traffic(arch: Arch, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    width = {level.name: level.width_bits for level in arch.levels}
+    for part in cost.price.parts:
+        yield (part.level, part.tensor, part.action, width.get(part.level), None if part.action == "leak" else part.actions, part.energy_pj,
+               part.energy_pj / (cost.energy_pj or 1))
+    yield "total", "", "", None, None, cost.energy_pj, None
+
+
+LAYOUTS = ("level", "tensor", "action", "layout", "useful_bytes", "moved_bytes", "useful", "runs", "rows_opened", "busiest_bank_words", "exact")
+
+
+def layouts(arch: Arch, e: Einsum, cost: EinsumCost) -> list[dict[str, Any]]:
+    """Where each tensor lies how, and what that moves, as plain data."""
+    return [dict(zip(LAYOUTS, row, strict=True)) for row in _laid(arch, e, cost) if row[1] != "all"]
+
+
+def _laid(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    bits = bits_of(e, arch)
+    for level in arch.levels:
+        own = [one for one in cost.moved if one.level == level.name]
+        useful = [one.elems * bits[one.tensor] / 8 for one in own]
+        moved = [one.moved_bits.n / 8 for one in own]
+        for one, wanted, all_ in zip(own, useful, moved, strict=True):
+            yield (one.level, one.tensor, one.action, one.layout, wanted, all_, wanted / (all_ or 1), one.runs, one.activations.n, one.conflict.n,
+                   "yes" if one.exact else "no")
+        if len(own) > 1:
+            yield level.name, "all", "", "", sum(useful), sum(moved), sum(useful) / (sum(moved) or 1), None, None, None, ""
+
+
+def conversions(found: Sequence[Conversion], objective: str) -> Table:
+    """Copies of tensors in other layouts, and what the whole costs more without each."""
+    saved = {"energy": "saved_pj", "latency": "saved_cycles", "edp": "saved_edp"}[objective]
+    rows = tuple((one.tensor, one.layout, one.to, ", ".join(one.readers), one.energy_pj, one.latency_cycles, one.saved) for one in found)
+    return Table("conversions", ("tensor", "layout", "to", "readers", "energy_pj", "latency_cycles", saved), rows, "saved: less than without the conversion.")
+
+
+def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
+    """Rows of the table conversions."""
+    return [{"place": place, **asdict(one), "readers": ", ".join(one.readers)} for place, one in enumerate(solution.conversions)]
+
+
+def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    bits = bits_of(e, arch)
+    for level in arch.levels:
+        whole = 0.0
+        for name, tensor, elems in cost.footprint:
+            if name == level.name:
+                held = elems * bits[tensor] / 8
+                whole += held
+                yield level.name, tensor, elems, held, None, None
+        if level.capacity_bits is not None:
+            yield level.name, "all", None, whole, level.capacity_bits / 8, 8 * whole / level.capacity_bits
+
+
+def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
+    for name, cycles in cost.price.busy_cycles:
+        yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""
+
+
+SCHEDULED = "without room to read each operand once: schedules move more (solver.reuse=optimal)"
+AS_PUBLISHED = ", results of up to 1,024 words are free, and an operand's room is free once it was read (as published)"
+CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
+
+
+def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
+    """Tensors from outside of which operations read other elements: another column, a part and all of it."""
+    made, seen = {e.output.tensor for e in operations}, defaultdict[str, set[tuple[tuple[int, int], ...]]](set)
+    for e in operations:
+        for p in e.inputs:
+            seen[p.tensor].add(tuple(spans(p, e)))
+    return sorted(t for t, of in seen.items() if len(of) > 1 and t not in made)
+
+
+def residency(arch: Arch, workload: Workload, found: Reuse) -> tuple[dict[str, Any], list[Table]]:
+    """What moves between operations: facts; main-memory traffic of the configurations; the order of operations; what stays on chip."""
+    word, level, best = arch.word_bits / 8, arch.levels[1], found.optimal
+    periods = f" of one of {max(workload.repeats)} periods" if workload.repeats else ""
+    proven = "proven" if best.cost - best.bound <= 1e-9 * best.cost else f"at most {100 * (best.cost / best.bound - 1):.2g} % above any"
+    per = sum(len(stage) for phase in found.order for stage in phase.stages)
+    patterns = Counter(e.pattern for e in found.edges)
+    proven += f" for its order of operations{', if each read its operands once' if found.crowded else ''}"
+    if parts := read_in_parts(found.operations):
+        proven = f"not proven: {parts[0]} is read in parts, which the list takes for the same words"
+    facts = {"buffer": f"{level.name}, {found.room} words of {arch.word_bits} bits", "Optimal": proven,
+             "one word more of buffer saves": f"{best.saved[0]:.4g} words", "gap of the policy to Optimal": f"{100 * found.gap():.3g} %",
+             "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none"}
+    facts |= {"operations": f"{found.crowded} of {per} {SCHEDULED}"} if found.crowded else {}
+    moved = (found.seq_flex, found.seq_overflow.words(), found.gogeta.words(), found.ideal, best.words)
+    rows = tuple((name, n * word, found.seq_flex / max(n, 1), n / max(best.words, 1) - 1) for name, n in zip(CONFIGURATIONS, moved, strict=True))
+    if found.scheduled:
+        rows += (("Optimal, as a schedule", found.scheduled * word, found.seq_flex / found.scheduled, found.scheduled / max(best.words, 1) - 1),)
+    phases = tuple((" -> ".join(" | ".join(found.operations[v].name.partition("@")[0] for v in stage) for stage in phase.stages), phase.held * word)
+                   for phase in found.order)
+    kept: dict[str, list[float]] = {}
+    for stay in best.stays:
+        total = kept.setdefault(stay.tensor.partition("@")[0], [0.0, 0.0, 0.0])
+        kept[stay.tensor.partition("@")[0]] = [stay.size * word, total[1] + stay.words * word, total[2] + stay.size * word]
+    stays = tuple((name, size, again, on_chip / again) for name, (size, on_chip, again) in sorted(kept.items(), key=lambda item: -item[1][1]))
+    return facts, [
+        Table("main memory, traffic between operations", ("configuration", "dram_bytes", "times_less", "gap_to_optimal"), rows,
+              f"Every operation reads each operand once{AS_PUBLISHED if found.published else ''}; what it moves within itself is not counted."),
+        Table(f"phases{periods}, in the order of Optimal", ("operations", "held_bytes"), phases,
+              "->: runs as one pipeline; |: side by side; held: weights of the pipeline's later stages."),
+        Table(f"what stays{periods}", ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"), stays)]

@@ -1,0 +1,595 @@
+"""What Python users call as dse.map, dse.sweep and dse.open; the command line prints the same values.
+
+Past 400 lines: each verb stands beside what it returns, and these are the documentation that a Python user reads.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dse.explain import derived, units
+from dse.explain import values as explain
+from dse.frontend import check
+from dse.frontend import tables as screen
+from dse.mapping import directives
+from dse.mapping import schedule as schedules
+from dse.mapping.conversion import Conversion, converted
+from dse.mapping.nest import Infeasible
+from dse.run import folder, record
+from dse.sim.einsum.evaluate import Problem, Solution, Tell, silent
+from dse.sim.schedule import outermost
+from dse.sim.schedule.graph import evaluate
+from dse.solve import solve
+from dse.solve.gogeta.classify import CLASSIFIERS
+from dse.solve.gogeta.traffic import Reuse, reuse
+from dse.solve.solve import Picks
+from dse.study import pareto, read
+from dse.study import study as studies
+from dse.study.study import Study
+from hw import machine as machines
+from hw import space as spaces
+from hw.arch import Arch, Machine
+from workloads import catalog
+from workloads.graph import Workload, unique
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from analysis.plots import Picture
+
+SHOWN = 1000  # rows of an answer that a notebook shows
+SOON = 200, 8  # einsums, and different ones, of a workload whose schedule is found with what stays between its operations
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows, as an Arrow table. It prints, iterates over dicts, and becomes a frame."""
+
+    table: pa.Table
+
+    def frame(self) -> Any:
+        """As a pandas DataFrame; `.table` is the Arrow table, which Polars reads too."""
+        return self.table.to_pandas()
+
+    def measures(self) -> list[str]:
+        """For each column a name that says in which unit it is: of a statement's result the column of a view that it is, else none."""
+        return [(field.metadata or {}).get(units.COLUMN, field.name.encode()).decode() for field in self.table.schema]
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        row: dict[str, Any] = self.table.slice(range(len(self))[at], 1).to_pylist()[0]
+        return row
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.table.to_pylist())
+
+    def __repr__(self) -> str:
+        return screen.table(self.table.column_names, self.rows(), measures=self.measures())
+
+    def _repr_html_(self) -> str:
+        rest = f"<p>{len(self) - SHOWN} more rows</p>" if len(self) > SHOWN else ""
+        return _html(self.table.column_names, self.rows()[:SHOWN], self.measures()) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """One workload on one machine, solved. found: its schedule, or why there is none. plan: einsums in turn of which equal ones may have nests of their own."""
+
+    arch: Arch
+    workload: Workload
+    found: Solution | Infeasible
+    picks: Picks = Picks()
+    conversions: tuple[Conversion, ...] = ()
+    plan: schedules.Schedule | None = None
+
+    def plot(self, kind: str = "nest", einsum: str | None = None, tell: Tell = silent) -> Picture:
+        """A picture, which a notebook shows and `.save("x.pdf")` writes: nest, roofline, breakdown, ski-slope, residency (of a schedule).
+
+        einsum: whose nest or slope. Raises ValueError.
+        """
+        from dse.frontend import pictures
+
+        return pictures.of_mapped(self, kind, einsum, tell)
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """Metrics by name, as in `dse map --format json`; status and reason where nothing fits."""
+        if isinstance(self.found, Infeasible):
+            return {"status": "infeasible", "reason": str(self.found)}
+        return explain.totals(self.arch, self.found)
+
+    @property
+    def einsums(self) -> Answer:
+        """A row per different einsum, its nest in `mapping`."""
+        return Answer(pa.Table.from_pylist([] if isinstance(self.found, Infeasible) else explain.document(self.arch, self.workload, self.found)["einsums"]))
+
+    def __getattr__(self, name: str) -> Any:
+        """energy_pj, latency_ns, ...: any of the totals."""
+        if not name.startswith("_") and name in self.totals:
+            return self.totals[name]
+        raise AttributeError(f"{name} is no result here; there are {', '.join(self.totals)}")
+
+    def frame(self) -> Any:
+        return self.einsums.frame()
+
+    def text(self, einsum: str | None = None, room: int = screen.WIDE) -> str:
+        """What `dse map` prints. einsum: whose nest and traffic; "all": of each; None: of the costliest."""
+        if isinstance(self.found, Infeasible):
+            return screen.safe(f"infeasible: {self.found}\n")
+        told = screen.block(explain.conversions(self.conversions, self.picks.objective), room) if self.conversions else ""
+        return screen.solution(self.arch, self.workload, self.found, einsum, room) + told
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        heads = [(key, screen.fact(key, value)) for key, value in self.totals.items()]
+        return f"<h4>{html.escape(f'{self.workload.name} on {self.arch.name}')}</h4>" + _html(("metric", "value"), heads) + self.einsums._repr_html_()
+
+
+def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[str] = (), schedule: str | Path = "", tell: Tell = silent,
+        **sets: Any) -> Mapped:
+    """Solve one workload on one machine; kept in $DSE_CACHE, so that the next question to it is quick.
+
+    workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
+    layouts: "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one.
+    schedule: a file with a schedule (docs/model.md, Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone.
+    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "perfect"}.
+    Raises ValueError in one line per fault.
+    """
+    picks, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    given = [_layout(text) for text in layouts]
+    if given and picks.reuse != "none":
+        raise ValueError(f"layout {layouts[0]}: solver.reuse = {picks.reuse} counts no layouts; leave one of both out")
+    if schedule:
+        if given:
+            raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
+        return _around(arch, loaded, picks, Path(schedule), tell)
+    if picks.layout != "row_major" and given:
+        raise ValueError(f"layout {layouts[0]}: solver.layout = {picks.layout} chooses them; leave one of both out")
+    if picks.layout != "row_major" and picks.reuse == "none":
+        one = solve.kept_layouts(arch, loaded, picks, tell)
+        found = one if isinstance(one, Infeasible) else [one]
+    else:
+        found = solve.kept(arch, loaded, picks, tell)
+    if given and isinstance(found, list):
+        found = solve.in_layouts(arch, loaded, picks, found[0], given)
+    if isinstance(found, Infeasible):
+        return Mapped(arch, loaded, found, picks)
+    best = found[0]
+    own = replace(best, schedule=None) if best.schedule and best.schedule.plain() else best
+    return Mapped(arch, converted(loaded, best.conversions), own, picks, best.conversions, best.schedule)
+
+
+def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
+    """Mappings of one einsum that nothing beats in energy, latency and room of the outermost bounded memory: a row each, the least energy first; what is proven
+    stands in `certificate`. Arguments as of `map`; einsum: of a workload that has several. Raises ValueError in one line per fault."""
+    from dse.mapper.exact import pareto_mappings
+    from dse.mapping.space import dataflow
+
+    picks, spec = _asked(machine, sets)
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    if picks.reuse != "none" or picks.mapper != "optimal":
+        raise ValueError("a front is of single einsums, each by the exact search; leave solver.reuse and solver.mapper out")
+    groups = unique(loaded)
+    own = [group.einsum for group in groups if einsum in group.names] if einsum else [group.einsum for group in groups]
+    if len(own) != 1:
+        names = ", ".join([*(group.einsum.name for group in groups[:6]), *(["..."] if len(groups) > 6 else [])])
+        what = f"no einsum {einsum}" if einsum else f"{len(groups)} different einsums"
+        raise ValueError(f"{workload}: {what}; a front is of one, name it with --einsum: {names}")
+    (e,) = own
+    found = pareto_mappings.front(Problem(arch, e, "energy"), picks.tiles, dataflow(picks.dataflow, e, arch))
+    if isinstance(found, Infeasible):
+        raise ValueError(f"{workload} on {arch.name}: {found}")
+    rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": one.room_bytes,
+             "nest": str(one.cost.mapping), "certificate": found.certificate} for one in found.members]
+    return Answer(pa.Table.from_pylist(rows))
+
+
+def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
+    """A picture of where the elements of a tensor lie in the outermost level; nothing is solved. text: "TENSOR=TEXT" as in `map`. Raises ValueError."""
+    from dse.frontend import pictures
+
+    _, spec = _asked(machine, sets)
+    tensor, _, own = _layout(text)
+    return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
+
+
+def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: Tell = silent) -> Mapped:
+    whole, given = directives.load(path, workload, arch, partly=True)
+    try:
+        found, plan = solve.around(arch, whole, picks, given, tell)
+        return Mapped(arch, whole, found, picks, plan=plan)
+    except ValueError as fault:
+        raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
+
+
+def _layout(text: str) -> tuple[str, str, str]:
+    """(tensor, level, layout) of TENSOR[@LEVEL]=TEXT."""
+    match = re.fullmatch(r"\s*(\w+)(?:@(\w+))?\s*=\s*(\S.*)", text)
+    if not match:
+        raise ValueError(f'layout {text}: write TENSOR=TEXT or TENSOR@LEVEL=TEXT, e.g. I="N H W/16 C w16"')
+    return match[1], (match[2] or "").upper(), match[3]
+
+
+def _asked(machine: str, sets: Mapping[str, Any]) -> tuple[Picks, Machine]:
+    """The picks and the machine that keys as in --set ask for."""
+    faults = read.Faults([])
+    picks = read.solver({key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}, faults)
+    if picks.share:
+        faults.add(f"solver.share = {picks.share:g}: machines of a study share schedules, this is one machine; leave it out")
+    if faults.lines:
+        raise ValueError("\n".join(faults.lines))
+    return picks, spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """What one workload keeps on chip of one machine between its operations."""
+
+    arch: Arch
+    workload: Workload
+    found: Reuse
+
+    @property
+    def configurations(self) -> Answer:
+        """Main-memory traffic of GOGETA's configurations and of the optimum, a row each."""
+        one = explain.residency(self.arch, self.workload, self.found)[1][0]
+        return Answer(pa.Table.from_pylist([dict(zip(one.header, row, strict=True)) for row in one.rows]))
+
+    def plot(self) -> Picture:
+        """Which tensor stays when, in the optimum."""
+        from dse.frontend import pictures
+
+        return pictures.of_stays(self.arch, self.workload, self.found)
+
+    def document(self) -> dict[str, Any]:
+        """What `dse residency --format json` prints."""
+        facts, tables = explain.residency(self.arch, self.workload, self.found)
+        names = [e.name.partition("@")[0] for e in self.found.operations]
+        first = self.per if len(names) > self.per else 0  # a period with a period before it
+        edges = [{"source": names[e.source], "target": names[e.target], "tensor": e.tensor.partition("@")[0], "pattern": e.pattern, "transitive": e.transitive,
+                  "multicast": e.multicast, "to_next_period": e.target // self.per > e.source // self.per}
+                 for e in self.found.edges if first <= e.source < first + self.per]
+        return {**facts, **{key: [dict(zip(t.header, row, strict=True)) for row in t.rows]
+                            for key, t in zip(("configurations", "phases", "stays"), tables, strict=True)}, "edges": edges}
+
+    @property
+    def per(self) -> int:
+        """Operations of a period."""
+        return sum(len(stage) for phase in self.found.phases for stage in phase.stages)
+
+    def text(self, room: int = screen.WIDE) -> str:
+        """What `dse residency` prints."""
+        return screen.residency(self.arch, self.workload, self.found, room)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def residency(workload: str, machine: str, *, method: str = "corrected", **sets: Any) -> Stays:
+    """What stays on chip between the operations of a workload, in the first level below main memory: GOGETA's configurations (arXiv 2303.11499), the optimum.
+
+    method: gogeta-published classifies edges as printed there, and counts as its figures do (docs/reuse.md). sets: fields of the machine and
+    `solver.fuse_elementwise`, as in `map`.
+    Raises ValueError in one line per fault.
+    """
+    picks, spec = _asked(machine, sets)
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    if method not in CLASSIFIERS:
+        raise ValueError(f"method = {method} must be {' or '.join(CLASSIFIERS)}")
+    if len(arch.levels) < 2 or not (bits := arch.levels[1].capacity_bits):
+        raise ValueError(f"{machine}: needs a bounded memory below main memory; give its second memory a capacity")
+    if short := outermost.least(arch, loaded):
+        raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
+    found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
+    return Stays(arch, loaded, replace(found, scheduled=_scheduled(arch, loaded, picks)) if found.crowded else found)
+
+
+def _scheduled(arch: Arch, workload: Workload, picks: Picks) -> float:
+    """Words that the schedule of `solver.reuse = optimal` moves, where its nests are soon found; else 0."""
+    if arch.felt() or workload.repeats or len(workload.einsums) > SOON[0] or len(unique(workload)) > SOON[1]:
+        return 0.0
+    solved = solve.solve(arch, workload, replace(picks, reuse="optimal"))
+    return solved[0].memory.moved_words if isinstance(solved, list) and solved[0].memory else 0.0
+
+
+def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | None = None, address: str | None = None,
+          progress: Callable[[Any], None] | None = None, **sets: Any) -> Run:
+    """Run a study, or go on with it, and open its folder.
+
+    out: the folder (default: runs/<name>). workers: actors (0: in this process, without Ray; None: one per core). progress: called about every second with
+    done, planned, rate, left_s and the rest of `dse status`. sets: keys of the study, **{"stop.points": 60}.
+    Raises ValueError in one line per fault of the study; a run that cannot go on says why in the same way.
+    """
+    from cluster import driver
+
+    read_in = studies.load(study, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
+    path = Path(out or f"runs/{read_in.name}")
+    driver.run(read_in, path, workers, address, progress)
+    return open(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One schedule of one machine of a run. row: its row of the table machines; chosen: why it was taken; solved: per workload, costed anew.
+
+    tried: a given schedule of one of the workloads on the same machine, in place of what was found.
+    """
+
+    machine: int
+    schedule: int
+    chosen: str
+    row: Mapping[str, Any]
+    solved: tuple[Mapped, ...]
+    tried: Mapped | None = None
+
+    def text(self, einsum: str | None = None, room: int = screen.WIDE) -> str:
+        """What `dse show` prints."""
+        head = screen.facts({key: value for key, value in self.row.items() if key not in QUIET}, self.chosen, room)
+        if self.tried is None:
+            return "\n".join([head, *(one.text(einsum, room) for one in self.solved)])
+        beside = screen.table(("metric", "found", "given", "change"), self.compared(), f"{self.tried.workload.name}: the schedule found, the one given")
+        return "\n".join([head, beside, self.tried.text(einsum, room)])
+
+    def compared(self) -> list[tuple[str, str, str, str]]:
+        """(metric, as found, as given, change); nothing where either does not fit."""
+        if self.tried is None or "energy_pj" not in self.tried.totals:
+            return []
+        own = next(one for one in self.solved if one.workload.name == self.tried.workload.name).totals
+        return [(key, screen.fact(key, own[key]), screen.fact(key, self.tried.totals[key]), _change(own[key], self.tried.totals[key]))
+                for key in ("energy_pj", "latency_ns", "steady_cycles", "edp_pj_ns") if key in own]
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return _html(("key", "value"), [(k, screen.fact(k, v)) for k, v in self.row.items() if v is not None]) + "".join(m._repr_html_() for m in self.solved)
+
+
+QUIET = ("key", "generation", "source", "model_version", "solver_version")  # of a machine's row: of use to who looks into the files
+
+
+@dataclass(slots=True)
+class Run:
+    """The folder of a run, also while the run goes on: each question sees what is there by then. con: another one after each statement that was stopped."""
+
+    path: Path
+    study: Study
+    con: DuckDBPyConnection
+    skip_damaged: bool = False
+    memory: str = "4GB"
+    seconds: float = 60.0
+
+    def sql(self, statement: str) -> Answer:
+        """One read-only statement over the views: `FROM designs`, ... Raises ValueError in one line."""
+        from analysis import db
+
+        return self._answered(lambda con: db.query(con, statement, self.seconds))
+
+    def _answered(self, ask: Callable[[DuckDBPyConnection], pa.Table]) -> Answer:
+        """What the connection answers. Once a statement is stopped there is a fresh one: the old one may be busy for long."""
+        from analysis import db
+
+        try:
+            return Answer(ask(self.con))
+        except (db.Stopped, KeyboardInterrupt):
+            self.con = connection(self.path, self.study, skip_damaged=self.skip_damaged, memory=self.memory)
+            raise
+
+    def status(self) -> dict[str, Any]:
+        return check.status(self.path, self.skip_damaged)
+
+    def objectives(self) -> list[str]:
+        return [f"{o.column}:{o.direction}" for o in self.study.objectives]
+
+    def front(self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False) -> Answer:
+        """Feasible points that no other one beats, best in the first objective first: their row of `designs`.
+
+        objectives: columns of points, "-x" or "x:max" maximises (default: the study's). by: a front for each value of these columns.
+        distinct: of points with equal objectives the first, and in `alike` how many there are.
+        """
+        from analysis import db
+
+        return self._answered(lambda con: db.front(con, objectives or self.objectives(), where, by, distinct, self.seconds))
+
+    def plot(self, kind: str = "front", point: str | int = "best") -> Picture:
+        """A picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline (of `point`), sensitivity, progress."""
+        from dse.frontend import pictures
+
+        return pictures.of_run(self, kind, point)
+
+    def report(self, path: str | Path) -> None:
+        """The run as one HTML file that needs no network. Raises ValueError."""
+        from dse.frontend import report_data
+
+        text = report_data.document(self)
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as fault:
+            raise ValueError(f"{path}: cannot be written ({fault.strerror}); give another name") from None
+
+    def show(self, point: str | int = "best", schedule: str | Path = "") -> Point:
+        """A point explained: MACHINE, "MACHINE.SCHEDULE", "best" or "best:COLUMN". Its mappings are costed anew; a stored cost that differs is a ValueError.
+
+        schedule: a file as in `map`, priced on the point's machine; einsums that it leaves out are mapped alone.
+        """
+        number, own, chosen = self._point(str(point))
+        rows = self.sql(f"FROM machines WHERE machine = {number}").table.to_pylist()
+        if not rows:
+            size = self.study.space.size
+            why = f"is not solved: {self.beyond(number)}" if number < size else f"is none; the space has machines 0 to {size - 1}"
+            raise ValueError(f"{self.path}: POINT = {point}: machine {number} {why}")
+        arch = spaces.decode(self.study.space, number)
+        solved = tuple(self._again(arch, number, own, str(point)) if rows[0]["status"] == "ok" and isinstance(arch, Arch) else ())
+        return Point(number, own, chosen, rows[0], solved, self._tried(arch, Path(schedule)) if schedule and isinstance(arch, Arch) else None)
+
+    def unfused(self, point: str | int = "best") -> list[str]:
+        """Of a point (the best of the front), a line per workload that runs layer by layer and exchanges much through main memory (`explain.unfused`)."""
+        if self.study.solver.reuse != "none":
+            return []
+        solved = self.show(point).solved
+        command = f"dse run {self.path / 'study.yaml'} --out NEW"
+        lines = [(one.workload.name, explain.unfused(one.arch, one.workload, one.found, command)) for one in solved if isinstance(one.found, Solution)]
+        return [f"{name}, {line}" if len(solved) > 1 else line for name, line in lines if line]
+
+    def beyond(self, number: int | None = None) -> str:
+        """Why a machine of the space has no row, and what helps; number: which, to ask it alone."""
+        status = self.status()
+        if status["state"] != "finished":
+            return f"the run is {status['state']}; dse status {self.path} says how far it is, dse resume {self.path} goes on with one that has stopped"
+        own = spaces.values(self.study.space, number).items() if number is not None else ()
+        alone = " ".join(f"--set {key}={_quoted(key, value)}" for key, value in own) or "--set of its parameters"
+        ended = str(status["reason"]).partition("; the front is empty")[0]
+        return f"the run ended before it ({ended}); dse run with a larger stop goes on, dse map WORKLOAD MACHINE {alone} asks it alone"
+
+    def _tried(self, arch: Arch, path: Path) -> Mapped:
+        """A given schedule, of the first workload that has its einsums."""
+        faults = []
+        for workload in studies.workloads_of(self.study):
+            try:
+                return _around(arch, workload, self.study.solver, path)
+            except ValueError as fault:
+                faults.append(str(fault))
+        raise ValueError(faults[0])
+
+    def _again(self, arch: Arch, number: int, schedule: int, point: str) -> Iterator[Mapped]:
+        for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
+            name = ref.name.replace("'", "''")
+            wanted = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
+            nests = self.sql(f"SELECT einsum, nest, gap_in_space, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}")
+            costs = self.sql(f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {wanted}").table.to_pylist()
+            stored, said = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs], [row["certificate"] for row in costs]
+            if not nests:
+                raise ValueError(f"{self.path}: POINT = {point}: machine {number} has no schedule {schedule}; try {number}.0")
+            copies = tuple(Conversion(**{**row, "readers": tuple(row["readers"].split(", "))}) for row in self.sql(
+                f"SELECT tensor, layout, \"to\", readers, energy_pj, latency_cycles, saved FROM conversions {wanted} ORDER BY place").table.to_pylist())
+            workload = converted(workload, copies)
+            whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
+            found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else solve.again(
+                arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
+                {row["einsum"]: (row["gap_in_space"] or 0.0, row["certificate"] or "") for row in nests})
+            if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
+                raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
+            plan = schedules.parse_schedule(whole[0]) if whole else None
+            yield Mapped(arch, workload, replace(found, certificate=said[0]) if whole else found, self.study.solver, copies, plan)
+
+    def _point(self, text: str) -> tuple[int, int, str]:
+        """(machine, schedule, why that one)."""
+        from analysis import db
+
+        word, colon, column = text.partition(":")
+        if word == "best":
+            names = [column] if colon else self.objectives()
+            front = self.front(names)
+            if not len(front):
+                raise ValueError(f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, reason FROM machines)")
+            row, first = next(iter(front)), db.column_of(names[0])
+            most = "most" if db.maximised(names[0]) else "least"
+            why = f"{most} {first} of all feasible machines ({screen.fact(first, row[first])})"
+            return row["machine"], row["schedule"], f"{text}: machine {row['machine']}, {why}"
+        if found := re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?", text):
+            return int(found[1]), int(found[2] or 0), f"machine {int(found[1])}"
+        raise ValueError(f"POINT = {text}: give MACHINE, MACHINE.SCHEDULE, best or best:COLUMN")
+
+    def neighbours(self, number: int) -> Answer:
+        """What one step of each parameter changes, among the machines that the run has solved; of a parameter without an order, all its other values."""
+        columns = [o.column for o in self.study.objectives]
+        at = spaces.values(self.study.space, number)
+        steps = [(axis.key, value, spaces.index_of(self.study.space, at | {axis.key: value})) for axis in self.study.space.axes
+                 for value in _steps(axis.values, at[axis.key])]
+        derived = ", ".join(str(index) for index in (number, *(index for _, _, index in steps)))
+        points = {row["machine"]: row for row in self.sql(f"FROM points WHERE machine IN ({derived}) AND schedule = 0")}
+        states = {row["machine"]: row["status"] for row in self.sql(f"SELECT machine, status FROM machines WHERE machine IN ({derived})")}
+        own = points.get(number)
+        found = []
+        for key, value, index in steps:
+            other = points.get(index)
+            status = states.get(index, "not solved") if other is None or other["feasible"] else "breaks a constraint"
+            changes = {f"{name}_change": _change(own[name], other[name]) if own and other else None for name in columns}
+            found.append({"parameter": key, "from": screen.fact(key, at[key]), "to": screen.fact(key, value), "machine": index, **changes, "status": status})
+        return Answer(pa.Table.from_pylist(found))
+
+
+class Differs(ValueError):
+    """A stored cost that the evaluator no longer confirms."""
+
+    exit_code = 1
+
+
+def _quoted(key: str, value: Any) -> str:
+    """A value as --set takes it, in a shell."""
+    text = f"{value:g} GB/s" if key.endswith(".bandwidth") else screen.fact(key, value) if key.endswith(".capacity") else str(value)
+    return f"'{text}'" if " " in text else text
+
+
+def _steps(values: Sequence[Any], own: Any) -> list[Any]:
+    """The values beside one's own in an axis of numbers; all others of a choice."""
+    if any(isinstance(value, str | bool) for value in values):
+        return [value for value in values if value != own]
+    i = values.index(own)
+    return [values[k] for k in (i - 1, i + 1) if 0 <= k < len(values)]
+
+
+def _change(own: float, other: float) -> str:
+    return f"{100 * (other / own - 1):+.1f} %" if own else ""
+
+
+def open(path: str | Path, *, skip_damaged: bool = False, memory: str = "4GB", seconds: float = 60.0) -> Run:
+    """The run in a folder, for .sql(), .front(), .show(), .neighbours() and .status(). Raises ValueError if there is none, or if one of its files is damaged.
+
+    skip_damaged: parts that are not byte for byte what was committed are left out. memory, seconds: what DuckDB and a statement may take.
+    """
+    study = study_of(path)
+    return Run(Path(path), study, connection(path, study, skip_damaged=skip_damaged, memory=memory), skip_damaged, memory, seconds)
+
+
+def connection(path: str | Path, study: Study, *, skip_damaged: bool = False, memory: str = "4GB") -> DuckDBPyConnection:
+    """The views of a run, with those that are computed when asked."""
+    from analysis import computed, db
+
+    schemas = {table: record.schema(table, studies.columns(study, table)) for table in record.STORED}
+    ask = derived.Asked(Path(path), study)
+    con: DuckDBPyConnection = db.connect(path, schemas, computed.Computed(derived.functions(ask), derived.uniques(ask)), skip_damaged=skip_damaged, memory=memory)
+    return con
+
+
+def study_of(text: str | Path) -> Study:
+    """The study of a run, if it is the one that its rows are of. Raises ValueError."""
+    root = Path(text)
+    path = root / folder.STUDY
+    if not root.is_dir() or not (path.exists() or (root / folder.MANIFEST).exists()):
+        raise ValueError(folder.absent(root))
+    manifest = folder.read(root)
+    if lines := folder.heads(root, manifest) or ([] if path.exists() else [f"{path}: missing; {folder.way_on(root)}"]):
+        raise folder.Damaged("\n".join(lines))
+    study = studies.load(path, within=root)
+    if lines := folder.same_study(root, manifest, studies.identity(study)):
+        raise folder.Damaged("\n".join(lines))
+    if manifest.groups and folder.env(root, manifest) is None:
+        logging.getLogger("dse").warning("%s: lost, damaged or of another run; %s", root / folder.ENV, folder.way_on(root))
+    return study
+
+
+def _html(header: Sequence[str], rows: Sequence[Sequence[Any]], measures: Sequence[str] = ()) -> str:
+    """A table of cells that are text and nothing else. measures: as in `screen.table`."""
+    columns = [screen.cells(measure, [row[i] for row in rows]) for i, measure in enumerate(measures or header)]
+    heads = "".join(f"<th>{html.escape(screen.safe(name))}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td><pre>{html.escape(cell)}</pre></td>" if "\n" in cell else f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
+                   for line in zip(*columns, strict=True))
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"

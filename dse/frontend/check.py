@@ -1,0 +1,112 @@
+"""What a file of the user is: machine, study or workload, checked whole; and what comes along by name."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from dse.frontend import keys
+from dse.run import folder, record
+from dse.solve import solve
+from dse.study import read
+from dse.study import study as studies
+from hw import machine
+from workloads import catalog, document, text
+from workloads.graph import Layer, Workload, layer_table, warnings
+
+KINDS = {"machine": {*machine.HEAD, "nodes"}, "study": set(read.KEYS), "workload": {"name", "extents", "einsums", "weights"}}
+
+
+def file(text: str) -> tuple[str, list[Layer]]:
+    """What a valid file, or a workload of the catalog, is: in a line, and the layer table of a workload.
+
+    Raises ValueError with one line per fault.
+    """
+    path = Path(text)
+    if not path.exists() and text.partition(":")[0] in catalog.names():
+        return _workload(text)
+    kind = _kind(path) if path.suffix in (".yaml", ".yml") else "workload"
+    if kind == "machine":
+        arch = machine.arch(machine.load(str(path)))
+        return f"machine {arch.name}, {arch.instances(len(arch.levels))} lanes, {arch.area_mm2():.4g} mm2", []
+    if kind == "study":
+        study = studies.load(path)
+        line = f"study {study.name}, {study.space.size} machines, workloads {', '.join(ref.name for ref in study.workloads)}"
+        return line + _warned(*study.loaded), []
+    found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
+    if found.suffix.lower() not in read.SUFFIXES or not found.is_file():
+        raise ValueError(f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx or a .pt2 file")
+    return _workload(text)
+
+
+def _workload(source: str) -> tuple[str, list[Layer]]:
+    workload = catalog.load(source)
+    fused = f", {len(workload.folded)} operators fused into their producers" if workload.folded else ""
+    line = f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, {workload.parameters} parameters{fused}"
+    return line + _warned(workload), layer_table(workload)
+
+
+def _warned(*workloads: Workload) -> str:
+    return "".join(f"\nwarning: {line}" for line in dict.fromkeys(line for w in workloads for line in warnings(w)))
+
+
+def _kind(path: Path) -> str:
+    """By most known keys, so that one misspelt key does not make a machine a workload. Raises ValueError."""
+    data, faults = document.read(path)
+    faults = faults if data is None or document.is_kind(data, {*machine.KEYS, *read.KIND, *text.KIND}) else []
+    known = {kind: len(keys & set(data)) for kind, keys in KINDS.items()} if isinstance(data, dict) else {}
+    kind = max(known, key=lambda kind: known[kind], default="")
+    if not faults and not (kind and known[kind]):
+        faults = ["is no machine (clock_mhz, nodes), no study (workloads, machine, space, objectives) and no workload (extents, einsums)"]
+    if faults and kind != "machine":  # the other readers name repeated keys themselves, or not at all
+        raise ValueError("\n".join(f"{path}: {line}" for line in faults))
+    return kind
+
+
+def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """(header, rows) of what exists: workloads, machines, solvers, columns or keys."""
+    if what == "keys":
+        return keys.Key._fields, list(keys.listing())
+    if what == "workloads":
+        return catalog.Entry._fields, list(catalog.entries())
+    if what == "machines":
+        archs = [machine.arch(machine.load(name)) for name in machine.names()]
+        return ("machine", "levels", "lanes", "area_mm2", "slower than the clock"), [
+            (arch.name, " > ".join(level.name for level in arch.levels), arch.instances(len(arch.levels)), arch.area_mm2(), ", ".join(arch.slow_levels()))
+            for arch in archs]
+    if what == "solvers":
+        return ("key", "value", "does"), [
+            *(("solver.tiling", name, _does(tiler) if tiler else "tiles as the mapper of solver.mapper finds them") for name, tiler in solve.TILING.items()),
+            *(("solver.mapper", name, _does(mapper)) for name, mapper in solve.DATAFLOW.items()),
+            *(("solver.tiles", name, does) for name, does in solve.TILES.items()),
+            *(("solver.dataflow", name, does) for name, does in solve.DATAFLOWS.items()),
+            *(("solver.layout", name, does) for name, does in solve.LAYOUT.items()),
+            *(("solver.reuse", name, does) for name, does in solve.REUSE.items())]
+    return ("table", "column", "type", "unit", "meaning"), [
+        (table, name, c.dtype, c.unit, c.meaning) for table in record.TABLES for own in (record.TABLES, record.OWN) for name, c in own.get(table, {}).items()]
+
+
+def _does(solver: solve.Mapper) -> str:
+    return (solver.__doc__ or "").split("\n")[0]
+
+
+def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
+    """status.json of a run; "running" is "killed" where the process that wrote it is known to be gone. Raises Damaged, for parts only if not told to skip."""
+    manifest, wrong = folder.sound(root)
+    if wrong and not skip_damaged:
+        raise folder.Damaged("\n".join(f"{line}; {folder.way_on(root)}" for lines in wrong.values() for line in lines))
+    facts = folder.status(root, manifest.identity)
+    if facts is None and (manifest.groups or (root / folder.STATUS).exists()):
+        raise folder.Damaged(f"{root / folder.STATUS}: lost, damaged or of another run; {folder.way_on(root)}")
+    facts = facts or {"state": "not started", "done": 0}
+    if not (isinstance(then := facts.get("time", 0.0), int | float) and 0 <= then < 1e11):
+        raise folder.Damaged(f"{root / folder.STATUS}: time = {str(then)[:40]} is none; {folder.way_on(root)}")
+    if facts.get("state") not in ("running", "not started") and facts.get("published", 0) < manifest.generation - 1:  # opening a run publishes once
+        behind = f"tells of generation {facts.get('published')} of {folder.MANIFEST}, which is at {manifest.generation}"
+        raise folder.Damaged(f"{root / folder.STATUS}: {behind}; older than the rows, or a run is starting: {folder.way_on(root)}")
+    process, _, host = str(facts.get("process", "")).partition(" on ")
+    if facts.get("state") == "running" and host == socket.gethostname() and os.path.exists("/proc/self") and not os.path.exists(f"/proc/{process}"):
+        return facts | {"state": "killed", "reason": "its process is gone; dse resume goes on", "left_s": None}
+    return facts

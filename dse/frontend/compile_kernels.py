@@ -1,0 +1,46 @@
+"""Compile all kernels into their caches on disk, two processes at a time, a minute or two, so that no command waits for it: python -m dse.frontend.compile_kernels"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+
+from dse.mapper.exact import ragged
+from dse.mapper.exact.optimal import optimal
+from dse.sim.einsum import bound_kernels
+from dse.sim.einsum.evaluate import Problem
+from dse.solve.sharing import shared_mappings
+from hw import machine, space
+from hw.columns import Table
+from workloads import catalog
+
+
+def problem(on: str) -> Problem:
+    return Problem(machine.arch(machine.load(on)), catalog.load("gemm:m=4,n=4,k=4").einsums[0], "energy")
+
+
+def search() -> None:
+    """The longest part: with the local search, too."""
+    optimal(problem("edge_array"))
+    optimal(problem("edge_array"), budget=1)
+
+
+def beside() -> None:
+    """What stands beside the search."""
+    one, few = problem("edge_array"), Table(space.parse(machine.load("edge_array"), {"clock_mhz": [100, 200]})).columns(np.arange(2))[1]
+    bound_kernels.in_turn([(one.einsum, 1)], few)
+    cell = shared_mappings.cell(one.arch, few, lambda _: one.arch)
+    shared_mappings.raised(cell, np.zeros(2), 0, 1.0, 1.0, shared_mappings.units_of(cell, one.einsum), shared_mappings.least_on(cell, one.einsum).cycles)
+    ragged.solved(problem("smv"))
+
+
+def main() -> None:
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        for done in [pool.submit(part) for part in (search, beside)]:
+            done.result()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Every key of machine, study and workload files: values and defaults from the schemas that check the files, units and meanings from here (`dse list keys`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+
+from dse.solve.solve import Picks
+from dse.study.plan import Limits, Stop
+from dse.study.sampler import Search
+from hw import machine
+from hw.arch import Array, Lane, Machine, Memory, Tiling
+from workloads.text import Entry, File
+
+
+class Key(NamedTuple):
+    """values: what is allowed; default: empty where the key is needed, none where leaving it out has a meaning of its own."""
+
+    file: str
+    key: str
+    default: str
+    meaning: str
+    unit: str
+    values: str
+
+
+Meanings = Mapping[str, tuple[str, str]]  # key -> (unit, meaning)
+
+
+def _energies(node: type) -> Meanings:
+    """Keys whose meaning stands where they are declared."""
+    return {own.name: ("pJ", own.metadata["says"]) for own in fields(node) if "says" in own.metadata}
+
+
+# What is read by hand and has no schema: values and default beside unit and meaning.
+STUDY: dict[str, tuple[str, str, str, str]] = {
+    "name": ("letters, digits, - and _", "the file's name", "", "name of the run folder under runs/"),
+    "workloads": ("list", "", "", "names as in dse list workloads, paths, or mappings with the keys below; quote names with commas"),
+    "workloads[].workload": ("text", "none", "", "a name or path, as in dse map"),
+    "workloads[].file": ("path", "none", "", "a .onnx, .pt2, .yaml or .mtx file, relative to the study; instead of workload"),
+    "workloads[].bind": ("{symbol: number}", "{}", "", "sizes of the symbols of an ONNX file, e.g. {N: 1}"),
+    "workloads[].bits": ("{weights: number, activations: number}", "{}", "bits", "of words, instead of the machine's or the file's, e.g. {weights: 8}"),
+    "workloads[].weight": ("number > 0", "1", "", "of the workload in sums over the workloads"),
+    "workloads[].name": ("text", "the workload's", "", "its name in objectives, constraints and tables"),
+    "machine": ("name or path", "", "", "the template: a name as in dse list machines, or a .yaml file"),
+    "space": ("{field: values}", "", "", "what varies: any field of the machine as a list, "
+              "{from, to, step}, {linear: [from, to, count]} or {log: [from, to, count]}"),
+    "constraints": ("list of comparisons", "[]", "", "fields, area_mm2, leak_mw, metrics (latency_ns[net] of one workload), + - * /, < <= > >= =="),
+    "objectives": ("list", "", "", "metric, {metric: sum, max, geomean or a workload}, {metric: ..., direction: max}; metrics: energy_pj, latency_ns, "
+                   "edp_pj_ns, power_mw, throughput, latency_cycles; area_mm2"),
+    "unknown": ("error, movement", "error", "", "operators that nobody knows and that could be products: refused, or counted as data movement"),
+    "workers": ("whole number >= 0", "one per core", "", "actors; 0: in this process, without Ray; may change between resumes"),
+    "sink": ("driver", "driver", "", "who writes the parts; may change between resumes"),
+}
+SEARCH: Meanings = {
+    "method": ("", "how machines are chosen; nsga2, nsga3 and tpe learn from earlier ones"),
+    "seed": ("", "the same seed asks for the same machines"),
+    "generation": ("machines", "asked at a time; 0: 256, with prune 32 doubling to 4096, 4 of tpe, 16 of nsga2 and nsga3"),
+    "population": ("machines", "of nsga2 and nsga3"),
+    "startup": ("machines", "asked by a Sobol sequence before tpe begins"),
+    "prune": ("", "a machine whose bounds a schedule of an earlier generation dominates is not solved: the front stays that of all machines"),
+}
+STOP: Meanings = {
+    "points": ("machines", "stop after so many; none: all of the space"),
+    "hours": ("h", "stop at the end of a generation after so long, all sessions together"),
+    "hypervolume_gain": ("share", "stop when the front's hypervolume grew by less over the last 4 generations"),
+}
+SOLVER: Meanings = {
+    "objective": ("", "what each mapping is best in"),
+    "tiling": ("", "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule"),
+    "mapper": ("", "who finds mappings: dse list solvers"),
+    "tiles": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
+    "dataflow": ("", "of the mapper optimal: what stands still while the lanes of an array loop in time; row_stationary: rows of a window on an array of two "
+                 "dimensions; einsums without such a tensor are free"),
+    "near": ("share", "of the mapper optimal: what is proven to be above the optimum by no more than this share is not searched further; 0: prove all"),
+    "share": ("share", "of least energy, with reuse tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules "
+              "(tiles) or the mappings of each einsum, none more than this share above what it would cost if each was solved (docs/reuse.md, Many machines); "
+              "0: each is"),
+    "layout": ("", "how tensors between einsums lie in main memory, where lines, rows or banks are described: dse list solvers"),
+    "reuse": ("", "what stays on chip between einsums, and which share loops: dse list solvers"),
+    "weights": ("", "of reuse pipelines and kapla: pinned: weights are there before the run; streamed: loaded in every one"),
+    "spatial_layer_pipe": ("", "of reuse pipelines and kapla: einsums may run side by side, on rectangles of nodes"),
+    "temporal_layer_pipe": ("", "of reuse pipelines and kapla: einsums side by side may hand on in granules of one loop"),
+    "steady_cycles": ("cycles", "of reuse pipelines: at most so many for a run where runs follow back to back (without fill, of one pipeline); 0: any"),
+    "fuse_elementwise": ("", "one-to-one functions are fused into their producer and cost no traffic (docs/files.md, Workload)"),
+    "seed": ("", "of mappers that draw at random"),
+}
+LIMITS: Meanings = {
+    "errors": ("machines", "a run stops after so many errors"),
+    "share": ("share", "or after errors of this share of the machines"),
+    "seconds": ("s", "deadline of one machine; a resume tries it again"),
+}
+MACHINE: Meanings = {
+    "name": ("", "default: the file's name"),
+    "clock_mhz": ("MHz", "the one clock of the machine"),
+    "nodes": ("", "memories and arrays from the outermost in, the compute last; the keys below"),
+    "node_nm": ("nm", "technology node, for the tables of SRAM and logic"),
+    "cell": ("", "SRAM cells: low operating power or high performance"),
+    "word_bits": ("bit", "size of an element that names none of its own; default: the bits of the compute kind"),
+    "overlap": ("", "buffered: fills overlap work where a level double-buffers; free: all do, the convention of tools that take the largest busy time"),
+    "tiling": ("", "for solver.tiling: smaug; the keys of tiling below"),
+}
+MEMORY: Meanings = {
+    **_energies(Memory),
+    "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
+    "width_bits": ("bit", "moved by one action (a read or a write)"),
+    "kind": ("", "picks the component table; custom: energies, bandwidth and area are all given here"),
+    "capacity": ("B", "of one instance; none: unbounded"),
+    "banks": ("", "sram: arrays that split the capacity and work side by side"),
+    "channels": ("", "DRAM: bandwidths and background powers add up"),
+    "bandwidth": ("GB/s", "of one instance; none: the table's"),
+    "actions_per_cycle": ("1/cycle", "bandwidth in actions of width_bits, inf: without limit; instead of bandwidth"),
+    "leak_mw": ("mW", "leakage of one instance, all banks; of a DRAM its background power"),
+    "area_mm2": ("mm2", "of one instance, all banks"),
+    "cycle_ns": ("ns", "sram: least time between two accesses of an array"),
+    "ports": ("", "shared: reads and writes share the bandwidth; separate: each has it"),
+    "double_buffer": ("", "the next tile is filled during work on this one: tiles that change take twice their room; false: work inside stops meanwhile"),
+    "bypass": ("", "tensors may skip this level; default: true but for the outermost"),
+    "skip_first_read": ("", "the first read of an output element costs nothing: there is nothing to add to yet"),
+    "slow": ("", "an array slower than the clock takes whole cycles (divide), or makes the machine infeasible"),
+    "holds": ("", "which parts of an einsum may stand there: the first input, its other inputs (weight), the output"),
+    "burst": ("B", "moved at once, a line or burst; layouts are felt where it is given"),
+    "partial_write": ("", "of a line written in part: bytes are masked, or the line is read before (rmw)"),
+    "row": ("B", "of DRAM, open per bank until another one is asked for"),
+    "row_banks": ("", "DRAM banks; none: 1"),
+    "row_interleave": ("B", "banks take turns every so many bytes; none: a row"),
+    "row_ns": ("ns", "from one opening of a row to the next in the same bank"),
+    "bank_map": ("", "sram: words lie over the banks in turn (word), in turn turned by the row (xor), or in blocks; bank conflicts are felt where it is given"),
+    "dma_ns": ("ns", "time of one DMA descriptor"),
+    "dma_queues": ("", "descriptors at a time; none: 1"),
+    "dma_strides": ("", "a descriptor repeats a run over so many strides; none: 0"),
+    "prefetch_lines": ("", "consecutive lines that a miss brings"),
+    "prefetch_run": ("", "misses per run, as measured; with prefetch_line"),
+    "prefetch_line": ("", "misses per line, as measured"),
+    "miss_ns": ("ns", "time that a miss adds"),
+}
+ARRAY: Meanings = {
+    **_energies(Array),
+    "array": ("", "makes the node an array: copies of all that follows"),
+    "dims": ("", "size per dimension, e.g. {x: 16, y: 16}"),
+    "multicast": ("", "one read serves all lanes that want the same element; or the dimensions in which it does"),
+    "reduce": ("", "lanes add their partial outputs on the way out; or the dimensions in which they do"),
+    "ramp": ("", "a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights, inputs"),
+    "rim": ("", "of a mesh: where on it the level outside stands; edge: along its first and last column"),
+    "source": ("", "of a mesh: whence lanes take a word that many want: all from the level outside along one tree, or each from the nearest lane that has it"),
+}
+LANE: Meanings = {
+    **_energies(Lane),
+    "compute": ("", "makes the node the compute, the last one"),
+    "kind": ("", "picks the component table; custom: all numbers are given here"),
+    "ops_per_cycle": ("1/cycle", "operations of one lane"),
+    "leak_mw": ("mW", "leakage of one lane"),
+    "area_mm2": ("mm2", "of one lane"),
+    "vector_lanes": ("", "lanes of the machine's one vector unit, which does all that is no multiply-accumulate; 0: the array's lanes do it"),
+    "vector_kind": ("", "number format of the vector unit; default: kind"),
+}
+TILING: Meanings = {
+    "preference": ("", "which dimensions to cut; the first that fits is taken"),
+    "minimum": ("", "smallest useful tile per operator and tensor, e.g. {convolution.inputs: [1, kernel, full, macs]}"),
+    "align": ("elements", "the innermost dimension is stored in multiples of it"),
+    "pes": ("", "output channels side by side; none: the array's"),
+    "macs": ("", "input channels that each reduces per step; none: the array's"),
+    "vector": ("", "channels at a time of what is no product; none: the vector unit's lanes, or 8"),
+}
+FILE: Meanings = {
+    "name": ("", "default: the file's name"),
+    "extents": ("", "size of every rank"),
+    "einsums": ("", "texts, or mappings with the keys below"),
+    "weights": ("", "tensors that are there before the run"),
+}
+ENTRY: Meanings = {
+    "text": ("", 'e.g. "H[b,m,f] += X[b,m,d] * W[d,f]"; a convolution reads I[n,c,2*p+r,2*q+s]'),
+    "name": ("", "default: the name of its output"),
+    "repeat": ("", "how often it runs in a row"),
+    "extents": ("", "sizes of ranks for this einsum alone"),
+    "sizes": ("elements", "stored shape of a tensor where padding or cropping makes it differ"),
+    "bits": ("bit", "of an element, per tensor; default: the machine's word"),
+    "density": ("share", "of nonzeros, per tensor"),
+    "format": ("", "dense or csr, per tensor"),
+}
+SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
+    ("study", "search.", Search, SEARCH), ("study", "stop.", Stop, STOP), ("study", "solver.", Picks, SOLVER), ("study", "limits.", Limits, LIMITS),
+    ("machine", "", Machine, MACHINE), ("machine", "memory.", Memory, MEMORY), ("machine", "array.", Array, ARRAY),
+    ("machine", "compute.", Lane, LANE), ("machine", "tiling.", Tiling, TILING),
+    ("workload", "", File, FILE), ("workload", "einsums[].", Entry, ENTRY))
+
+
+def listing() -> Iterator[Key]:
+    for key, (values, default, unit, meaning) in STUDY.items():
+        yield Key("study", key, default, meaning, unit, values)
+    for file, prefix, kind, meanings in SCHEMAS:
+        schema = machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True)
+        for name, one in _properties(schema).items():
+            unit, meaning = meanings.get(name, ("", ""))
+            yield Key(file, prefix + name, "" if name in schema.get("required", ()) else _default(one), meaning, unit, _values(one))
+
+
+def schema(file: str) -> dict[str, Any]:
+    """JSON Schema of machine, study or workload files, for editors: what `dse list keys` prints. `dse check` checks more, and across keys."""
+    own = {prefix.rstrip(".").removesuffix("[]"): (machine.schema() if kind is Machine else TypeAdapter(kind).json_schema(by_alias=True), meanings)
+           for name, prefix, kind, meanings in SCHEMAS if name == file}
+    if file == "study":
+        top = {key: {"description": _described(unit, meaning)} for key, (_, _, unit, meaning) in STUDY.items() if "[]" not in key}
+        whole: dict[str, Any] = {"type": "object", "properties": top, "additionalProperties": False,
+                                 "required": [key for key in top if not STUDY[key][1]]}
+        whole["properties"] |= {key: _closed(one, meanings) for key, (one, meanings) in own.items()}
+    else:
+        whole = _closed(*own.pop(""))
+        kinds = {"memory": "Memory", "array": "Array", "compute": "Lane", "tiling": "Tiling", "einsums": "Entry"}
+        whole["$defs"] |= {kinds[key]: _closed(whole["$defs"][kinds[key]], meanings) for key, (_, meanings) in own.items()}
+    if file == "machine":
+        whole["$defs"]["Memory"]["properties"]["actions_per_cycle"]["anyOf"].append({"const": "inf"})  # a text in YAML 1.1
+    if file == "workload":
+        whole["properties"]["einsums"]["items"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Entry"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"dse {file}", **{key: one for key, one in whole.items() if key != "title"}}
+
+
+def _closed(schema: Mapping[str, Any], meanings: Meanings) -> dict[str, Any]:
+    """With meanings instead of docstrings; other keys are faults."""
+    own = {name: {**{key: what for key, what in one.items() if key not in ("title", "description")}, "description": _described(*meanings[name])}
+           for name, one in _properties(schema).items()}
+    return {**{key: one for key, one in schema.items() if key not in ("title", "description")}, "properties": own, "additionalProperties": False}
+
+
+def _described(unit: str, meaning: str) -> str:
+    return f"{meaning} ({unit})" if unit else meaning
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    own = schema if "properties" in schema else schema["$defs"][schema["$ref"].rpartition("/")[2]]
+    return dict(own["properties"])
+
+
+def _default(one: Mapping[str, Any]) -> str:
+    given = one.get("default", {"object": {}, "array": []}.get(one.get("type", "")))
+    choices = one.get("items", {}).get("enum")
+    return "all" if choices and list(given) == choices else "{}" if isinstance(given, dict) else _shown(given)
+
+
+def _shown(value: Any) -> str:
+    """As YAML has it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _values(one: Mapping[str, Any]) -> str:
+    """A JSON schema in few words."""
+    if "enum" in one:
+        return ", ".join(map(str, one["enum"]))
+    if "anyOf" in one:
+        return " or ".join(text for part in one["anyOf"] if (text := _values(part)))
+    if "pattern" in one:
+        return "size, e.g. 128 KiB" if "KiB" in one["pattern"] else "rate, e.g. 12.8 GB/s" if "GB/s" in one["pattern"] else "name"
+    kind = one.get("type")
+    if kind in ("integer", "number"):
+        least = f" > {one['exclusiveMinimum']:g}" if "exclusiveMinimum" in one else f" > {one['gt']:g}" if "gt" in one else (
+            f" >= {one['minimum']:g}" if "minimum" in one else "")
+        return f"{'whole number' if kind == 'integer' else 'number'}{least}"
+    if kind == "array":
+        return f"list of {_values(one.get('items', {})) or 'entries'}"
+    return {"boolean": "true, false", "string": "text", "object": "mapping", "null": ""}.get(str(kind), "mapping")
+
+
+def markdown(key: Key) -> str:
+    """A row of docs/files.md."""
+    default = f"`{key.default}`" if key.default else ""
+    return f"| `{key.key}` | {default} | {key.unit} | {key.meaning} |"

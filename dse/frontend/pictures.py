@@ -1,0 +1,239 @@
+"""From what `dse.open` and `dse.map` return to pictures: which values each kind shows. The drawing is analysis/plots.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import plots
+from analysis.plots import Picture
+from dse.explain import figures, values
+from dse.frontend import tables
+from dse.mapping.nest import Infeasible
+from dse.sim.einsum.evaluate import Solution, Tell, silent
+from dse.solve import solve
+from dse.solve.solve import Picks
+from dse.study import study as studies
+from dse.study.study import Study
+from hw.arch import Arch
+from workloads.graph import Workload
+
+if TYPE_CHECKING:  # it takes SciPy along
+    from dse.solve.gogeta.traffic import Reuse
+
+OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
+OF_MAPPED = ("nest", "roofline", "breakdown", "ski-slope", "residency")
+BARS = 16  # points of a front in a breakdown, evenly along it
+
+
+class Rows(Protocol):
+    """Rows as dse.frontend.api.Answer has them."""
+
+    @property
+    def table(self) -> pa.Table: ...
+
+
+class Solved(Protocol):
+    """dse.frontend.api.Mapped."""
+
+    @property
+    def arch(self) -> Arch: ...
+    @property
+    def workload(self) -> Workload: ...
+    @property
+    def found(self) -> Solution | Infeasible: ...
+    @property
+    def picks(self) -> Picks: ...
+
+
+class Opened(Protocol):
+    """dse.frontend.api.Run."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def study(self) -> Study: ...
+    def sql(self, statement: str) -> Rows: ...
+    def front(self, objectives: Sequence[str] = (), where: str = "", by: Sequence[str] = (), distinct: bool = False) -> Rows: ...
+    def show(self, point: str | int = "best") -> Any: ...
+    def unfused(self, point: str | int = "best") -> list[str]: ...
+
+
+def of_run(run: Opened, kind: str, point: str | int = "best") -> Picture:
+    """A picture of a run. point: whose roofline. Raises ValueError."""
+    if kind not in OF_RUN:
+        raise ValueError(f"KIND = {kind}: of a run there are {', '.join(OF_RUN)}")
+    if kind == "roofline":
+        return _point(run, point)
+    return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[kind](run)
+
+
+def name_of(run: Opened) -> str:
+    names = ", ".join(ref.name for ref in run.study.workloads)
+    return names if names == run.study.name else f"{run.study.name}: {names}"
+
+
+def _points(run: Opened, columns: Sequence[str]) -> pa.Table:
+    listed = ", ".join(f'"{name}"' for name in dict.fromkeys(columns))
+    found = run.sql(f"SELECT {listed} FROM designs WHERE feasible ORDER BY generation, machine, schedule").table
+    if not len(found):
+        raise ValueError(f"{run.path}: no feasible point to draw yet; dse status says what the run has done")
+    return found
+
+
+def _front(run: Opened) -> Picture:
+    names = [o.column for o in run.study.objectives]
+    found = _points(run, names)
+    if len(names) < 2:
+        raise ValueError(f"{run.path}: a front takes two objectives, the study has {names[0]} alone; dse plot RUN progress shows how it fell")
+    points = {name: found[name].to_numpy() for name in names}
+    signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in run.study.objectives])
+    from dse.study import pareto
+
+    on_front = pareto.front(np.column_stack([points[name] for name in names]) * signs)
+    return plots.front(points, on_front, [(o.column, o.direction == "max") for o in run.study.objectives], "\n".join([name_of(run), *_left_out(run)]))
+
+
+def _left_out(run: Opened) -> list[str]:
+    """A line that says how many points and machines a front does not show, if any."""
+    [row] = run.sql("SELECT (SELECT count(*) FROM points WHERE NOT feasible) AS points, "
+                    "(SELECT count(*) FROM machines WHERE status = 'infeasible') AS machines").table.to_pylist()
+    said = [f"{row['points']} points that break a constraint", f"{row['machines']} machines that are infeasible"]
+    shown = [text for text, n in zip(said, (row["points"], row["machines"]), strict=True) if n]
+    return [f"not shown: {', '.join(shown)}"] if shown else []
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Places evenly along a list, the ends among them."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
+def _breakdown(run: Opened) -> Picture:
+    rows = run.front(distinct=True).table.to_pylist()
+    if not rows:
+        raise ValueError(f"{run.path}: no feasible point to draw yet; dse status says what the run has done")
+    energy: list[tuple[str, Mapping[str, float]]] = []
+    latency: list[tuple[str, Mapping[str, float]]] = []
+    weights = run.study.weights()
+    shown = spread(len(rows), BARS)
+    for at in shown:
+        number = f"{rows[at]['machine']}.{rows[at]['schedule']}"
+        parts: Counter[str] = Counter()
+        binds: Counter[str] = Counter()
+        for ref, one in zip(run.study.workloads, run.show(number).solved, strict=True):
+            parts.update({name: weights[ref.name] * pj for name, pj in energy_parts(one.arch, one.found).items()})
+            binds.update({name: weights[ref.name] * ns for name, ns in binding_ns(one.arch, one.found).items()})
+        energy.append((number.removesuffix(".0"), parts))
+        latency.append((number.removesuffix(".0"), binds))
+    first = run.study.objectives[0]
+    alike = sum(row["alike"] for row in rows) - len(rows)
+    left = [*([f"{len(shown)} of {len(rows)}"] if len(shown) < len(rows) else []), *([f"{alike} more with equal objectives left out"] if alike else [])]
+    title = "; ".join([f"{name_of(run)}: machines of the front, {'most' if first.direction == 'max' else 'least'} {first.column} first", *left])
+    parts_of = "energy by component (static: leakage, background), latency by what binds"
+    return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "machine", f"{title}\n{parts_of}")
+
+
+def energy_parts(arch: Arch, found: Solution) -> dict[str, float]:
+    """Energy by component, what is only drawn by waiting apart."""
+    rows = values.energy(arch, found).rows
+    return {**{name: moved for name, moved, *_ in rows}, "static": sum(row[2] for row in rows)}
+
+
+def binding_ns(arch: Arch, found: Solution) -> dict[str, float]:
+    """Latency by the component that binds each einsum."""
+    total: Counter[str] = Counter()
+    for c in found.einsums:
+        total[f"{c.bound_by} binds"] += c.count * c.latency_cycles / arch.clock_ghz  # type: ignore[assignment]
+    return dict(total)
+
+
+def _sensitivity(run: Opened) -> Picture:
+    parameters, names = list(studies.columns(run.study, "machines")), [o.column for o in run.study.objectives]
+    found = _points(run, [*parameters, *names])
+    columns = {name: found[name].to_pylist() for name in parameters}
+    panels = {}
+    for name in names:
+        own, explained = figures.effects(columns, found[name].to_numpy())
+        panels[name] = own, explained, figures.unsure(own, explained, found[name].to_numpy())
+    return plots.sensitivity(panels, f"{name_of(run)}: what each parameter does, all else equal (log-linear fit over {len(found)} points)")
+
+
+def _progress(run: Opened) -> Picture:
+    states = run.sql("SELECT machine, status FROM machines ORDER BY generation, machine").table.to_pylist()
+    return plots.progress(volume(run, [row["machine"] for row in states]), {
+        status: list(accumulate(row["status"] == status for row in states)) for status in ("ok", "infeasible", "pruned", "error")}, name_of(run))
+
+
+def volume(run: Opened, machines: Sequence[int]) -> list[tuple[int, float]]:
+    """Hypervolume by machines done, of machines in the order in which they were asked."""
+    names = [o.column for o in run.study.objectives]
+    found = _points(run, ["machine", *names])
+    behind = {machine: i + 1 for i, machine in enumerate(machines)}
+    signs = np.array([-1.0 if o.direction == "max" else 1.0 for o in run.study.objectives])
+    return figures.progress([behind[m] for m in found["machine"].to_pylist()], np.column_stack([found[name].to_numpy() for name in names]) * signs)
+
+
+def _point(run: Opened, point: str | int) -> Picture:
+    shown = run.show(point)
+    if not shown.solved:
+        raise ValueError(f"{run.path}: POINT = {point}: machine {shown.machine} has no mapping ({shown.row['status']}); dse show says why")
+    one = shown.solved[0]
+    return plots.roofline(figures.roofline(one.arch, one.workload, one.found), f"{one.workload.name}, machine {shown.machine} of {run.study.name}")
+
+
+def of_layout(arch: Arch, workload: Workload, tensor: str, text: str) -> Picture:
+    return plots.layout(figures.layout(arch, workload, tensor, text))
+
+
+def of_mapped(one: Solved, kind: str, einsum: str | None = None, tell: Tell = silent) -> Picture:
+    """A picture of one workload on one machine. einsum: whose nest or slope. Raises ValueError."""
+    if kind not in OF_MAPPED:
+        raise ValueError(f"KIND = {kind}: of a workload on a machine there are {', '.join(OF_MAPPED)}, layout (of a tensor)")
+    title = f"{one.workload.name} on {one.arch.name}"
+    if kind == "ski-slope":
+        own = figures.alone(one.workload, einsum) if einsum else one.workload
+        found = solve.kept(one.arch, own, one.picks) if einsum else one.found
+        slope = figures.ski_slope(one.arch, own, one.picks, found[0] if isinstance(found, list) else found, tell)
+        return plots.ski_slope(slope, f"{own.name} on {one.arch.name}")
+    if isinstance(one.found, Infeasible):
+        raise ValueError(f"{title}: infeasible: {one.found}")
+    drawn: dict[str, Callable[[Solution], Picture]] = {
+        "roofline": lambda found: plots.roofline(figures.roofline(one.arch, one.workload, found), title),
+        "breakdown": lambda found: _einsums(one, found, title),
+        "nest": lambda found: _nest(one, found, einsum),
+        "residency": lambda found: plots.stays(figures.schedule_stays(one.arch, one.workload, found))}
+    if kind == "residency" and not one.found.schedule:
+        raise ValueError("KIND = residency: of einsums in turn nothing stays; give a schedule, --schedule FILE, or ask dse.residency")
+    return drawn[kind](one.found)
+
+
+def of_stays(arch: Arch, workload: Workload, found: Reuse) -> Picture:
+    return plots.stays(figures.stays(arch, workload, found))
+
+
+def _einsums(one: Solved, found: Solution, title: str) -> Picture:
+    pairs = sorted(values.listed(one.workload, found), key=lambda pair: -pair[0].count * pair[0].energy_pj)
+    energy: list[tuple[str, Mapping[str, float]]] = []
+    latency: list[tuple[str, Mapping[str, float]]] = []
+    for c, _ in pairs:
+        parts: Counter[str] = Counter(dict.fromkeys((name for name, *_ in values.energy(one.arch, found).rows), 0))
+        for part in c.price.parts:
+            parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj
+        label = f"{c.name} x {c.count}" if c.count > 1 else c.name
+        energy.append((label, parts))
+        latency.append((label, {f"{c.bound_by} binds": c.count * c.latency_cycles / one.arch.clock_ghz}))
+    return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "", f"{title}: einsums, all runs, costliest first")
+
+
+def _nest(one: Solved, found: Solution, einsum: str | None) -> Picture:
+    e, c = figures.one_einsum(one.workload, found, einsum)
+    if c.mapping.outside:
+        raise ValueError(f"{c.name}: its schedule is {c.mapping.outside.splitlines()[0]}; dse map shows it as text")
+    facts = f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, bound by {c.bound_by}; {c.certificate}"
+    return plots.nest(figures.nest(one.arch, e, c), f"{c.name} of {one.workload.name} on {one.arch.name}", facts)

@@ -1,0 +1,138 @@
+"""Long work speaks: what is being done, what share of the cost is behind, how long it may still take; live on a terminal, else a line per 5 s.
+
+All of it goes to stderr: what a command answers is alone on stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from dse.explain.units import duration
+from dse.frontend.tables import safe
+
+T = TypeVar("T")
+LINE_S = 5.0
+TICK_S = 0.2
+BEFORE_S = 1.0  # shorter waits need no word on a terminal
+
+
+class Line:
+    """One line of progress, cut to the terminal."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.live = Status("", console=self.console) if self.console.is_terminal else None
+        self.shown = time.monotonic()
+
+    def show(self, text: str, last: bool = False) -> None:
+        """last: said in any case where nobody watches a live line, which goes at the end."""
+        if self.live:
+            self.live.update(Text(set_cell_size(safe(text), min(cell_len(safe(text)), self.console.width - 4))))
+            self.live.start()
+        elif last or time.monotonic() - self.shown >= LINE_S:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """At once, on a line that stays."""
+        self.shown = time.monotonic()
+        with suppress(BrokenPipeError, OSError):
+            if self.live:
+                self.console.print(Text(safe(text)))
+            else:
+                print(safe(text), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.live:
+            self.live.stop()
+
+
+class Steps:
+    """What `waited` shows of work in steps of known weight, told from the thread that does it."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.now, self.done, self.of = name, "", 0, 0
+        self.behind = self.whole = 0.0
+        self.begun = self.since = time.monotonic()
+
+    def tell(self, number: int, weights: Sequence[float], now: str) -> None:
+        """Step `number` begins; weights: of all steps, in any unit of cost."""
+        self.now, self.done, self.of, self.since = now, number, len(weights), time.monotonic()
+        self.behind, self.whole = sum(weights[:number]), sum(weights)
+
+    def text(self) -> str:
+        if not self.of:
+            return f"{self.name}, {duration(time.monotonic() - self.begun)}"
+        spent, here = self.since - self.begun, time.monotonic() - self.since
+        left = spent * (self.whole - self.behind) / self.behind - here if self.behind else 0.0
+        about = f", about {duration(left)} left" if left > 1 else ""
+        return f"{self.name}: {self.done} of {self.of} einsums, {duration(spent + here)}, now {self.now} ({duration(here)}){about}"
+
+
+def waited(name: str, work: Callable[[Steps], T]) -> T:
+    """The result of `work`, which runs beside the main thread: compiled loops let go of the interpreter, so the line moves and Ctrl-C is heard at once."""
+    steps, found, line = Steps(name), [], Line()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work(steps))
+        except BaseException as fault:
+            failed.append(fault)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(TICK_S)
+            if thread.is_alive() and time.monotonic() - steps.begun > BEFORE_S:
+                line.show(steps.text())
+    except KeyboardInterrupt:
+        line.close()
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(130)  # a compiled loop cannot be asked to stop
+    line.close()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+class RunProgress:
+    """Share done, rate and time left of a run; `show` takes each cluster.driver.Status."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.line, self.heard = name, Line(), False
+
+    def __enter__(self) -> RunProgress:
+        self.line.show(f"{self.name}: starting")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.line.close()
+
+    def show(self, status: Any) -> None:
+        share = f" ({100 * status.done // status.planned} %)" if status.planned else ""
+        text = f"{self.name}: {status.done} of {status.planned} machines{share}"
+        interrupted = status.state == "running" and status.reason.startswith("interrupted")
+        if status.state == "running" and status.reason:
+            text = f"{text}, {status.reason}"
+        elif status.rate:
+            left = "" if status.left_s is None or status.left_s != status.left_s else f", about {duration(status.left_s)} left"
+            text = f"{text}, {status.rate:.3g}/s, front {status.front}{left}"
+        elif status.state == "running":
+            text = f"{text}, none solved in this session yet"
+        if interrupted and not self.heard:
+            self.heard = True
+            self.line.say(f"{self.name}: {status.reason}")
+        else:
+            self.line.show(text, last=status.state != "running")

@@ -1,0 +1,251 @@
+"""How values look on a terminal: tables that fit it, human units, text as it stands. All that is printed as a table goes through here."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.cells import cell_len, chop_cells
+
+from dse.explain import units
+from dse.explain import values as explain
+from dse.sim.einsum.evaluate import Solution
+from dse.solve.gogeta.traffic import Reuse
+from hw.arch import Arch
+from workloads.graph import Workload, unique
+
+WIDE = 10_000  # columns when the output is no terminal: nothing is folded, nothing left out
+GAP = 2  # blanks between columns
+NARROWEST = 24  # a column of text is wrapped down to this before a column is left out
+MOST_ROWS = 16  # of a table of what stays on chip
+LONGEST = 32  # of a name that is not wrapped
+RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
+LABEL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name: it is not wrapped
+
+
+def width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
+
+
+def safe(text: str) -> str:
+    """Text as it stands; what steers a terminal (also from right to left) is shown as an escape.
+
+    >>> safe("C[m] = '[/]'\\x1b[2J")
+    "C[m] = '[/]'\\\\x1b[2J"
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\u00a0" else c.encode("unicode_escape").decode() for c in text)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), room: int = WIDE,
+          measures: Sequence[str] = ()) -> str:
+    """A table of at most `room` columns. Numbers never fold: what does not fit goes from the right (the columns of `keep` last), and a line says which.
+
+    measures: names that say in which unit each column is, where that is not the header's.
+    """
+    listed = [list(row) for row in rows]
+    columns = [_column(name, [row[i] for row in listed], measure) for i, (name, measure) in enumerate(zip(header, measures or header, strict=True))]
+    dropped: list[str] = []
+    while len(columns) > 1 and sum(c.least + GAP for c in columns) - GAP > room:
+        victim = next((c for c in reversed(columns[1:]) if c.name not in keep), columns[-1])
+        columns.remove(victim)
+        dropped.append(victim.name)
+    lost = f"(no room for {', '.join(reversed(dropped))}: a wider terminal or --format json shows {'it' if len(dropped) == 1 else 'them'})"
+    return "\n".join([*([_wrapped(title, room)] if title else []), *_lines(columns, room, len(listed)), *([_wrapped(lost, room)] if dropped else []), ""])
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Cells as text. least: the width down to which it is wrapped, most: that of its longest line."""
+
+    name: str
+    cells: list[str]
+    right: bool
+    least: int
+    most: int
+
+
+def cells(measure: str, values: Sequence[Any]) -> list[str]:
+    """A column as text. measure: a name that says in which unit it is."""
+    return units.column(measure, values) or [_text(measure, value) for value in values]
+
+
+def _column(name: str, values: Sequence[Any], measure: str) -> _Column:
+    numbers = units.column(measure, values)
+    cells = numbers or [_text(measure, value) for value in values]
+    most = max(cell_len(line) for cell in (safe(name), *cells) for line in cell.split("\n"))
+    fixed = numbers is not None or (most <= LONGEST and all(LABEL.fullmatch(cell) for cell in cells))
+    return _Column(safe(name), cells, numbers is not None, most if fixed else min(most, max(NARROWEST, cell_len(safe(name)))), most)
+
+
+def _text(measure: str, value: Any) -> str:
+    if isinstance(value, float):
+        return units.quantity(measure, value)
+    return "" if value is None else safe(str(value)).expandtabs()
+
+
+def _lines(columns: Sequence[_Column], room: int, count: int) -> Iterable[str]:
+    """Header, rule, rows; room that is left goes to the columns of text, from the left."""
+    widths = [c.least for c in columns]
+    spare = room - sum(w + GAP for w in widths) + GAP
+    for i, c in enumerate(columns):
+        more = max(0, min(c.most - widths[i], spare))
+        widths[i], spare = widths[i] + more, spare - more
+    yield _line([c.name for c in columns], columns, widths)
+    yield "  ".join("─" * w for w in widths)
+    for i in range(count):
+        folded = [_fold(c.cells[i], w) for c, w in zip(columns, widths, strict=True)]
+        for k in range(max(map(len, folded))):
+            yield _line([lines[k] if k < len(lines) else "" for lines in folded], columns, widths)
+
+
+def _fold(cell: str, wide: int) -> list[str]:
+    """Lines of at most `wide` columns, cut at blanks where there are some; characters may be two columns wide."""
+    wrapped = (part for line in cell.split("\n") for part in ([line] if cell_len(line) <= wide else textwrap.wrap(line, wide, break_on_hyphens=False)))
+    return [piece for part in wrapped for piece in chop_cells(part, wide) or [""]]
+
+
+def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int]) -> str:
+    padded = [" " * (w - cell_len(text)) + text if c.right else text + " " * (w - cell_len(text)) for text, c, w in zip(cells, columns, widths, strict=True)]
+    return (" " * GAP).join(padded).rstrip()
+
+
+def _wrapped(text: str, room: int) -> str:
+    """A line in as many as it takes, the further ones set in deeper."""
+    if room >= WIDE:
+        return safe(text)
+    deeper = " " * (len(text) - len(text.lstrip()) + 4) if text.startswith(" ") else ""
+    return "\n".join(textwrap.wrap(safe(text), room, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False))
+
+
+def say(text: str) -> None:
+    """A sentence, at the width of the terminal."""
+    print(_wrapped(text, width()))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", keep: Sequence[str] = (), measures: Sequence[str] = ()) -> None:
+    print(table(header, rows, title, keep, width(), measures))
+
+
+def facts(given: Mapping[str, Any], title: str = "", room: int = WIDE) -> str:
+    """Keys and values, a line each."""
+    return table(("key", "value"), [(key, fact(key, value)) for key, value in given.items() if value not in (None, [], ())], title, room=room)
+
+
+def fact(key: str, value: Any) -> str:
+    if key == "time" and isinstance(value, float):
+        return time.ctime(value)
+    if (key == "seconds" or key.endswith("_s")) and isinstance(value, float):
+        return units.duration(value)
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    return units.quantity(key, value) if isinstance(value, float) else _whole(key, value)
+
+
+def _whole(key: str, value: Any) -> str:
+    return units.quantity(key, value) if isinstance(value, int) and not isinstance(value, bool) and units.steps_of(key) else str(value)
+
+
+def print_json(value: Any) -> None:
+    """NaN and infinities as null."""
+    print(json.dumps(plain(value), indent=1, default=str))
+
+
+def plain(value: Any) -> Any:
+    """JSON knows no infinities."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
+
+
+def ask(prompt: str) -> str:
+    """A line from the user, empty at the end of input."""
+    try:
+        return input(prompt)
+    except EOFError:
+        return ""
+
+
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], form: str, csv_safe: bool = False, keep: Sequence[str] = (),
+               measures: Sequence[str] = ()) -> None:
+    """Rows as a table, CSV, or a JSON list of objects (numbers in full). csv_safe: no text begins as a formula of a spreadsheet does."""
+    if form == "table":
+        print_table(header, rows, keep=keep, measures=measures)
+        print(f"{len(rows)} row{'s' * (len(rows) != 1)}")
+    elif form == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([_field(name, csv_safe) for name in header])
+        writer.writerows([_field(value, csv_safe) for value in row] for row in rows)
+    else:
+        print_json([dict(zip(header, row, strict=True)) for row in rows])
+
+
+def _field(value: Any, csv_safe: bool) -> Any:
+    """A file gets the text itself, a terminal nothing that steers it."""
+    if not isinstance(value, str):
+        return value
+    shown = safe(value) if sys.stdout.isatty() else value
+    return f"'{shown}" if csv_safe and value.startswith(RISKY) else shown
+
+
+def numbered(workload: Workload, name: str | None) -> dict[str, int]:
+    """Einsums by name, with the number of the different one that they are. Raises ValueError for a name that is none of them, nor "all"."""
+    at = {own: i for i, group in enumerate(unique(workload)) for own in group.names}
+    if name not in (None, "all", *at):
+        raise ValueError(f"--einsum {name}: {workload.name} has no such einsum; there are all, {', '.join(at)}")
+    return at
+
+
+def solution(arch: Arch, workload: Workload, found: Solution, name: str | None, room: int = WIDE) -> str:
+    """Totals, where the energy goes, the einsums that make most of it, and nest, traffic and footprints of the einsum that is named ("all": of each; None:
+    of the costliest)."""
+    numbered(workload, name)
+    costed = explain.listed(workload, found)
+    at = {own: i for i, (c, _) in enumerate(costed) for group in unique(workload) if c.name in group.names for own in group.names}
+    at |= {c.name: i for i, (c, _) in enumerate(costed)}
+    head = facts(explain.facts(arch, workload, found), f"{workload.name} on {arch.name}", room)
+    blocks = [head + "".join(f"{_wrapped(line, room)}\n" for line in explain.notes(arch, workload, found))]
+    blocks += [block(one, room) for one in explain.network(arch, workload, found, name == "all")]
+    blocks += [f"{found.schedule}\n"] if found.schedule else []
+    costliest = max(range(len(found.einsums)), key=lambda i: found.einsums[i].count * found.einsums[i].energy_pj)
+    for i in (range(len(found.einsums)) if name == "all" else [at[name] if name else costliest]):
+        nest, tables = explain.einsum(arch, costed[i][1], costed[i][0])
+        blocks += ["\n".join(_wrapped(line, room) for line in nest.splitlines()) + "\n", *(block(one, room) for one in tables)]
+    return "\n".join(blocks)
+
+
+def residency(arch: Arch, workload: Workload, found: Reuse, room: int = WIDE) -> str:
+    """Facts and tables of what stays on chip; of long tables the first rows."""
+    known, tables = explain.residency(arch, workload, found)
+    blocks = [facts(known, f"{workload.name} on {arch.name}", room)]
+    for one in tables:
+        left = len(one.rows) - MOST_ROWS
+        notes = [one.note, f"{left} more rows; --format json lists them" if left > 0 else ""]
+        blocks.append(block(replace(one, rows=one.rows[:MOST_ROWS], note=" ".join(filter(None, notes))), room))
+    return "\n".join(blocks)
+
+
+def block(one: explain.Table, room: int) -> str:
+    return table(one.header, one.rows, one.title, room=room) + (_wrapped(one.note, room) + "\n" if one.note else "")
+
+
+def print_end(out: str, status: Any, solved: int) -> None:
+    """How a run ended, and what can be asked of it; of an empty front, why it is empty."""
+    reason, _, empty = status.reason.partition("; the front is empty: ")
+    state = "nothing is left to do: " if status.state == "finished" and not solved else "" if reason.startswith(status.state) else f"{status.state}, "
+    say(f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all"
+        f" ({status.infeasible} infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}")
+    asked = [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs"'] if status.front else [
+        f'dse sql {out} "SELECT status, reason, count(*) FROM machines GROUP BY ALL"']
+    print("next:", "\n      ".join(map(safe, asked)))
+    if empty:
+        say(f"the front is empty: {empty}")

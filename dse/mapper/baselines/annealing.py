@@ -1,0 +1,171 @@
+"""Simulated annealing guided by a learned cost model: the ML baseline of KAPLA's paper, over the space that `exhaustive` enumerates.
+
+Walkers step through the mapspace by the predictions of gradient-boosted trees; after each round all are costed by the evaluator, and the trees learn
+from it. Source: AutoTVM (Chen et al., NeurIPS 2018) as KAPLA runs it (arXiv 2306.15676, Sec. VI: 1024 iterations that each tune a batch of 128).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log2
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapper.baselines.cost_descending import least_held
+from dse.mapper.baselines.exhaustive import before, gaps, lanes, layers
+from dse.mapper.baselines.random import ATTEMPTS, Choices, draw, mapping_of, primes, ranked
+from dse.mapping.nest import Infeasible, Mapping, Store, holdable
+from dse.sim.counts.counts import footprints
+from dse.sim.einsum import cost
+from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
+from dse.sim.schedule import outermost
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+ITERATIONS = 1024
+CANDIDATES = 128
+STEPS = 4  # of each walker between two rounds of costing
+FRESH = 0.05  # share of walkers that start anew in every round
+SAMPLES = 2048  # newest costs that the model learns from
+TREES = 40
+HOT, COLD = 1.0, 0.02  # temperatures, in doublings of the cost
+
+Floats = NDArray[np.float64]
+Walker = tuple[Choices, Mapping]
+Model = Callable[[Floats], Floats]
+
+
+@dataclass(slots=True)
+class Costed:
+    """What the evaluator said so far: cost by mapping, rows of features and log2 of the objective in the order of costing."""
+
+    ranks: dict[Mapping, tuple[float, float, float]] = field(default_factory=dict)
+    rows: list[Floats] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
+
+
+@outermost.mapper
+def annealing(problem: Problem, rng: Random, iterations: int = ITERATIONS, candidates: int = CANDIDATES) -> list[EinsumCost] | Infeasible:
+    """Best first: the cheapest of the mappings costed in `iterations` rounds of `candidates` walkers, and of `least_held`."""
+    e, arch = problem.einsum, problem.arch
+    best = least_held(e, arch)
+    if isinstance(best, Infeasible):
+        return best
+    walkers = [walker for _ in range(candidates) if (walker := _start(e, arch, rng))]
+    model: Model = _unlearned
+    costed, fitted = Costed(), 0
+    _cost(problem, [best], costed)
+    for i in range(iterations if walkers else 0):
+        heat = HOT * (COLD / HOT) ** (i / iterations)
+        for _ in range(STEPS):
+            walkers = _step(e, arch, walkers, model, heat, rng)
+        _cost(problem, [mapping for _, mapping in walkers], costed)
+        if len(costed.logs) > 1.25 * fitted:
+            model, fitted = learned(costed.rows, costed.logs), len(costed.logs)
+        walkers = [(_start(e, arch, rng) if rng.random() < FRESH else None) or walker for walker in walkers]
+    for mapping, found in costed.ranks.items():
+        best = mapping if before(found, costed.ranks[best]) else best
+    return [priced_alone(problem, best)]
+
+
+def _start(e: Einsum, arch: Arch, rng: Random) -> Walker | None:
+    """A random mapping that fits."""
+    for _ in range(ATTEMPTS):
+        if walker := _fitting(e, arch, draw(e, arch, rng)):
+            return walker
+    return None
+
+
+def _fitting(e: Einsum, arch: Arch, choices: Choices) -> Walker | None:
+    mapping = mapping_of(e, arch, choices)
+    return None if cost.overflow(footprints(mapping, e, arch), e, arch) else (choices, mapping)
+
+
+def _step(e: Einsum, arch: Arch, walkers: Sequence[Walker], model: Model, heat: float, rng: Random) -> list[Walker]:
+    """Every walker goes to a neighbour that fits, always if the model calls it cheaper, else by the odds of its temperature."""
+    proposed = [_fitting(e, arch, neighbour(e, arch, choices, rng)) or (choices, mapping) for choices, mapping in walkers]
+    rows = [features(e, arch, mapping) for pair in zip(walkers, proposed, strict=True) for _, mapping in pair]
+    logs = model(np.array(rows)).reshape(-1, 2)
+    worse = np.maximum(logs[:, 1] - logs[:, 0], 0.0) / heat
+    return [new if rng.random() < exp(-step) else old for old, new, step in zip(walkers, proposed, worse.tolist(), strict=True)]
+
+
+def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
+    """One choice changed: a prime of a rank moved to another gap, lanes of a rank, a window, or a node moved within its level, in or out of it."""
+    items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
+    kind, trips = rng.random(), dict(choices.trips)
+    open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
+    if kind < 0.5 and open_gaps:  # none where no rank has more than one value
+        rank = rng.choice([rank for rank, n in e.extents if n > 1])
+        here, there, p = rng.choice(open_gaps), rng.choice(open_gaps), rng.choice(primes(e.sizes()[rank]))
+        trips[here, rank, ""] = trips.get((here, rank, ""), 1) * p
+        if trips.get((there, rank, ""), 1) % p == 0:
+            trips[there, rank, ""] = trips.get((there, rank, ""), 1) // p
+        return replace(choices, trips=trips)
+    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch.fanouts, item)]
+    if kind < 0.75 and loops:
+        item, loop = rng.choice(loops)
+        trips[item, loop.rank, loop.over] = rng.randint(1, dict(pair for f in arch.fanouts for pair in f.dims)[loop.over])
+        return replace(choices, trips=trips)
+    if kind < 0.85:
+        return replace(choices, windows={**choices.windows, rng.choice(items): rng.randrange(len(e.extents))})
+    return replace(choices, placement=_replaced(e, arch, choices, rng))
+
+
+def _replaced(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> tuple[tuple[str, ...], ...]:
+    """The placement with one node taken out of its level or put somewhere into it; unchanged where that breaks a rule."""
+    names = [p.tensor for p in e.tensors()]
+    v, name = rng.randrange(len(arch.levels)), rng.choice(names)
+    if name not in holdable(e, arch.levels[v]):
+        return choices.placement
+    own = [tensor for tensor in choices.placement[v] if tensor != name]
+    if name not in choices.placement[v] or not arch.levels[v].bypass or rng.random() < 0.5:
+        own.insert(rng.randint(0, len(own)), name)
+    found = (*choices.placement[:v], tuple(own), *choices.placement[v + 1 :])
+    return found if all(any(name in held for held in found) for name in names) else choices.placement
+
+
+def features(e: Einsum, arch: Arch, mapping: Mapping) -> Floats:
+    """What the model sees, in powers of two: per level and tensor the words held and how often they are filled, per fan-out dimension the lanes used."""
+    held = {(f.level, f.tensor): float(f.elems) for f in footprints(mapping, e, arch)}
+    fills: dict[tuple[str, str], int] = {}
+    used = {dim: 1 for f in arch.fanouts for dim, _ in f.dims}
+    tile, trips = e.sizes(), 1
+    for node in mapping.nodes:
+        if isinstance(node, Store):
+            fills[node.level, node.tensor] = trips
+            continue
+        n = -(-tile[node.rank] // node.tile)
+        tile[node.rank] = node.tile
+        if node.over:
+            used[node.over] *= n
+        else:
+            trips *= n
+    nodes = [(level.name, p.tensor) for level in arch.levels for p in e.tensors()]
+    return np.array([*(log2(held[n]) if n in held else -1.0 for n in nodes), *(log2(fills[n]) if n in fills else -1.0 for n in nodes),
+                     *(log2(n) for n in used.values()), log2(trips)])
+
+
+def _unlearned(rows: Floats) -> Floats:
+    return np.zeros(len(rows))
+
+
+def _cost(problem: Problem, mappings: Sequence[Mapping], costed: Costed) -> None:
+    for mapping in mappings:
+        if mapping not in costed.ranks:
+            costed.ranks[mapping] = ranked(problem, mapping)
+            costed.rows.append(features(problem.einsum, problem.arch, mapping))
+            costed.logs.append(log2(max(costed.ranks[mapping][0], 1e-300)))
+
+
+def learned(rows: Sequence[Floats], logs: Sequence[float]) -> Model:
+    """Trees fitted to the newest costs. rows: features; logs: log2 of the objective."""
+    from sklearn.ensemble import GradientBoostingRegressor  # here: it takes a second to load, and only this mapper needs it
+
+    trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=5, learning_rate=0.2, random_state=0)  # type: ignore[no-untyped-call]
+    trees.fit(np.array(rows[-SAMPLES:]), np.array(logs[-SAMPLES:]))
+    predict: Model = trees.predict
+    return predict

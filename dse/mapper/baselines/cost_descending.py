@@ -1,0 +1,447 @@
+"""KAPLA's intra-layer solver, bottom-up cost descending, for any einsum and any number of levels.
+
+Per level, from the innermost outwards: stack (spread ranks over the fan-out above the level), then cache (grow the
+level's tile), each step lowering the traffic of the tensors that the level's block of loops does not keep stationary.
+Source: KAPLA (arXiv 2306.15676, Sec. V) and its published code. Departures: traffic is our
+evaluator's (halos included), lanes may stay idle, tiles need not divide, every candidate is ranked by the one evaluator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, combinations, permutations, product
+from math import inf, prod
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapper.exact.spatial import divisors
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, holdable
+from dse.mapping.space import least
+from dse.sim.counts.counts import Count, Footprint, count, footprints, held_elems
+from dse.sim.counts.parts import bits_of
+from dse.sim.einsum import cost
+from dse.sim.einsum.evaluate import EinsumCost, Problem, figure, priced
+from dse.sim.schedule import outermost
+from hw.arch import Arch
+from workloads.einsum import Einsum, Projection
+
+Tile = dict[str, int]
+Tiles = dict[str, NDArray[np.int64]]  # per rank: the tile sizes of C candidates
+Lanes = Sequence[tuple[str, str, int]]  # (fan-out dimension, rank, factor)
+Ways = dict[tuple[int, ...], tuple[Loop | Store, ...]]  # tile sizes in the order of the ranks, and the nodes above that lead to them
+Tier = Sequence[int]  # numbers of levels side by side
+Counted = tuple[Mapping, tuple[Count, ...], tuple[Footprint, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Tiles of one bottom-up pass. inside[t]: what tier t holds; lanes[t]: spatial factor per (fan-out dimension, rank) above tier t."""
+
+    inside: tuple[Tile, ...]
+    lanes: tuple[tuple[tuple[str, str, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """Which nodes stand above all temporal loops: of every tensor those down to a level (0: none but the outermost). last: the innermost level that cannot
+    hold one moving element of each tensor; must: the nodes that no level may leave out, outermost levels first."""
+
+    e: Einsum
+    arch: Arch
+    last: int
+    must: tuple[tuple[Store, ...], ...]
+    depth: dict[str, int]
+
+    def above(self, v: int) -> list[Store]:
+        return [store for store in self.must[v] if v <= self.depth[store.tensor]]
+
+    def below(self) -> list[Store]:
+        return [store for v, own in enumerate(self.must) for store in own if v > self.depth[store.tensor]]
+
+
+@outermost.mapper
+def cost_descending(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """Best first: one solution, the cheapest of one candidate per choice of stationary tensors. Deterministic: rng is not used."""
+    found = candidates(problem.einsum, topology(problem.arch))
+    if isinstance(found, Infeasible):
+        return found
+    best = min(found, key=lambda c: _rank(problem, c))
+    return [priced(problem, *best)]
+
+
+def _rank(problem: Problem, candidate: Counted) -> tuple[float, float, float, str]:
+    """Objective, then the other metrics, then the mapping's text."""
+    p = cost.price(candidate[0], candidate[1], problem.einsum, problem.arch)
+    return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles, str(candidate[0])
+
+
+def topology(arch: Arch) -> Arch:
+    """The machine without its prices: what decides which mappings exist and fit."""
+    return arch.structure()
+
+
+@lru_cache(maxsize=256)
+def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
+    """Counted mappings that fit, one per fill and order of loops; machines that differ in prices only share them."""
+    smallest = least_held(e, arch)
+    if isinstance(smallest, Infeasible):
+        return smallest
+    plan = _usable(e, arch)
+    fills = {repr(fill): fill for kept in product(*(_held(e, plan, tier) for tier in tiers(e, plan)[1:])) for fill in [_fill(e, plan, kept)]}
+    orders = sorted({tuple(_order(e, still)) for still in permutations(e.tensors(), min(2, len(e.tensors())))})
+    nests = dict.fromkeys(mapping for fill in fills.values() for mapping in _nests(e, plan, fill, orders))
+    fitting = [(mapping, held) for mapping in nests if not cost.overflow(held := footprints(mapping, e, arch), e, arch)]
+    return [(mapping, count(mapping, e, arch), held) for mapping, held in fitting or [(smallest, footprints(smallest, e, arch))]]
+
+
+def least_held(e: Einsum, arch: Arch) -> Mapping | Infeasible:
+    """The mapping that needs least space; Infeasible is proven (the outermost level is taken to hold every tensor whole).
+
+    That is what must be held, one element at a time, below all loops. A level that cannot hold this twice may still hold tiles that no temporal loop moves.
+    """
+    smallest = least(e, arch)
+    once = replace(arch, levels=tuple(replace(level, double_buffer=False) for level in arch.levels))
+    full = cost.overflow(footprints(smallest, e, arch), e, arch)
+    if full and not cost.overflow(footprints(smallest, e, arch), e, once):
+        fitting = (nest for nest in _standing(e, arch) if not cost.overflow(footprints(nest, e, arch), e, arch) and not faults(nest, e, arch))
+        return next(fitting, full)
+    return full or smallest
+
+
+def _standing(e: Einsum, arch: Arch) -> Iterator[Mapping]:
+    """Mappings some of whose nodes stand above all temporal loops: one fits if any mapping does.
+
+    Take a mapping that fits. Some of its nodes do not move: they stand above all loops and do not sink. Every other one that counts twice holds at least one
+    element twice. So put these below all loops, which go down to single elements: they need no more, and the others what they did, unless the last of them
+    sinks now. It did not before, for one of these stood below it:
+        a loop over a rank that it does not see: let it be the first loop now;
+        no loop at all: there is none now;
+        lanes: let them stand there, two are enough;
+        nodes of another tensor or another level, of which the last one sank, or did not, likewise: let them stand there, sunk as far as they can.
+    Nodes outside of lanes in use cannot move: a loop above the lanes would move all that is inside. Levels inside of `last` hold what moves.
+    """
+    unit, names = dict.fromkeys(e.sizes(), 1), [p.tensor for p in e.tensors()]
+    must = tuple(tuple(Store(level.name, t) for t in holdable(e, level)) if not v or not level.bypass else () for v, level in enumerate(arch.levels))
+    last = max(v for v, own in enumerate(must) if v and own and _overflow(e, arch, v, unit, unit))
+    for depth in product(*([0, *(v for v in range(1, last + 1) if any(store.tensor == t for store in must[v]))] for t in names)):
+        still = Still(e, arch, last, must, dict(zip(names, depth, strict=True)))
+        for tile, nodes in _ways(still).items() if last in depth else ():
+            yield from _below(still, {rank: n for rank, n in zip(unit, tile, strict=True) if n > 1}, nodes)
+
+
+def _below(still: Still, left: Tile, nodes: tuple[Loop | Store, ...]) -> Iterator[Mapping]:
+    """The nests that go on below the nodes that stand still: which node stands directly above the loops, or which lanes, and which loop is the first."""
+    e, arch, moving = still.e, still.arch, still.below()
+    tops: list[tuple[tuple[Loop | Store, ...], Projection]] = []
+    for p in e.tensors():
+        end = Store(arch.levels[still.depth[p.tensor]].name, p.tensor)
+        tops.append(((*(node for node in nodes if node != end), end), p))
+        inner = [Store(level.name, p.tensor) for v, level in enumerate(arch.levels) if v > still.depth[p.tensor] and p.tensor in holdable(e, level)]
+        tops += [((*nodes, *own), p) for n in range(1, len(inner) + 1) for own in combinations(inner, n)]
+    for top, p in tops:
+        for order in _first_loops(p, left):
+            yield Mapping((*top, *(Loop(rank, 1) for rank in order), *(store for store in moving if store not in top)))
+    for f in arch.fanouts:
+        for rank, (dim, _) in product(left, f.dims if f.outside > still.last else ()):
+            half = -(-left[rank] // 2)
+            yield Mapping((*nodes, Loop(rank, half, dim), *(Loop(r, 1) for r in left if r != rank or half > 1), *moving))
+
+
+def _first_loops(p: Projection, ranks: Tile) -> Iterator[list[str]]:
+    """Orders of loops below a node: it sinks as far as it can, into one window or another; or not at all, for it does not see the first one."""
+    for window in sorted(p.partial() & set(ranks)) or [""]:
+        yield sorted(ranks, key=lambda r: (r not in p.full(), r != window))  # noqa: B023
+    for unseen in set(ranks) - p.ranks():
+        yield sorted(ranks, key=lambda r: r != unseen)  # noqa: B023
+
+
+def _ways(still: Still) -> Ways:
+    """The ways of spreading the ranks that matter over the lanes outside still.last, with the nodes that stand there."""
+    e, arch, last = still.e, still.arch, still.last
+    seen = frozenset().union(*(p.ranks() if still.depth[p.tensor] else p.partial() for p in e.tensors()))
+    ways: Ways = {tuple(e.sizes().values()): still.must[0]}
+    left = prod(size for f in arch.fanouts if 0 < f.outside <= last for _, size in f.dims)
+    for v in range(1, last + 1):
+        moving = any(store not in still.above(u) for u in range(1, v) for store in still.must[u])
+        for dim, size in (pair for f in arch.fanouts if f.outside == v for pair in f.dims):
+            left //= size
+            if not moving:
+                ways = _cut(still, ways, seen - e.output.partial(), dim, size, left)
+        deeper = {tile: (*nodes, *still.above(v)) for tile, nodes in ways.items()}
+        ways = {tile: nodes for tile, nodes in deeper.items() if not cost.overflow(footprints(Mapping(nodes), e, arch), e, arch)}
+    return {tile: nodes for tile, nodes in ways.items() if _least_bits(still, tile, 1) <= _capacity(arch, last)}
+
+
+def _cut(still: Still, ways: Ways, ranks: frozenset[str], dim: str, size: int, left: int) -> Ways:
+    """The ways over one more fan-out dimension, without those whose tiles another way undercuts that leaves the same ranks to loops, and without those that do
+    not fit even if the lanes of the dimensions still to come cut them further (`_least_bits`)."""
+    room = _capacity(still.arch, still.last)
+    found: Ways = {}
+    for start, above in ways.items():
+        grown = [(start, size, above)]
+        for i, rank in enumerate(still.e.sizes()):
+            if rank in ranks:
+                cuts = [((*tile[:i], n, *tile[i + 1 :]), lanes // -(-tile[i] // n), nodes if n == tile[i] else (*nodes, Loop(rank, n, dim)))
+                        for tile, lanes, nodes in grown for n in sorted({-(-tile[i] // f) for f in range(1, min(lanes, tile[i]) + 1)})]
+                grown = [cut for cut in cuts if _least_bits(still, cut[0], cut[1] * left) <= room]
+        found |= {tile: nodes for tile, _, nodes in grown}
+    tiles = np.array(list(found))
+    return {tile: nodes for tile, nodes in found.items()
+            if np.sum(np.all((tiles <= tile) & ((tiles > 1) == (np.array(tile) > 1)), axis=1)) == 1}
+
+
+def _least_bits(still: Still, tile: Sequence[int], lanes: int) -> int:
+    """A lower bound on what still.last needs: one element of each moving tensor, twice; of every other one what is left if it had all remaining lanes
+    to itself."""
+    sizes, bits = dict(zip(still.e.sizes(), tile, strict=True)), bits_of(still.e, still.arch)
+    total = 0
+    for p in _held(still.e, still.arch, (still.last,)):
+        unit = held_elems(p, dict.fromkeys(sizes, 1))
+        cut = -(-prod(max((sizes[rank] for rank in dim.ranks()), default=1) for dim in p.dims) // lanes) if p.format == "dense" else unit
+        total += bits[p.tensor] * (max(unit, cut) if still.depth[p.tensor] == still.last else 2 * unit)
+    return total
+
+
+def _usable(e: Einsum, arch: Arch) -> Arch:
+    """The machine to plan for: without levels that cannot hold one moving element of each tensor; where all must be held there, single-buffered."""
+    unit = dict.fromkeys(e.sizes(), 1)
+    tight = [bool(_overflow(e, arch, v, unit, unit)) for v in range(len(arch.levels))]
+    kept = [v for v, level in enumerate(arch.levels) if v == 0 or (holdable(e, level) and not (level.bypass and tight[v]))]
+    levels = tuple(replace(arch.levels[v], double_buffer=arch.levels[v].double_buffer and not tight[v]) for v in kept)
+    return replace(arch, levels=levels, fanouts=tuple(replace(f, outside=sum(v < f.outside for v in kept)) for f in arch.fanouts))
+
+
+def tiers(e: Einsum, arch: Arch) -> list[Tier]:
+    """The levels from outside in. Neighbours that hold no tensor in common, with no fan-out between them, are one tier: their nodes stand in one block."""
+    found: list[Tier] = [(0,)]
+    for v in range(1, len(arch.levels)):
+        together = len(found) > 1 and all(f.outside != v for f in arch.fanouts)
+        if together and not set(holdable(e, arch.levels[v])) & {p.tensor for p in _held(e, arch, found[-1])}:
+            found[-1] = (*found[-1], v)
+        else:
+            found.append((v,))
+    return found
+
+
+def _held(e: Einsum, arch: Arch, tier: Tier) -> list[Projection]:
+    """Tensors that stand in a tier."""
+    return [p for p in e.tensors() if any(p.tensor in holdable(e, arch.levels[v]) for v in tier)]
+
+
+def _fill(e: Einsum, arch: Arch, kept: Sequence[Projection]) -> Fill:
+    """One pass from the innermost tier outwards; kept[t - 1] is stationary in the block of loops outside tier t."""
+    extents, own = e.sizes(), tiers(e, arch)
+    depth = len(own)
+    tile = dict.fromkeys(extents, 1)
+    inside: list[Tile] = [extents] * depth
+    lanes: list[tuple[tuple[str, str, int], ...]] = [()] * (depth + 1)
+    if any(f.outside == len(arch.levels) for f in arch.fanouts):
+        lanes[depth], tile = _stack(e, arch, len(arch.levels), tile, kept[-1] if kept else e.output)
+    for t in range(depth - 1, 0, -1):
+        lanes[t], _ = _stack(e, arch, own[t][0], tile, kept[t - 1])
+        inside[t] = _cache(e, arch, own[t], tile, lanes[t], kept[t - 1])
+        tile = _spread(extents, inside[t], lanes[t])
+    return Fill(tuple(inside), tuple(lanes))
+
+
+def _spread(extents: Tile, tile: Tile, lanes: Lanes) -> Tile:
+    grown = dict(tile)
+    for _, rank, factor in lanes:
+        grown[rank] = min(grown[rank] * factor, extents[rank])
+    return grown
+
+
+def _stack(e: Einsum, arch: Arch, border: int, tile: Tile, kept: Projection) -> tuple[tuple[tuple[str, str, int], ...], Tile]:
+    """Spread ranks over the fan-outs that lie outside level `border`, one prime of a dimension's size at a time."""
+    extents = e.sizes()
+    allowed = [rank for rank in extents if rank not in e.output.partial()]
+    factors: dict[tuple[str, str], int] = {}
+    grown = dict(tile)
+    for f in arch.fanouts:
+        for name, size in f.dims if f.outside == border else ():
+            for p in _primes(size):
+                rank = _stacked_rank(e, extents, grown, allowed, kept, p)
+                if rank is None:
+                    break
+                wider = _spread(extents, grown, ((name, rank, p),))
+                if any(_overflow(e, arch, v, wider, wider) for v in range(border)):
+                    continue
+                factors[name, rank] = factors.get((name, rank), 1) * min(p, -(-extents[rank] // grown[rank]))
+                grown = wider
+    return tuple((name, rank, n) for (name, rank), n in factors.items()), grown
+
+
+def _stacked_rank(e: Einsum, extents: Tile, tile: Tile, allowed: Sequence[str], kept: Projection, p: int) -> str | None:
+    """The rank that takes a prime p: irrelevant to the tensor refetched most, dividing if one does, least padded otherwise."""
+    left = {rank: -(-extents[rank] // tile[rank]) for rank in allowed}
+    open_ranks = [rank for rank in allowed if left[rank] > 1]
+    if not open_ranks:
+        return None
+    outer = [t for t in e.tensors() if t is not kept]
+    refetched = max(outer, key=lambda t: _refetched(t, e, left))
+    wanted = [rank for rank in open_ranks if rank not in refetched.ranks() and left[rank] % p == 0]
+    if wanted:
+        return wanted[0]
+    if all(left[rank] == 1 for t in outer for rank in allowed if rank not in t.ranks()):
+        inner = [rank for rank in open_ranks if rank not in kept.ranks()] or open_ranks
+        return min(inner, key=lambda rank: _padding(left[rank], p))
+    return min(open_ranks, key=lambda rank: sum(_refetched(t, e, {**left, rank: -(-left[rank] // p)}) for t in outer) * _padding(left[rank], p))
+
+
+def _refetched(p: Projection, e: Einsum, left: Tile) -> int:
+    """Elements that a tensor brings in when every irrelevant loop that is left refetches it; outputs go both ways."""
+    return (2 if p is e.output else 1) * p.stored_elems() * prod(n for rank, n in left.items() if rank not in p.ranks())
+
+
+def _padding(left: int, p: int) -> float:
+    return -(-left // p) * p / left
+
+
+@lru_cache(maxsize=4096)
+def _primes(n: int) -> tuple[int, ...]:
+    found, p = [], 2
+    while p * p <= n:
+        while n % p == 0:
+            found.append(p)
+            n //= p
+        p += 1
+    return (*found, n) if n > 1 else tuple(found)
+
+
+def _cache(e: Einsum, arch: Arch, tier: Tier, tile: Tile, spatial: Lanes, kept: Projection) -> Tile:
+    """Grow the tile of a tier: all products of divisors that fit here and, spread over the lanes, in the levels outside;
+    least traffic first; then the stationary tensor's free ranks until full."""
+    extents = e.sizes()
+    lanes = _spread(extents, dict.fromkeys(extents, 1), spatial)
+    left = {rank: -(-extents[rank] // (tile[rank] * lanes[rank])) for rank in extents}
+    grid = np.meshgrid(*(divisors(left[rank]) for rank in extents), indexing="ij")
+    tiles = {rank: np.minimum(tile[rank] * g.ravel(), extents[rank]) for rank, g in zip(extents, grid, strict=True)}
+    spread = {rank: np.minimum(t * lanes[rank], extents[rank]) for rank, t in tiles.items()}
+    held = [_held_bits(e, arch, v, tiles, spread) for v in tier]
+    trips = {rank: -(-extents[rank] // t) for rank, t in spread.items()}
+    inner = _held(e, arch, range(tier[0], len(arch.levels)))
+    traffic = np.sum([_traffic(t, e, spread, trips, t is kept) for t in inner], axis=0)
+    fits = np.logical_and.reduce([*(own <= _capacity(arch, v) for own, v in zip(held, tier, strict=True)),
+                                  *(_held_bits(e, arch, u, spread, spread) <= _capacity(arch, u) for u in range(tier[0]))])
+    best = int(np.lexsort((np.sum(held, axis=0), traffic, ~fits))[0])
+    grown = {rank: int(t[best]) for rank, t in tiles.items()}
+    return _topped_up(e, arch, tier, grown, {rank: int(t[best]) for rank, t in trips.items()}, spatial, kept)
+
+
+def _capacity(arch: Arch, v: int) -> float:
+    bits = arch.levels[v].capacity_bits
+    return inf if bits is None else bits
+
+
+def _traffic(p: Projection, e: Einsum, spread: Tiles, trips: Tiles, kept: bool) -> NDArray[np.float64]:
+    """Elements moved into the level, all lanes: a kept tensor is not fetched again by the loops that it does not see."""
+    moved = _hulls(p, spread).astype(np.float64)
+    for rank, n in trips.items():
+        if rank in p.ranks() or not kept:
+            moved = moved * n
+    return moved * (2 if p is e.output else 1)
+
+
+def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
+    size = np.ones_like(next(iter(tiles.values())))
+    for dim in p.dims:
+        size = size * (1 + sum(c * (tiles[rank] - 1) for rank, c in dim.terms))
+    return size
+
+
+def _words(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
+    """What tiles occupy (counts.held_elems)."""
+    whole = _hulls(p, tiles)
+    if p.format == "dense":
+        return whole
+    nonzeros: NDArray[np.int64] = np.ceil(np.round(2 * p.density * whole, 6)).astype(np.int64)
+    return nonzeros + _hulls(replace(p, dims=p.dims[:-1]), tiles)
+
+
+def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> NDArray[np.int64]:
+    """What level v needs for its tiles. spread: tiles of all its lanes; where they are the whole einsum, nothing moves, and double buffering holds it once."""
+    bits = bits_of(e, arch)
+    total = sum((_words(p, tiles) * bits[p.tensor] for p in _held(e, arch, (v,))), np.zeros_like(next(iter(tiles.values()))))
+    if not arch.levels[v].double_buffer:
+        return total
+    moving = np.logical_or.reduce([spread[rank] < n for rank, n in e.extents])
+    return total * np.where(moving, 2, 1)
+
+
+def _topped_up(e: Einsum, arch: Arch, tier: Tier, tile: Tile, left: Tile, spatial: Lanes, kept: Projection) -> Tile:
+    """Multiply the ranks that the kept tensor does not see by their smallest primes while the tile fits."""
+    for rank in (r for r in e.sizes() if r not in kept.ranks()):
+        for p in _primes(left[rank]):
+            grown = {**tile, rank: min(tile[rank] * p, e.sizes()[rank])}
+            wider = _spread(e.sizes(), grown, spatial)
+            if any(_overflow(e, arch, v, grown, wider) for v in tier) or any(_overflow(e, arch, u, wider, wider) for u in range(tier[0])):
+                break
+            tile = grown
+    return tile
+
+
+def _overflow(e: Einsum, arch: Arch, v: int, tile: Tile, spread: Tile) -> bool:
+    one, lanes = ({rank: np.array([n]) for rank, n in given.items()} for given in (tile, spread))
+    return bool(_held_bits(e, arch, v, one, lanes)[0] > _capacity(arch, v))
+
+
+def _nests(e: Einsum, arch: Arch, fill: Fill, orders: Sequence[Sequence[str]]) -> list[Mapping]:
+    """The loop nests of a fill, one per combination of loop orders between the tiers."""
+    own = tiers(e, arch)
+    blocks: list[list[tuple[Loop | Store, ...]]] = [[tuple(Store(arch.levels[0].name, p.tensor) for p in e.tensors())]]
+    outer = e.sizes()
+    for t in range(1, len(own)):
+        stores = [(Store(arch.levels[v].name, p.tensor), p) for v in own[t] for p in _held(e, arch, (v,))]
+        blocks.append(list(dict.fromkeys(_block(e, stores, outer, fill.inside[t], fill.lanes[t], order) for order in orders)))
+        outer = fill.inside[t]
+    blocks.append([_block(e, [], outer, dict.fromkeys(outer, 1), fill.lanes[-1], list(outer))])
+    return [Mapping(tuple(chain.from_iterable(choice))) for choice in product(*blocks)]
+
+
+def _block(e: Einsum, stores: Sequence[tuple[Store, Projection]], outer: Tile, inner: Tile, lanes: Lanes, order: Sequence[str]) -> tuple[Loop | Store, ...]:
+    """Loops from tile `outer` to tile `inner` and a tier's nodes, each raised above the loops directly over it that it does not see.
+
+    Lanes stand above the outermost of these nodes; loops that follow the lanes run inside each of them.
+    """
+    spread = _spread(e.sizes(), inner, lanes)
+    ranks = [rank for rank in order if spread[rank] < outer[rank]]
+    at = [_raised(p, ranks) for _, p in stores]
+    top = min(at, default=len(ranks))
+    own = {rank: min(inner[rank] * -(-outer[rank] // spread[rank]), outer[rank]) if rank in ranks[top:] else inner[rank] for rank in outer}
+    nodes: list[Loop | Store] = [Loop(rank, spread[rank]) for rank in ranks[:top]]
+    nodes += _lanes(own, lanes)
+    for i in range(top, len(ranks) + 1):
+        nodes += [store for (store, _), position in zip(stores, at, strict=True) if position == i]
+        nodes += [Loop(rank, inner[rank]) for rank in ranks[i : i + 1]]
+    return tuple(nodes)
+
+
+def _order(e: Einsum, still: Sequence[Projection]) -> list[str]:
+    """Ranks, outermost first: those that the first tensor of `still` does not see are innermost, then those of the second."""
+    seen = [p.ranks() for p in still]
+
+    def depth(rank: str) -> int:
+        return next((len(seen) - i for i, ranks in enumerate(seen) if rank not in ranks), 0)
+
+    return sorted(e.sizes(), key=depth)
+
+
+def _raised(p: Projection, ranks: Sequence[str]) -> int:
+    position, seen = len(ranks), p.ranks()
+    while position and ranks[position - 1] not in seen:
+        position -= 1
+    return position
+
+
+def _lanes(own: Tile, lanes: Lanes) -> list[Loop | Store]:
+    """Spatial loops that leave the tile `own` to each lane."""
+    tile = dict(own)
+    loops: list[Loop | Store] = []
+    for name, rank, factor in reversed(lanes):
+        loops.append(Loop(rank, tile[rank], name))
+        tile[rank] *= factor
+    return loops[::-1]

@@ -1,0 +1,231 @@
+"""Every mapping of one einsum on one machine: the naive twin of the optimal mapper, for small problems.
+
+The mapspace: per level the tensors that it holds and the order of their nodes; at most one temporal loop per rank between two nodes and on both sides of
+a fan-out's border; at most one spatial loop per rank and fan-out dimension, in the machine's order; a rank's tiles from its extent down to 1. Two things
+are left out, for they change no count and need no less space: loops among the nodes of the outermost level, where nothing is filled, and orders
+of the loops in a gap but for the rank that comes first among those partially relevant to the node above (counts know a gap's tiles only, and a node
+sinks furthest if the fully relevant loops come first, then one sliding window).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, combinations, permutations, product
+from math import inf, prod
+from random import Random
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapper.exact.spatial import divisors
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, holdable
+from dse.mapping.space import FREE, Constraints, broken, least
+from dse.sim.counts.counts import footprints
+from dse.sim.counts.kernels import Costs, cost_many, mapping_at, tables
+from dse.sim.einsum.cost import overflow
+from dse.sim.einsum.evaluate import EinsumCost, Problem, priced_alone
+from dse.sim.schedule import outermost
+from hw.arch import Arch, Fanout
+from workloads.einsum import Einsum
+
+Tiles = Literal["ragged_lanes", "perfect", "ragged"]
+Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Rank3 = tuple[float, float, float]  # figure of the objective, energy, latency
+LIMIT = 20_000_000  # mappings; a core takes about a million per second
+BLOCK = 1 << 16
+CLOSE = 1e-10  # costs that differ by less, relatively, are ties
+
+
+@outermost.mapper
+def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """Best first: one solution, the optimum over temporal tiles that divide and lanes as even as can be (n / f, rounded up). Deterministic: rng is not used.
+
+    Raises ValueError in one line if the mapspace has more than LIMIT mappings.
+    """
+    return enumerated(problem)
+
+
+@outermost.mapper
+def enumerated(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
+    """The optimum of one einsum by enumeration; among ties the lower energy, latency, text of the mapping.
+
+    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (ragged_lanes), or none has to (ragged).
+    Raises ValueError in one line if there are more than `limit` mappings.
+    """
+    e, arch = problem.einsum, problem.arch
+    if (n := size(e, arch, tiles)) > limit:
+        raise ValueError(f"{e.name} on {arch.name}: {n:,} mappings, exhaustive takes at most {limit:,}; take mapper: optimal, or smaller extents")
+    best: Rank3 = (inf, inf, inf)
+    chosen: Mapping | None = None
+    for placement in placements(e, arch):
+        for nest in nests(e, arch, placement):
+            for cost, mapping in _cheapest(problem, nest, tiles, constraints, best):
+                if chosen is None or before(cost, best) or (not before(best, cost) and str(mapping) < str(chosen)):
+                    best, chosen = cost, mapping
+    if chosen is None:
+        return overflow(footprints(least(e, arch), e, arch), e, arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
+    return [priced_alone(problem, chosen)]
+
+
+def before(a: Rank3, b: Rank3) -> bool:
+    """Whether cost a is lower than b: the first of its numbers that differ by more than rounding."""
+    return next((x < y for x, y in zip(a, b, strict=True) if abs(x - y) > CLOSE * min(abs(x), abs(y))), False)
+
+
+def placements(e: Einsum, arch: Arch) -> Iterator[Placement]:
+    """Tensors per level, of those that it may hold, and their order. One order suffices at the outermost level."""
+    names = [p.tensor for p in e.tensors()]
+    choices = []
+    for v, level in enumerate(arch.levels):
+        may = holdable(e, level)
+        sets = [may] if not level.bypass else [list(own) for n in range(len(may) + 1) for own in combinations(may, n)]
+        choices.append([order for own in sets for order in (permutations(own) if v else [tuple(own)])])
+    return (choice for choice in product(*choices) if set(chain(*choice)) == set(names))
+
+
+def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
+    """Loop nests of a placement with all loops there are, tiles left open: one nest per choice of sliding windows."""
+    for orders in product(*gaps(e, arch, placement)):
+        blocks = ([item] if isinstance(item, Store) else lanes(e, arch.fanouts, item) for item in layers(arch, placement))
+        loops = ([Loop(rank, 0) for rank in order] for order in orders)
+        yield Mapping(tuple(chain.from_iterable((*block, *own) for block, own in zip(blocks, loops, strict=True))))
+
+
+def layers(arch: Arch, placement: Placement) -> list[Store | int]:
+    """Storage nodes, and borders of fan-outs as the number of levels outside, outermost first."""
+    borders = {f.outside for f in arch.fanouts}
+    found: list[Store | int] = []
+    for v, held in enumerate((*placement, ())):
+        found += [v] if v in borders else []
+        found += [Store(arch.levels[v].name, tensor) for tensor in held]
+    return found
+
+
+def lanes(e: Einsum, fanouts: Sequence[Fanout], border: int) -> list[Loop]:
+    """Spatial loops at a border; lanes may not share output elements through a window."""
+    ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial()]
+    return [Loop(rank, 0, dim) for f in fanouts if f.outside == border for dim, size in f.dims if size > 1 for rank in ranks]
+
+
+def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ...]]]:
+    """Orders of the ranks of the temporal loops below each layer; one empty order where there are none."""
+    projections, seen = {p.tensor: p for p in e.tensors()}, set()
+    free = len(placement[0]) - 1  # the outermost level holds its tensors above all loops
+    ranks = [rank for rank, n in e.extents if n > 1]
+    found: list[list[tuple[str, ...]]] = []
+    for i, item in enumerate(layers(arch, placement)):
+        first = isinstance(item, Store) and item.tensor not in seen
+        seen |= {item.tensor} if isinstance(item, Store) else set()
+        if i < free:
+            found.append([()])
+        elif first or not isinstance(item, Store):
+            found.append([tuple(ranks)])
+        else:
+            p = projections[item.tensor]
+            windows = [rank for rank in ranks if rank in p.partial()] or [""]
+            found.append([tuple(sorted(ranks, key=lambda rank: (rank not in p.full(), rank != w))) for w in windows])  # noqa: B023
+    return found
+
+
+def size(e: Einsum, arch: Arch, tiles: Tiles) -> int:
+    """Mappings of the whole space, those that overfill levels or fan-outs included."""
+    total, sizes = 0, e.sizes()
+    for placement in placements(e, arch):
+        for nest in nests(e, arch, placement):
+            total += prod(len(chains(sizes[rank], own, tiles)) for rank, own in pattern(e, arch, nest).items())
+    return total
+
+
+def pattern(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...]]:
+    """Per rank of more than one value the loops of a nest, outermost first: 0 temporal, else the size of the fan-out dimension."""
+    lanes_of = {dim: n for f in arch.fanouts for dim, n in f.dims}
+    loops = [node for node in nest.nodes if isinstance(node, Loop)]
+    return {rank: tuple(lanes_of[loop.over] if loop.over else 0 for loop in loops if loop.rank == rank) for rank, n in e.extents if n > 1}
+
+
+@lru_cache(maxsize=1 << 12)
+def chains(extent: int, loops: tuple[int, ...], tiles: Tiles) -> tuple[tuple[int, ...], ...]:
+    """Tile sizes of the loops of one rank, outermost first, the last 1."""
+    if not loops:
+        return ((),) if extent == 1 else ()
+    lane, inner = loops[0], loops[1:]
+    if lane:
+        sizes = sorted({-(-extent // f) for f in range(1, lane + 1) if tiles != "perfect" or extent % f == 0})
+    else:
+        sizes = list(range(1, extent + 1) if tiles == "ragged" else divisors(extent))
+    return tuple((n, *rest) for n in sizes for rest in chains(n, inner, tiles))
+
+
+def _cheapest(problem: Problem, nest: Mapping, tiles: Tiles, constraints: Constraints, best: Rank3) -> Iterator[tuple[Rank3, Mapping]]:
+    """The cheapest mappings of a nest that fit and are not above the best so far, one per block of choices: the first by text."""
+    e, arch = problem.einsum, problem.arch
+    own = pattern(e, arch, nest)
+    options = {rank: chains(n, own.get(rank, ()), tiles) for rank, n in e.extents}
+    compiled = tables(nest, e, arch, options)
+    trips = [_trips(nest, rank, n, options[rank]) for rank, n in e.extents]
+    shape = tuple(len(options[rank]) for rank, _ in e.extents)
+    for start in range(0, prod(shape), BLOCK):
+        choices = np.stack(np.unravel_index(np.arange(start, min(start + BLOCK, prod(shape))), shape), axis=1)
+        choices = choices[_lanes_fit(nest, arch, trips, choices)]
+        yield from _first(problem, nest, options, constraints, cost_many(compiled, e, arch, choices), choices, best)
+
+
+def _trips(nest: Mapping, rank: str, extent: int, tiles: Sequence[Sequence[int]]) -> Ints:
+    """[N, L] trips of every loop of the nest in each option of a rank, 1 for loops of other ranks."""
+    loops = [node for node in nest.nodes if isinstance(node, Loop)]
+    at = [i for i, loop in enumerate(loops) if loop.rank == rank]
+    found = np.ones((len(tiles), len(loops)), np.int64)
+    if at:
+        inside = np.array(tiles, np.int64)
+        outside = np.column_stack([np.full(len(tiles), extent), inside[:, :-1]])
+        found[:, at] = -(-outside // inside)
+    return found
+
+
+def _lanes_fit(nest: Mapping, arch: Arch, trips: Sequence[Ints], choices: Ints) -> Bools:
+    """[C] whether the trips over each fan-out dimension are at most its size."""
+    loops = [node for node in nest.nodes if isinstance(node, Loop)]
+    fits = np.ones(len(choices), np.bool_)
+    for dim, lane_count in (pair for f in arch.fanouts for pair in f.dims):
+        at = [i for i, loop in enumerate(loops) if loop.over == dim]
+        used = np.prod([own[:, at].prod(axis=1)[choices[:, r]] for r, own in enumerate(trips)], axis=0)
+        fits &= used <= lane_count
+    return fits
+
+
+def _first(problem: Problem, nest: Mapping, options: dict[str, tuple[tuple[int, ...], ...]], constraints: Constraints, costs: Costs, choices: Ints,
+           best: Rank3) -> Iterator[tuple[Rank3, Mapping]]:
+    """The cheapest of these mappings that fit and keep the constraints, by cost, then text; none if `best` is cheaper."""
+    by = {"energy": costs.energy_pj, "latency": costs.latency_cycles, "edp": costs.energy_pj * costs.latency_cycles}[problem.objective]
+    table = np.column_stack([by, costs.energy_pj, costs.latency_cycles])
+    fits = np.all(costs.held_bits <= [inf if level.capacity_bits is None else level.capacity_bits for level in problem.arch.levels], axis=1)
+    left: Ints = np.flatnonzero(fits & (by <= best[0] * (1 + CLOSE)))
+
+    def mapping(c: int) -> Mapping:
+        full = mapping_at(nest, options, dict(zip(options, choices[c].tolist(), strict=True)))
+        return without_idle(full, problem.einsum)
+
+    if constraints != FREE:
+        left = np.array([c for c in left.tolist() if not broken(constraints, mapping(c))], np.int64)
+    for column in range(3):
+        left = left[table[left, column] <= table[left, column].min(initial=inf) * (1 + CLOSE)]
+    if len(left) and not before(best, (cost := tuple(table[left[0]].tolist()))):
+        yield cost, min((mapping(c) for c in left.tolist()), key=str)
+
+
+def without_idle(mapping: Mapping, e: Einsum) -> Mapping:
+    """The same mapping without loops of one trip."""
+    tile = e.sizes()
+    nodes: list[Loop | Store] = []
+    for node in mapping.nodes:
+        if isinstance(node, Loop):
+            if node.tile < tile[node.rank]:
+                nodes.append(node)
+            tile[node.rank] = node.tile
+        else:
+            nodes.append(node)
+    return Mapping(tuple(nodes))

@@ -1,0 +1,111 @@
+"""Random sampling of the mapspace: Timeloop's baseline (Parashar et al., ISPASS 2019), over the space that `exhaustive` enumerates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from math import gcd
+from random import Random
+
+from dse.mapper.baselines.cost_descending import least_held
+from dse.mapper.baselines.exhaustive import Placement, before, gaps, lanes, layers, without_idle
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, holdable
+from dse.sim.counts.counts import count, footprints
+from dse.sim.einsum import cost
+from dse.sim.einsum.evaluate import EinsumCost, Problem, figure, priced_alone
+from dse.sim.schedule import outermost
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+MAPPINGS = 1000  # that fit; Timeloop finds 220 to 970 of them per CPU second
+ATTEMPTS = 20  # draws per mapping that fits
+
+Layer = Store | int  # what a gap lies below: a storage node, or the border of a fan-out
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A mapping as independent choices. windows: which order of a gap's loops; trips: per (layer, rank, fan-out dimension or "")."""
+
+    placement: Placement
+    windows: Dict[Layer, int]
+    trips: Dict[tuple[Layer, str, str], int]
+
+
+@outermost.mapper
+def random(problem: Problem, rng: Random, mappings: int = MAPPINGS) -> list[EinsumCost] | Infeasible:
+    """Best first: the cheapest of `mappings` random mappings that fit, fewer if ATTEMPTS times as many draws do not find them, and of `least_held`."""
+    e, arch = problem.einsum, problem.arch
+    best = least_held(e, arch)
+    if isinstance(best, Infeasible):
+        return best
+    lowest, fitting = ranked(problem, best), 0
+    for _ in range(mappings * ATTEMPTS):
+        mapping = mapping_of(e, arch, draw(e, arch, rng))
+        if cost.overflow(footprints(mapping, e, arch), e, arch):
+            continue
+        if before(found := ranked(problem, mapping), lowest):
+            best, lowest = mapping, found
+        fitting += 1
+        if fitting == mappings:
+            break
+    return [priced_alone(problem, best)]
+
+
+def ranked(problem: Problem, mapping: Mapping) -> tuple[float, float, float]:
+    """Figure of the objective, energy, latency of a mapping that fits."""
+    p = cost.price(mapping, count(mapping, problem.einsum, problem.arch), problem.einsum, problem.arch)
+    return figure(problem.objective, p.energy_pj, p.latency_cycles), p.energy_pj, p.latency_cycles
+
+
+def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
+    """Placement, windows and lanes at random; every prime of an extent goes to one of the gaps. The mapping need not fit."""
+    placement = place(e, arch, rng)
+    items, orders = layers(arch, placement), gaps(e, arch, placement)
+    open_gaps = [item for item, own in zip(items, orders, strict=True) if own != [()]]
+    trips: dict[tuple[Layer, str, str], int] = {}
+    for rank, n in e.extents:
+        for p in primes(n):
+            key = rng.choice(open_gaps), rank, ""
+            trips[key] = trips.get(key, 1) * p
+    loops = [(item, loop) for item in items if isinstance(item, int) for loop in lanes(e, arch.fanouts, item)]
+    free = {dim: n for f in arch.fanouts for dim, n in f.dims}
+    for item, loop in rng.sample(loops, len(loops)):
+        trips[item, loop.rank, loop.over] = rng.randint(1, free[loop.over])
+        free[loop.over] //= trips[item, loop.rank, loop.over]
+    return Choices(placement, {item: rng.randrange(len(own)) for item, own in zip(items, orders, strict=True)}, trips)
+
+
+def place(e: Einsum, arch: Arch, rng: Random) -> Placement:
+    """Tensors per level in a random order: of those that it may hold all where none may be skipped, else each by the toss of a coin; all at some level."""
+    names = {p.tensor for p in e.tensors()}
+    while True:
+        held = [[name for name in holdable(e, level) if not level.bypass or rng.random() < 0.5] for level in arch.levels]
+        if set(chain(*held)) == names:
+            return tuple(tuple(rng.sample(own, len(own))) for own in held)
+
+
+def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
+    """The mapping that comes nearest: trips in time are cut to divisors of the tile, lanes to what is free; the last gap takes what is left."""
+    tile, free = e.sizes(), {dim: n for f in arch.fanouts for dim, n in f.dims}
+    items, orders = layers(arch, choices.placement), gaps(e, arch, choices.placement)
+    nodes: list[Loop | Store] = []
+    for item, own in zip(items, orders, strict=True):
+        for loop in lanes(e, arch.fanouts, item) if isinstance(item, int) else ():
+            outer, n = tile[loop.rank], min(choices.trips.get((item, loop.rank, loop.over), 1), free[loop.over])
+            tile[loop.rank] = -(-outer // n)
+            free[loop.over] //= -(-outer // tile[loop.rank])
+            nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))
+        nodes += [item] if isinstance(item, Store) else []
+        for rank in own[choices.windows.get(item, 0) % len(own)]:
+            tile[rank] //= tile[rank] if item is items[-1] else gcd(tile[rank], choices.trips.get((item, rank, ""), 1))
+            nodes.append(Loop(rank, tile[rank]))
+    return without_idle(Mapping(tuple(nodes)), e)
+
+
+@lru_cache(maxsize=1 << 12)
+def primes(n: int) -> tuple[int, ...]:
+    p = next((p for p in range(2, int(n**0.5) + 1) if n % p == 0), n)
+    return () if n == 1 else (p, *primes(n // p))

@@ -1,0 +1,214 @@
+"""The optimal mapper of one einsum on one machine: what the search found, as an answer with its certificate (docs/design.md, decision 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapper.exact.local_search import improved
+from dse.mapper.exact.ragged import solved
+from dse.mapper.exact.ragged_program import uncovered
+from dse.mapper.exact.search import BUDGET, CLOSER, NONE, Found, alike, search, search_on, taken
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapping.searched import EVERY, Mappings, mappings_of
+from dse.mapping.space import FREE, Constraints, Tiles, least
+from dse.sim.counts.counts import count, footprints
+from dse.sim.einsum import cost
+from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, above, figure, lower_bound, priced, priced_alone
+from dse.sim.schedule import outermost
+from hw.arch import Arch
+from workloads.einsum import Einsum, Projection
+
+MANY = 128  # machines that are searched together
+SHARED = BUDGET // 8  # nodes placed for all of them; where that is not enough each is searched alone
+GLANCE = 10_000  # nodes placed for a figure that nothing is below
+ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly divide an odd one
+
+
+@outermost.mapper
+def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, budget: int = BUDGET,
+            near: float = 0.0) -> list[EinsumCost] | Infeasible:
+    """Best first: one solution with its certificate: the optimum of the space, or how far it may be from it; ties by energy, then latency.
+
+    near: what is proven to be above the optimum by no more than this share is not searched further. budget: nodes placed at most. If it ends first, and where
+    the search does not take the einsum (`search.taken`): the best of what was found and, without constraints, of `cost_descending`, each improved by a local
+    search.
+    """
+    if tiles == "ragged":
+        return _ragged(problem, constraints, budget, near)
+    found = search(problem, tiles, constraints, budget) if taken(problem.einsum, tiles) else Found(None, 0, 0.0)
+    return _answered(problem, found, tiles, constraints, budget, near)
+
+
+def optimal_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, near: float = 0.0) -> list[EinsumCost | Infeasible]:
+    """`optimal` of one einsum on many machines: those that differ in prices and rates alone are searched, and mappings priced, together. Equal answers."""
+    found: list[EinsumCost | Infeasible | None] = [outermost.alone(problem.einsum, problem.arch) for problem in problems]
+    problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
+    cells: dict[Any, list[int]] = {}
+    for j, problem in enumerate(problems if tiles != "ragged" and taken(problems[0].einsum, tiles) and not problems[0].arch.felt() else ()):
+        if found[j]:
+            continue
+        cells.setdefault(alike(problem), []).append(j)
+    for own in (cell[i : i + MANY] for cell in cells.values() for i in range(0, len(cell), MANY)):
+        if len(own) > 1 and not partly_named(constraints, problems[own[0]].arch):
+            for j, one in _on_many([problems[j] for j in own], tiles, constraints, near).items():
+                found[own[j]] = one
+    one_by_one = (optimal(problem, tiles, constraints, near=near) if one is None else [one] for problem, one in zip(problems, found, strict=True))
+    return [one if isinstance(one, Infeasible) else one[0] for one in one_by_one]
+
+
+def floors_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, budget: int = GLANCE) -> list[float]:
+    """Figures that no mapping of an einsum is below on machines that differ in prices and rates alone, as far as a search of so many nodes tells; else 0."""
+    e, arch = problems[0].einsum, problems[0].arch
+    if tiles == "ragged" or not taken(e, tiles) or arch.felt() or partly_named(constraints, arch):
+        return [0.0] * len(problems)
+    return [one.floor if one.floor < inf else 0.0 for one in search_on(problems, tiles, constraints, budget)]
+
+
+def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints, near: float) -> dict[int, EinsumCost | Infeasible]:
+    """Answers of those whose optimum is found, fits and costs what the search says of it, or is close enough; the others are looked at alone."""
+    answers: dict[int, EinsumCost | Infeasible] = {}
+    several = search_on(problems, tiles, constraints, SHARED)
+    if several[0].visited > SHARED:
+        return answers
+    of: dict[Mapping, list[int]] = {}
+    for j, one in enumerate(several):
+        if one.floor == inf:
+            answers[j] = none_fits(problems[j], constraints)
+        elif one.mapping and one.floor > 0:
+            of.setdefault(one.mapping, []).append(j)
+    e, arch = problems[0].einsum, problems[0].arch
+    space = mappings_of(tiles, arch, constraints)
+    for mapping, own in of.items():
+        if not _fits(problems[0], mapping, constraints):
+            continue
+        rows, held = count(mapping, e, arch), footprints(mapping, e, arch)
+        first = priced(problems[own[0]], mapping, rows, held)
+        p = cost.price(mapping, rows, e, cost.together([problems[j].arch for j in own]))
+        energy, cycles, steady, by = (np.broadcast_to(one, len(own)).tolist() for one in (p.energy_pj, p.latency_cycles, p.steady_cycles, p.bound_by))
+        for i, j in enumerate(own):
+            own_cost = replace(first, energy_pj=energy[i], latency_cycles=cycles[i], bound_by=by[i], gap_in_space=inf, gap_to_bound=inf,
+                               price=cost.Price(energy[i], cycles[i], by[i], (), (), steady[i]))
+            problem, one, value = problems[j], several[j], rank(problems[j], own_cost)[0]
+            if arch.overlap == "free" or above(value, one.floor) <= max(near, PRECISE):
+                gap = above(value, lower_bound(problem)) if above(value, one.floor) > PRECISE else 0.0
+                answers[j] = _told(problem, replace(own_cost, gap_to_bound=gap), one.floor, one.visited, space)
+            else:
+                found = _answered(problem, one, tiles, constraints, SHARED, near)
+                answers[j] = found if isinstance(found, Infeasible) else found[0]
+    return answers
+
+
+def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
+    """What a search found, as an answer."""
+    e, arch, space = problem.einsum, problem.arch, mappings_of(tiles, problem.arch, constraints)
+    if found.mapping and partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
+        found = replace(found, floor=0.0)
+    if found.floor == inf:
+        return none_fits(problem, constraints)
+    if found.mapping and found.floor > 0 and found.visited <= budget and _fits(problem, found.mapping, constraints):
+        return [_certified(problem, found, tiles, constraints, near)]
+    starts = [found.mapping] if found.mapping else []
+    if constraints == FREE:
+        other = cost_descending(problem, Random(0))
+        starts += [other[0].mapping] if isinstance(other, list) else [] if starts else [least(e, arch)]
+    fits = [start for start in starts if _fits(problem, start, constraints)]
+    if not fits:
+        return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else none_fits(problem, constraints)
+    best = min((priced_alone(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: rank(problem, one))
+    return [_told(problem, best, found.floor, found.visited, EVERY if best.gap_to_bound <= PRECISE else space)]
+
+
+def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
+    """Any tile sizes: the best of ragged lanes and of what is best at rounder extents, improved by a local search; with a certificate where the search of
+    ragged tiles takes the machine."""
+    e, arch = problem.einsum, problem.arch
+    even = optimal(problem, "ragged_lanes", constraints, budget, near)
+    if isinstance(even, Infeasible):
+        return even
+    rounder = dict.fromkeys(_rounded(e, multiple) for multiple in ROUND) if taken(e, "perfect") else {}
+    found = (search(replace(problem, einsum=one), "perfect", constraints, CLOSER).mapping for one in rounder if one != e)
+    starts = [even[0].mapping, *(start for one in found if one and _fits(problem, start := _fitted(e, one), constraints))]
+    best = min((priced_alone(problem, improved(problem, start, "ragged", constraints)) for start in starts), key=lambda one: rank(problem, one))
+    if constraints == FREE and arch.overlap == "free" and not uncovered(e, arch):
+        exact = solved(problem, budget)
+        best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: rank(problem, one))
+        if isinstance(exact, list) and exact[0].space:
+            return [replace(best, gap_in_space=0.0, space=exact[0].space, visited=exact[0].visited)]
+    return [_told(problem, best, 0.0, even[0].visited, EVERY)]
+
+
+def _rounded(e: Einsum, multiple: int) -> Einsum:
+    """An einsum with extents that are multiples of a number; those that are smaller stay."""
+    more = {rank: -n % multiple if n > multiple else 0 for rank, n in e.extents}
+
+    def grown(p: Projection) -> Projection:
+        return replace(p, dims=tuple(replace(dim, size=dim.size + sum(abs(c) * more[rank] for rank, c in dim.terms)) for dim in p.dims))
+
+    return replace(e, extents=tuple((rank, n + more[rank]) for rank, n in e.extents), output=grown(e.output), inputs=tuple(map(grown, e.inputs)))
+
+
+def _fitted(e: Einsum, mapping: Mapping) -> Mapping:
+    """A mapping of larger extents for these: the same tiles as far as they fit, lanes as even as can be."""
+    left, nodes = e.sizes(), list[Loop | Store]()
+    for node in mapping.nodes:
+        if isinstance(node, Loop):
+            tile = min(node.tile, left[node.rank])
+            tile = -(-left[node.rank] // -(-left[node.rank] // tile)) if node.over else tile
+            nodes += [Loop(node.rank, tile, node.over)] if tile < left[node.rank] else []
+            left[node.rank] = tile
+        else:
+            nodes.append(node)
+    return replace(mapping, nodes=tuple(nodes))
+
+
+def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, near: float) -> EinsumCost:
+    """What the search found; where its cycles are fewer than the evaluator's, what others find that wait for all ports in turn, or for first and last tiles."""
+    assert found.mapping is not None
+    arch, best, floor, visited = problem.arch, priced_alone(problem, found.mapping), found.floor, found.visited
+    single = any(not level.double_buffer for level in arch.levels[1:])
+    for waits in ("in_turn", "ends") if single else ("ends",):
+        value, energy, cycles, _ = rank(problem, best)
+        if arch.overlap == "free" or above(value, floor) <= max(near, PRECISE):
+            break
+        closer = search(problem, tiles, constraints, CLOSER, waits, NONE if waits == "in_turn" else (value / (1 + near), energy, cycles))
+        floor, visited = max(floor, closer.floor), visited + closer.visited
+        others = [priced_alone(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
+        best = min([best, *others], key=lambda one: rank(problem, one))
+    return _told(problem, best, floor, visited, mappings_of(tiles, problem.arch, constraints))
+
+
+def _told(problem: Problem, one: EinsumCost, floor: float, visited: int, space: Mappings) -> EinsumCost:
+    gap = min(one.gap_to_bound, above(rank(problem, one)[0], floor))
+    proven = gap <= PRECISE
+    return replace(one, gap_in_space=0.0 if proven else gap, space=space if proven or floor > 0 else None, visited=visited)
+
+
+def partly_named(constraints: Constraints, arch: Arch) -> bool:
+    """Whether constraints name some dimensions and leave out others of the same fan-out, in whose lanes they would allow everything."""
+    named = dict(constraints.spatial)
+    inside = constraints.inside is not None or constraints.stationary != ""
+    return inside and any(0 < sum(name in named for name, _ in f.dims) < len(f.dims) for f in arch.fanouts)
+
+
+def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
+    """No mapping of the space fits."""
+    e, arch = problem.einsum, problem.arch
+    smallest = footprints(least(e, arch), e, arch)
+    return cost.overflow(smallest, e, arch) or Infeasible("the space" if constraints == FREE else "constraints", 1, 0, e.name, "mappings")
+
+
+def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
+    held = [row for row in footprints(mapping, problem.einsum, problem.arch) if (row.tensor, row.level) not in constraints.homes]
+    return not cost.overflow(held, problem.einsum, problem.arch)
+
+
+def rank(problem: Problem, one: EinsumCost) -> tuple[float, float, float, str]:
+    """What answers are ordered by, least first."""
+    return figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles, str(one.mapping)

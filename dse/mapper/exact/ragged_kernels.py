@@ -1,0 +1,601 @@
+"""Compiled half of ragged.py: all chains of tiles of one rank, what is dominated among vectors, branch and bound over one vector per group of ranks.
+
+A chain is the tiles of one rank, outermost first: one per gap outside the array, then one per fan-out dimension.
+Long, because compiled functions share their array layout and are kept in one file; so are the two loops that walk a tree without recursion, `chains` and
+`search`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapper.exact.search_kernels import ENERGY, LATENCY, below
+from dse.run.compiled import njit
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+COUNT, TOTAL, FIRST = 0, 1, 2  # what a column says of tiles below the lanes: how many, their elements, how many if loops in time count their first trip only
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def cut(size: Ints, many: Ints, n: int, tile: int, first: bool) -> int:
+    """Cut a set of tiles, n sizes each so many times; first: only the first tile of each cut counts. Returns the number of sizes."""
+    found = n
+    for i in range(n):
+        whole, rest, own = size[i] // tile, size[i] % tile, many[i]
+        if whole == 0:
+            continue
+        size[i], many[i] = tile, own if first else own * whole
+        if rest and not first:
+            size[found], many[found] = rest, own
+            found += 1
+    keep = 0
+    for i in range(found):
+        at = 0
+        while at < keep and size[at] != size[i]:
+            at += 1
+        if at < keep:
+            many[at] += many[i]
+        else:
+            size[keep], many[keep] = size[i], many[i]
+            keep += 1
+    return keep
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def rank_cost(parts: Floats, port: Ints, machine: Floats, objective: int, out: Floats) -> None:
+    """Figure of the objective, energy, latency from cost parts: [energy without leakage, compute cycles, port cycles...]. port [V, 3] parts of reads and of
+    writes, 1 if fills wait; machine [leakage pJ per cycle, least compute cycles]."""
+    latency = max(parts[1], machine[1])
+    for v in range(port.shape[0] - 1, -1, -1):
+        own = max(parts[port[v, 0]], parts[port[v, 1]])
+        latency = latency + own if port[v, 2] else max(latency, own)
+    energy = parts[0] + machine[0] * latency
+    out[0] = energy if objective == ENERGY else latency if objective == LATENCY else energy * latency
+    out[1], out[2] = energy, latency
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def worse(a: Floats, b: Floats) -> bool:
+    """Whether b dominates a: it is at most a in every column (equal rows dominate each other)."""
+    i = 0
+    while i < a.shape[0] and b[i] <= a[i]:
+        i += 1
+    return bool(i == a.shape[0])
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def pieces(size: Ints, many: Ints, n: int, v: Ints, what: int, mask: int, size2: Ints, many2: Ints) -> int:
+    """What a column says of a set of tiles that the lanes v share out."""
+    for i in range(n):
+        size2[i], many2[i] = size[i], many[i]
+    if what == FIRST:
+        size2[0], many2[0], n = v[0], 1, 1
+    for d in range(v.shape[0] - 1):
+        if v[d + 1] < v[d]:
+            n = cut(size2, many2, n, v[d + 1], (mask >> d) & 1 == 1)
+    total = 0
+    for i in range(n):
+        total += many2[i] * (size2[i] if what == TOTAL else 1)
+    return total
+
+
+class Prices(NamedTuple):
+    """What products cost and what limits them. Products T, cost parts P, levels V, bounded nodes B, fan-out dimensions D.
+
+    weights [T, P], sign [T], floor [T]; start [P]; port, machine as rank_cost has them; ties: whether energy and latency order choices of one objective; bits
+    [B] per element and level [B] of a node; room [V] bits; lanes [D].
+    """
+
+    weights: Floats
+    sign: Floats
+    floor: Floats
+    whole: Ints
+    start: Floats
+    port: Ints
+    machine: Floats
+    objective: int
+    ties: bool
+    bits: Floats
+    level: Ints
+    room: Floats
+    lanes: Floats
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def figure(value: Floats, t: Prices, parts: Floats, out: Floats) -> None:
+    """Cost [3] (the objective, energy, latency; the last two 0 if they break no ties) of products."""
+    for i in range(parts.shape[0]):
+        parts[i] = t.start[i]
+    for k in range(value.shape[0]):
+        own = t.sign[k] * value[k]
+        for i in range(parts.shape[0]):
+            parts[i] += t.weights[k, i] * own
+    rank_cost(parts, t.port, t.machine, t.objective, out)
+    if not t.ties:
+        out[1], out[2] = 0.0, 0.0
+
+
+class Rest(NamedTuple):
+    """Bounds of what all other groups contribute: M rows, every choice of theirs being at least one of them in each number (at most, in a product that is
+    subtracted). products [M, T], held [M, B, 2], lanes [M, D]; see `Sets`."""
+
+    products: Floats
+    held: Floats
+    lanes: Floats
+
+
+class Scratch(NamedTuple):
+    """products [T], held [B, 2] of a row; value [T], parts [P], need [V], figures [3] of what it makes with the rest."""
+
+    products: Floats
+    held: Floats
+    value: Floats
+    parts: Floats
+    need: Floats
+    figures: Floats
+
+
+@njit(cache=True, nogil=True)
+def scratch(t: Prices) -> Scratch:
+    n = t.sign.shape[0]
+    return Scratch(np.zeros(n), np.zeros((t.bits.shape[0], 2)), np.zeros(n), np.zeros(t.start.shape[0]), np.zeros(t.room.shape[0]), np.zeros(3))
+
+
+@njit(cache=True, nogil=True)
+def reach(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats, first: int, s: Scratch) -> int:
+    """A row m of the rest with which a row of these numbers fits and may cost less than `best`; -1: none, so that no mapping with it is better. m = `first` is
+    tried first."""
+    for j in range(-1, len(r.products)):
+        m = first if j < 0 else j
+        good = True
+        for d in range(lanes.shape[0]):
+            good = good and lanes[d] * r.lanes[m, d] <= t.lanes[d]
+        s.need[:] = 0.0
+        for b in range(held.shape[0]):
+            v = t.level[b]
+            s.need[v] += t.bits[b] * min(held[b, 1] * r.held[m, b, 0], held[b, 0] * r.held[m, b, 1])
+            good = good and s.need[v] <= t.room[v]
+        if not good:
+            continue
+        for k in range(products.shape[0]):
+            s.value[k] = products[k] * r.products[m, k]
+            s.value[k] = max(s.value[k], t.floor[k]) if t.sign[k] > 0 else min(s.value[k], t.floor[k], s.value[t.whole[k]])
+        figure(s.value, t, s.parts, s.figures)
+        if below(s.figures, best):
+            return m
+    return -1
+
+
+class Hope(NamedTuple):
+    """What bounds the mappings that a chain can be part of: prices, the best cost so far, the rest of a mapping; column [T] of the rank that each product has
+    as a factor, -1: none; hold [., 4]: bounded node, gap, coefficient, whether a window, per dimension of a node that has the rank."""
+
+    prices: Prices
+    best: Floats
+    column: Ints
+    hold: Ints
+    rest: Rest
+
+
+@njit(cache=True, nogil=True)
+def hopes(own: Floats, have: int, tile: Ints, known: int, lanes: Floats, h: Hope, first: int, s: Scratch) -> int:
+    """`reach` of all chains of a rank that begin alike, by a bound: their first `have` columns and `known` tiles are given, what follows is taken as least."""
+    for k in range(s.products.shape[0]):
+        c = h.column[k]
+        s.products[k] = 1.0 if c < 0 else abs(own[c]) if c < have else 1.0 if h.prices.sign[k] > 0 else np.inf
+    s.held[:] = 1.0
+    for i in range(h.hold.shape[0]):
+        b, gap, c, window = h.hold[i]
+        s.held[b, 0] *= 1 + c * (tile[gap] - 1) if gap < known else 1
+        s.held[b, 1] *= 1 + c * (tile[gap + window] - 1) if gap + window < known else 1
+    return reach(s.products, s.held, lanes, h.rest, h.prices, h.best, first, s)
+
+
+@njit(cache=True, nogil=True)
+def codes(tiles: Ints, extent: int) -> Ints:
+    """[N] a number for the tiles [N, E] of a rank at all gaps."""
+    found = np.zeros(tiles.shape[0], np.int64)
+    for i in range(tiles.shape[0]):
+        for tile in tiles[i]:
+            found[i] = found[i] * (extent + 1) + tile
+    return found
+
+
+@njit(cache=True, nogil=True)
+def outlined(columns: Ints, size: Ints, many: Ints, n: int, tile: int, lanes: Ints, own: Floats) -> None:
+    """Lower bounds of the columns for any way of sharing out a set of tiles, the largest `tile`, over the lanes; of FIRST columns, which are subtracted, minus
+    an upper bound."""
+    for c in range(columns.shape[0]):
+        what, merged, apart = columns[c, 0], 1, 1
+        for d in range(lanes.shape[0]):
+            if (columns[c, 1] >> d) & 1:
+                merged *= lanes[d]
+            else:
+                apart *= lanes[d]
+        own[c] = -min(tile, apart) if what == FIRST else 0
+        for i in range(n if what != FIRST else 0):
+            own[c] += many[i] * (-(-size[i] // merged) if what == TOTAL else 1)
+
+
+@njit(cache=True, nogil=True)
+def bundled(columns: Ints, size: Ints, many: Ints, n: int, used: Floats, own: Floats) -> None:
+    """The same bounds for all ways of sharing out in which exactly `used` lanes of two dimensions get something, one element or more each."""
+    for c in range(columns.shape[0]):
+        mask = columns[c, 1]
+        merged = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
+        own[c] = -(int(used[0]) * int(used[1])) // merged
+        if columns[c, 0] != FIRST:
+            own[c] = 0
+            for i in range(n):
+                own[c] += many[i] * -(-size[i] // merged)
+
+
+@njit(cache=True, nogil=True)
+def chains(extent: int, allowed: Bools, sizes: Ints, fixed: Ints, lanes: Ints, counts: Ints, tiles: Ints, columns: Ints, keys: int, small: int, outer: bool,
+           alive: Ints, h: Hope, room: int) -> tuple[Ints, Floats, bool]:
+    """Chains of a rank and their columns, what products see of them, without those that a chain with the same first `keys` tiles dominates and those
+    that by a bound are part of no mapping below the best.
+
+    allowed [E] gaps that may cut, into tiles of `sizes`, ascending; fixed [E] the tile at a gap, 0: any; lanes [D] sizes. Columns: number of tiles at the
+    gaps `counts`, tile sizes at the gaps `tiles`, then columns [., 2] (what, fan-out dimensions of which only the first lane counts, as bits), then lanes in
+    use per dimension. small > 0: nothing gains from a larger last tile, so where it is cut from more elements than `small` only chains are made that leave
+    one element per lane. Those that leave more on a0 x a1 lanes, both above 1, are one row per (a0, a1): its columns are bounds, its tiles inside 0.
+    outer: one row per chain of tiles at the gaps, with bounds of what lanes make of it. alive: if any, what `codes` gives for wanted tiles at the gaps,
+    ascending. Returns tiles [N, E + D], columns [N, .], whether `room` rows were enough.
+    """
+    gaps, dims, n_count, n_tile = allowed.shape[0], lanes.shape[0], counts.shape[0], tiles.shape[0]
+    width, last, every, most = n_count + n_tile + columns.shape[0] + dims, -1, int(np.prod(lanes)), 1 << (gaps + dims + 1)
+    rows, values, filled = np.zeros((room, gaps + dims), np.int64), np.empty((room, width)), 0
+    size, many, n = np.zeros((gaps + 1, most), np.int64), np.zeros((gaps + 1, most), np.int64), np.zeros(gaps + 1, np.int64)
+    size2, many2 = np.zeros(most, np.int64), np.zeros(most, np.int64)
+    size[0, 0], many[0, 0], n[0] = extent, 1, 1
+    own, v, factor = np.zeros(width), np.zeros(dims + 1, np.int64), np.zeros(dims + 1, np.int64)
+    told, used = own[n_count + n_tile: width - dims], own[width - dims:]
+    above, tile, at, before = np.zeros(gaps + 1, np.int64), np.zeros(gaps, np.int64), np.full(gaps, -1, np.int64), np.zeros(gaps, np.int64)
+    known, none, head, link = np.zeros(gaps, np.int64), np.ones(dims), np.full(every + 1, -1, np.int64), np.empty(room + 1, np.int64)
+    above[0] = extent
+    for i in range(gaps):
+        last = i if allowed[i] else last
+        for c in range(n_count):
+            known[i] += counts[c] <= i
+    s, hint, j = scratch(h.prices), 0, 0
+    while j >= 0 and filled <= room:
+        at[j] += 1  # number of a size; one past those below the tile above: no cut
+        few = small > 0 and last >= 0 and above[last] > small
+        cuts = allowed[j] and at[j] < sizes.shape[0] and sizes[at[j]] < above[j]
+        if cuts:
+            tile[j] = sizes[at[j]]
+            if few and j == last and tile[j] > every:
+                j -= 1
+                continue
+        elif at[j] > sizes.shape[0] or (few and j == last and above[j] > every):
+            j -= 1
+            continue
+        else:
+            tile[j], at[j] = above[j], sizes.shape[0]
+        if few and j == last and dims == 2 and at[j] == 0:
+            for a0 in range(2, lanes[0] + 1):
+                for a1 in range(2, lanes[1] + 1):
+                    unit = (a0 - 1) * (2 * a1 - 1) + 1  # no smaller tile leaves two elements in a lane with a0 x a1 in use
+                    if unit > above[j]:
+                        break
+                    for c in range(n_tile):
+                        own[n_count + c] = tile[tiles[c]] if tiles[c] < last else unit
+                    used[0], used[1] = a0, a1
+                    bundled(columns, size[j], many[j], int(n[j]), used, told)
+                    m = hopes(own, width, tile, last, used, h, hint, s)
+                    if m >= 0:
+                        filled, hint = entered(tile[:last], v[:0], own, filled, rows, values), m
+        if fixed[j] and tile[j] != fixed[j]:
+            continue
+        for i in range(n[j]):
+            size[j + 1, i], many[j + 1, i] = size[j, i], many[j, i]
+        n[j + 1] = n[j] if tile[j] == above[j] else cut(size[j + 1], many[j + 1], n[j], tile[j], False)
+        above[j + 1] = tile[j]
+        for c in range(n_count):
+            if counts[c] == j:
+                own[c] = many[j + 1, :n[j + 1]].sum()
+        m = hopes(own, known[j], tile, j + 1, none, h, hint, s)
+        if m < 0:
+            continue
+        hint = m
+        if j < gaps - 1:
+            j += 1
+            at[j] = -1
+            continue
+        if alive.shape[0]:
+            wanted = codes(tile.reshape(1, gaps), extent)[0]
+            place = int(np.searchsorted(alive, wanted))
+            if place == alive.shape[0] or alive[place] != wanted:
+                continue
+        for i in range(keys):
+            if before[i] != tile[i]:
+                head[:] = -1
+            before[i] = tile[i]
+        for c in range(n_tile):
+            own[n_count + c] = tile[tiles[c]]
+        v[0], factor[0], d = tile[gaps - 1], 0, 0
+        if outer:
+            outlined(columns, size[gaps], many[gaps], int(n[gaps]), int(v[0]), lanes, told)
+            used[:] = 1.0
+            m = hopes(own, width, tile, gaps, none, h, hint, s)
+            if m >= 0:
+                filled, hint = entered(tile, v[:0], own, filled, rows, values), m
+            continue
+        while d >= 0:
+            if d < dims:
+                factor[d] += 1
+                if factor[d] > lanes[d] or (factor[d] > 1 and v[d] == 1):
+                    d -= 1
+                    continue
+                v[d + 1] = -(-v[d] // factor[d])
+                if factor[d] == 1 or v[d + 1] < -(-v[d] // (factor[d] - 1)):
+                    d += 1
+                    factor[d] = 0
+                continue
+            d -= 1
+            if few and v[dims] > 1:
+                continue
+            for c in range(columns.shape[0]):
+                told[c] = pieces(size[gaps], many[gaps], int(n[gaps]), v, columns[c, 0], columns[c, 1], size2, many2) * (-1 if columns[c, 0] == FIRST else 1)
+            key = 0
+            for i in range(dims):
+                used[i] = -(-v[i] // v[i + 1])
+                key = key * lanes[i] + int(used[i]) - 1
+            key = key if small else 0
+            other, needless = head[key], False
+            while other >= 0 and not needless:
+                needless = worse(own, values[other])
+                other = link[other]
+            if needless:
+                continue
+            m = hopes(own, width, tile, gaps, used, h, hint, s)
+            if m >= 0:
+                link[filled], head[key], hint = head[key], filled, m
+                filled = entered(tile, v[1:], own, filled, rows, values)
+                if filled > room:
+                    break
+    enough = filled <= room
+    return rows[:filled if enough else 0], values[:filled if enough else 0], enough
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def entered(tile: Ints, inside: Ints, own: Floats, filled: int, rows: Ints, values: Floats) -> int:
+    """The next row, if there is room for it; returns how many there are then."""
+    if filled < rows.shape[0]:
+        rows[filled, :tile.shape[0]], values[filled] = tile, own
+        for d in range(inside.shape[0]):
+            rows[filled, tile.shape[0] + d] = inside[d]
+    return filled + 1
+
+
+@njit(cache=True, nogil=True)
+def hopeful(products: Floats, held: Floats, lanes: Floats, r: Rest, t: Prices, best: Floats) -> Bools:
+    """Rows [N] that by a bound may be part of a mapping below the best cost."""
+    found, m, s = np.zeros(len(products), np.bool_), 0, scratch(t)
+    for i in range(len(products)):
+        own = reach(products[i], held[i], lanes[i], r, t, best, m, s)
+        found[i], m = own >= 0, max(own, 0)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def front(values: Floats, order: Ints, real: Bools) -> Bools:
+    """Rows that no chain dominates (is at most in every column), of equal ones the first. real: rows that are chains; a row of bounds for many chains may be
+    dominated but dominates none. order: rows in which each comes after those that dominate it."""
+    n, width = values.shape
+    keep, kept, own = np.zeros(n, np.bool_), np.zeros((n, width)), 0
+    for i in order:
+        needless = False
+        for k in range(own):
+            if worse(values[i], kept[k]):
+                needless = True
+                if k:
+                    for c in range(width):
+                        kept[k, c], kept[k // 2, c] = kept[k // 2, c], kept[k, c]
+                break
+        if not needless:
+            keep[i] = True
+            if real[i]:
+                kept[own] = values[i]
+                own += 1
+    return keep
+
+
+@njit(cache=True, nogil=True)
+def spans(extent: int, tiles: Ints) -> tuple[Ints, Ints]:
+    """First and last value of every tile of a chain."""
+    low, high, n = np.zeros(extent, np.int64), np.zeros(extent, np.int64), 1
+    high[0] = extent - 1
+    a, b = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
+    for tile in tiles:
+        m = 0
+        for i in range(n):
+            for begin in range(low[i], high[i] + 1, tile):
+                a[m], b[m] = begin, min(begin + tile - 1, high[i])
+                m += 1
+        n = m
+        low[:n], high[:n] = a[:n], b[:n]
+    return low[:n], high[:n]
+
+
+@njit(cache=True, nogil=True)
+def hulls(extent: int, tiles: Ints, c: int, extent2: int, tiles2: Ints, c2: int, offset: int, stored: int) -> Floats:
+    """[N, M] summed lengths of the hulls c p + c2 r + offset, clipped to what is stored, of all tiles of the chains tiles [N, E], tiles2 [M, E]."""
+    found = np.zeros((tiles.shape[0], tiles2.shape[0]))
+    for k in range(tiles2.shape[0]):
+        low2, high2 = spans(extent2, tiles2[k])
+        for i in range(tiles.shape[0]):
+            low, high = spans(extent, tiles[i])
+            total = 0
+            for b in range(len(low2)):
+                for a in range(len(low)):
+                    begin, end = offset + c * low[a] + c2 * low2[b], offset + c * high[a] + c2 * high2[b]
+                    total += max(min(end, stored - 1) - max(begin, 0) + 1, 0)
+            found[i, k] = total
+    return found
+
+
+class Sets(NamedTuple):
+    """Vectors of all groups end to end, group g from start[g] to start[g + 1]: products [N, T], held [N, B, 2] (elements of a node: as it stands, sunk into
+    its best window of this group), lanes [N, D]."""
+
+    start: Ints
+    products: Floats
+    held: Floats
+    lanes: Floats
+
+
+@njit(cache=True, nogil=True)
+def least(s: Sets, t: Prices, rows: Ints, products: Floats, held: Floats, lanes: Floats) -> None:
+    """Per column the least value of these rows, the largest of a product that is subtracted."""
+    products[:] = np.where(t.sign > 0, np.inf, -np.inf)
+    held[:] = np.inf
+    lanes[:] = np.inf
+    for i in rows:
+        for k in range(products.shape[0]):
+            products[k] = min(products[k], s.products[i, k]) if t.sign[k] > 0 else max(products[k], s.products[i, k])
+        for b in range(held.shape[0]):
+            held[b, 0], held[b, 1] = min(held[b, 0], s.held[i, b, 0]), min(held[b, 1], s.held[i, b, 1])
+        for d in range(lanes.shape[0]):
+            lanes[d] = min(lanes[d], s.lanes[i, d])
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def fits(s: Sets, t: Prices, i: int, held: Floats, lanes: Floats, need: Floats) -> bool:
+    """Whether row i fits with lower bounds `held` and `lanes` of what the other groups hold and use."""
+    for d in range(lanes.shape[0]):
+        if s.lanes[i, d] * lanes[d] > t.lanes[d]:
+            return False
+    for v in range(need.shape[0]):
+        need[v] = 0.0
+    for b in range(held.shape[0]):
+        v = t.level[b]
+        need[v] += t.bits[b] * min(s.held[i, b, 1] * held[b, 0], s.held[i, b, 0] * held[b, 1])
+        if need[v] > t.room[v]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def search(s: Sets, t: Prices, best: Floats, chosen: Ints, found: Ints, bounds: Floats, budget: int) -> tuple[int, int]:
+    """One row per group, the cheapest that fits, if below best, which it lowers; chosen [G] its rows.
+
+    At every node of the tree each group keeps the rows that by a bound may still lead below best, then the group with fewest rows is fixed to each of them in
+    turn. If there is room in found [., G], all choices
+    below best go there, with their cost in bounds [., 3], and best stays. Returns rows visited, above budget if it stopped early, and how many were found.
+    """
+    groups, parts, n = len(s.start) - 1, len(t.start), len(s.products)
+    products, nodes, dims = s.products.shape[1], s.held.shape[1], s.lanes.shape[1]
+    rows, size = np.zeros((groups + 1, n), np.int64), np.zeros((groups + 1, groups), np.int64)
+    taken = np.full((groups + 1, groups), -1, np.int64)
+    place, queue, order, bound = np.zeros(groups, np.int64), np.zeros(groups, np.int64), np.zeros((groups, n), np.int64), np.zeros((groups, n, 3))
+    low, low_held, low_lanes = np.zeros((groups, products)), np.zeros((groups, nodes, 2)), np.zeros((groups, dims))
+    value, scratch, need, figures = np.zeros(products), np.zeros(parts), np.zeros(len(t.room)), np.zeros(3)
+    rest, rest_held, rest_lanes = np.zeros(products), np.zeros((nodes, 2)), np.zeros(dims)
+    for g in range(groups):
+        size[0, g] = s.start[g + 1] - s.start[g]
+        for i in range(size[0, g]):
+            rows[0, s.start[g] + i] = s.start[g] + i
+    visited, depth, descend, number = 0, 0, True, 0
+    one = np.zeros(1, np.int64)
+    while depth >= 0:
+        if descend:
+            if visited > budget:
+                return visited, number
+            alive = True
+            for _ in range(2 if depth == 0 else 1):
+                for g in range(groups):
+                    if taken[depth, g] >= 0:
+                        one[0] = taken[depth, g]
+                        least(s, t, one, low[g], low_held[g], low_lanes[g])
+                    else:
+                        least(s, t, rows[depth, s.start[g]:s.start[g] + size[depth, g]], low[g], low_held[g], low_lanes[g])
+                for g in range(groups):
+                    if taken[depth, g] >= 0 or not alive:
+                        continue
+                    rest[:], rest_held[:], rest_lanes[:] = 1.0, 1.0, 1.0
+                    for h in range(groups):
+                        if h != g:
+                            for k in range(products):
+                                rest[k] *= low[h, k]
+                            for b in range(nodes):
+                                rest_held[b, 1] = min(rest_held[b, 1] * low_held[h, b, 0], rest_held[b, 0] * low_held[h, b, 1])
+                                rest_held[b, 0] *= low_held[h, b, 0]
+                            for d in range(dims):
+                                rest_lanes[d] *= low_lanes[h, d]
+                    keep, first = 0, s.start[g]
+                    visited += size[depth, g]
+                    for i in range(size[depth, g]):
+                        row = rows[depth, first + i]
+                        if not fits(s, t, row, rest_held, rest_lanes, need):
+                            continue
+                        for k in range(products):
+                            value[k] = s.products[row, k] * rest[k]
+                            if t.sign[k] > 0:
+                                value[k] = max(value[k], t.floor[k])
+                            else:
+                                value[k] = min(value[k], t.floor[k], value[t.whole[k]])
+                        figure(value, t, scratch, figures)
+                        if below(figures, best):
+                            bound[depth, first + keep] = figures
+                            rows[depth, first + keep] = row
+                            keep += 1
+                    size[depth, g] = keep
+                    alive = alive and keep > 0
+                    if alive:
+                        least(s, t, rows[depth, first:first + keep], low[g], low_held[g], low_lanes[g])
+            g = -1
+            left = 0
+            for h in range(groups):
+                if taken[depth, h] < 0:
+                    left += 1
+                    if g < 0 or size[depth, h] < size[depth, g]:
+                        g = h
+            if not alive:
+                depth -= 1
+                descend = False
+                continue
+            first = s.start[g]
+            if left == 1:
+                for i in range(size[depth, g]):
+                    if below(bound[depth, first + i], best):
+                        chosen[:] = taken[depth]
+                        chosen[g] = rows[depth, first + i]
+                        if not len(found):
+                            best[:] = bound[depth, first + i]
+                            continue
+                        if number == len(found):
+                            return budget + 1, number
+                        found[number], bounds[number] = chosen, bound[depth, first + i]
+                        number += 1
+                depth -= 1
+                descend = False
+                continue
+            queue[depth], place[depth] = g, 0
+            order[depth, :size[depth, g]] = np.argsort(bound[depth, first:first + size[depth, g], 0])
+            descend = False
+            continue
+        g = queue[depth]
+        first = s.start[g]
+        if place[depth] >= size[depth, g]:
+            depth -= 1
+            continue
+        i = order[depth, place[depth]]
+        place[depth] += 1
+        if not below(bound[depth, first + i], best):
+            continue
+        for h in range(groups):
+            taken[depth + 1, h], size[depth + 1, h] = taken[depth, h], size[depth, h]
+            if taken[depth, h] < 0 and h != g:
+                rows[depth + 1, s.start[h]:s.start[h] + size[depth, h]] = rows[depth, s.start[h]:s.start[h] + size[depth, h]]
+        taken[depth + 1, g] = rows[depth, first + i]
+        depth += 1
+        descend = True
+    return visited, number

@@ -1,0 +1,292 @@
+"""Programs of the search over ragged tiles (ragged.py): what one order of storage nodes costs, as products over the ranks, its bounds, and its loop nest.
+
+`program` is long, since every action of the model has its line there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import permutations, product
+from math import inf, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapper.exact import ragged_kernels as kernels
+from dse.mapper.exact.ragged_kernels import COUNT, FIRST, TOTAL
+from dse.mapper.exact.search import OBJECTIVES
+from dse.mapper.exact.steps import LANES, NODE, Step
+from dse.mapping.nest import Loop, Mapping, Store, holdable
+from dse.sim.counts.counts import hull
+from dse.sim.counts.parts import bits_of, op_cycles, op_pj
+from dse.sim.einsum.evaluate import Problem
+from hw.arch import Arch
+from workloads.einsum import Dim, Einsum, Projection
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Window = tuple[tuple[int, ...], int, int]  # coefficient per rank of a group, offset, size
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a product sees of a rank: gap >= 0: the number of its tiles at this gap; else a column of the lanes (what, mask); what -1: its extent; -2: nothing.
+    """
+
+    gap: int
+    what: int = -1
+    mask: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One product. roles: per rank; windows: dimensions of several ranks or with padding, whose hulls are summed over the tiles at gap `at`."""
+
+    sign: int
+    floor: float
+    parts: tuple[float, ...]
+    roles: tuple[Role, ...]
+    windows: tuple[Dim, ...] = ()
+    at: int = -1
+    whole: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A storage node that is filled, at the gap above it; parent: the level that fills it."""
+
+    level: int
+    tensor: int
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One order of nodes outside the array, gaps (one above each, one above the array) with the ranks that may be cut there, the node inside or None."""
+
+    nodes: tuple[Node, ...]
+    allowed: tuple[frozenset[str], ...]
+    inside: Node | None
+    terms: tuple[Term, ...]
+    start: tuple[float, ...]
+
+
+def uncovered(e: Einsum, arch: Arch) -> str:
+    """Why this search does not know an einsum or a machine, "" if it does."""
+    levels, border = arch.levels, arch.fanouts[0].outside if arch.fanouts else 0
+    if len(arch.fanouts) != 1 or border == 0 or arch.fanouts[0].ramp:
+        return "it has not one array, that is not systolic, below a level"
+    if levels[0].bypass or len(holdable(e, levels[0])) < len(e.tensors()):
+        return "its outermost level does not hold all tensors"
+    if any(level.double_buffer and level.capacity_bits is not None for level in levels):
+        return "it buffers twice"
+    held = [p for level in levels[border:] for p in e.tensors() if p.tensor in holdable(e, level)]
+    if len(held) > 1 or any(p.partial() or p is e.output for p in held):
+        return "more than one input, or one with windows, may stand inside the array"
+    if any(p.format != "dense" or p.density != 1 for p in e.tensors()) or e.output.partial():
+        return "a tensor has zeros or the output has windows"
+    plain = [(dim, n) for p in e.tensors() for dim in p.dims for rank, n in e.extents if rank in dim.ranks() and len(dim.terms) == 1 and dim.terms[0][1] == 1]
+    if any(dim.offset or dim.size < n for dim, n in plain) or any(c < 0 or len(dim.terms) > 2 for p in e.tensors() for dim in p.dims for _, c in dim.terms):
+        return "a dimension is padded without a window, runs backwards or has more than two ranks"
+    if any(len(group) > 2 for group in groups_of(e)):
+        return "more than two ranks share dimensions"
+    return ""
+
+
+def groups_of(e: Einsum) -> list[tuple[str, ...]]:
+    """Ranks of more than one value (of none the first), those that share a dimension together."""
+    ranks = [rank for rank, n in e.extents if n > 1] or [e.extents[0][0]]
+    group = {rank: rank for rank in ranks}
+    for own in [d.ranks() for p in e.tensors() for d in p.dims]:
+        first = [group[rank] for rank in own if rank in group]
+        group = {rank: first[0] if g in first else g for rank, g in group.items()}
+    return [tuple(rank for rank in ranks if group[rank] == g) for g in dict.fromkeys(group.values())]
+
+
+def orders(arch: Arch) -> Iterator[Arch]:
+    """The machine with its neighbouring levels in any order that neither a tensor nor a cost notices: those that hold none in common and wait alike."""
+    border = arch.fanouts[0].outside if arch.fanouts else len(arch.levels)
+    runs: list[list[int]] = []
+    for v in range(1, border):
+        own = arch.levels[v]
+        if runs and all(not set(own.holds) & set(other.holds) for other in (arch.levels[w] for w in runs[-1])):
+            runs[-1].append(v)
+        else:
+            runs.append([v])
+    for choice in product(*(permutations(run) for run in runs)):
+        inner = [v for run in choice for v in run]
+        yield replace(arch, levels=tuple(arch.levels[v] for v in (0, *inner, *range(border, len(arch.levels)))))
+
+
+def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
+    """What a placement's steps cost, as products."""
+    at = next(i for i, s in enumerate(steps) if s.kind == LANES)
+    filled = [s for s in steps[:at] if s.kind == NODE and s.parent >= 0]
+    nodes = tuple(Node(s.level, s.tensor, s.parent) for s in filled)
+    allowed = (*(s.allowed for s in filled), steps[at - 1].allowed)
+    inside = next((Node(s.level, s.tensor, s.parent) for s in steps[at:] if s.kind == NODE), None)
+    terms: dict[tuple[object, ...], list[float]] = {}
+    wholes: dict[tuple[object, ...], tuple[object, ...]] = {}  # of skipped reads: all reads of the link
+    latest: list[tuple[object, ...]] = [()]
+    parts, ports = 2, []
+    for level in arch.levels:
+        ports.append((parts, parts + (level.ports == "separate")))
+        parts = ports[-1][1] + 1
+    bits, tensors = bits_of(e, arch), e.tensors()
+    dims = [(multicast, reduce) for f in arch.fanouts for multicast, reduce in zip(f.multicast, f.reduce, strict=True)]
+    size = [n for f in arch.fanouts for _, n in f.dims]
+    full_mask = (1 << len(dims)) - 1
+    ops = e.points()
+    start = [0.0] * parts
+    start[0], start[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
+
+    def add(sign: int, scale: float, uses: Sequence[tuple[int, int, str, bool, bool]], roles: tuple[Role, ...], windows: tuple[Dim, ...] = (), gap: int = -1,
+            floor: float = 0.0) -> None:
+        key = (sign, floor, roles, windows, gap)
+        own = terms.setdefault(key, [0.0] * parts)
+        wholes.setdefault(key, key if sign > 0 else latest[0])
+        latest[0] = key
+        for x, v, action, energy, cycles in uses:
+            level, per = arch.levels[v], scale * bits[tensors[x].tensor] / arch.levels[v].width_bits
+            own[0] += energy * per * (level.read_pj if action == "read" else level.write_pj)
+            own[ports[v][action == "write"]] += cycles * per / level.bandwidth
+
+    parent = dict.fromkeys(range(len(tensors)), 0)
+    for gap, node in enumerate(nodes):
+        p, out = tensors[node.tensor], tensors[node.tensor] is e.output
+        windows = tuple(d for d in p.dims if not (len(d.terms) == 1 and d.terms[0][1] == 1) and any(e.sizes()[rank] > 1 for rank in d.ranks()))
+        stored = float(all(0 <= d.offset < d.size for d in p.dims if d not in windows))  # a dimension of ranks of one value may be padding
+        roles = tuple(Role(-1) if rank in p.full() else Role(-1, -2) if rank in p.ranks() else Role(gap) for rank, _ in e.extents)
+        uses = [(node.tensor, node.parent, "read", True, True), (node.tensor, node.level, "write", True, True)]
+        more = [(node.tensor, node.parent, "write", True, True), (node.tensor, node.level, "read", True, True)] if out else []
+        add(1, stored, [*uses, *more], roles, windows, gap)
+        if out and arch.levels[node.parent].skip_first_read:
+            add(-1, 1.0, uses, tuple(Role(-1) if rank in p.ranks() else Role(-1, -2) for rank, _ in e.extents), floor=inf)
+        parent[node.tensor] = node.level
+    for x, p in enumerate(tensors):
+        mask = sum(1 << d for d, shares in enumerate(dims) if shares[p is e.output])
+        actions = ("read", "write") if p is e.output else ("read",)
+        within = inside is not None and inside.tensor == x
+        if within and inside is not None:
+            one = tuple(Role(-1) if rank in p.ranks() else Role(-1, COUNT, mask) for rank, _ in e.extents)
+            every = tuple(Role(-1) if rank in p.ranks() else Role(-1, COUNT, 0) for rank, _ in e.extents)
+            busy = tuple(Role(-1, TOTAL if rank in p.ranks() else COUNT, full_mask) for rank, _ in e.extents)
+            add(1, 1.0, [(x, parent[x], "read", True, True)], one)
+            add(1, 1.0, [(x, inside.level, "write", True, False)], every)
+            add(1, 1.0, [(x, inside.level, "write", False, True)], busy)
+            own = arch.levels[inside.level]
+            start[0] += ops * bits[p.tensor] / own.width_bits * own.read_pj
+            add(1, 1.0, [(x, inside.level, "read", False, True)], tuple(Role(-1, TOTAL, full_mask) for _ in e.extents))
+            continue
+        alone = p.ranks()
+        roles = tuple(Role(-1) if rank in alone else Role(-1, TOTAL, mask) for rank, _ in e.extents)
+        points = prod(n for rank, n in e.extents if rank in alone)
+        turns = shared(tuple(n for rank, n in e.extents if rank not in alone), tuple(n for d, n in enumerate(size) if (mask >> d) & 1))
+        add(1, 1.0, [(x, parent[x], action, True, True) for action in actions], roles, floor=points * turns)
+        if p is e.output and arch.levels[parent[x]].skip_first_read:
+            roles = tuple(Role(-1) if rank in alone else Role(-1, FIRST, mask) for rank, _ in e.extents)
+            own_lanes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
+            add(-1, 1.0, [(x, parent[x], "read", True, True)], roles, floor=float(own_lanes * prod(n for rank, n in e.extents if rank in p.ranks())))
+    key = (1, shared(tuple(n for _, n in e.extents), tuple(size)), tuple(Role(-1, TOTAL, full_mask) for _ in e.extents), (), -1)
+    terms.setdefault(key, [0.0] * parts)[1] += op_cycles(0.0, 1.0, e, arch)
+    numbers = {k: i for i, k in enumerate(terms)}
+    found = [Term(k[0], k[1], tuple(own), k[2], k[3], k[4], numbers[wholes.get(k, k)]) for k, own in terms.items()]  # type: ignore[arg-type]
+    return Program(nodes, allowed, inside, tuple(found), tuple(start))
+
+
+@lru_cache(maxsize=256)
+def shared(extents: tuple[int, ...], lanes: tuple[int, ...]) -> float:
+    """The least product of the ranks' ceil(extent / lanes in use): no tiles make the lanes of a rank take fewer turns."""
+    least = {lanes: 1}
+    for extent in sorted(n for n in extents if n > 1):
+        wider: dict[tuple[int, ...], int] = {}
+        for left, turns in least.items():
+            for use in product(*(range(1, n + 1) for n in left)):
+                rest, more = tuple(n // own for n, own in zip(left, use, strict=True)), turns * -(-extent // prod(use))
+                wider[rest] = min(wider.get(rest, more), more)
+        least = wider
+    return float(min(least.values()))
+
+
+def bounded(p: Program, arch: Arch) -> list[tuple[int, Node]]:
+    return [(gap, node) for gap, node in enumerate(p.nodes) if arch.levels[node.level].capacity_bits is not None]
+
+
+def prices(p: Program, problem: Problem, ties: bool) -> kernels.Prices:
+    arch, e = problem.arch, problem.einsum
+    parts, ports = 2, []
+    for level in arch.levels:
+        ports.append((parts, parts + (level.ports == "separate"), False))
+        parts = ports[-1][1] + 1
+    bits, nodes = bits_of(e, arch), [node for _, node in bounded(p, arch)]
+    ops = e.points()
+    least_ops = -(-e.points() // arch.instances(len(arch.levels)))
+    return kernels.Prices(
+        np.array([t.parts for t in p.terms]), np.array([float(t.sign) for t in p.terms]), np.array([t.floor for t in p.terms]),
+        np.array([t.whole for t in p.terms], np.int64), np.array(p.start), np.array(ports, np.int64),
+        np.array([arch.leak_mw() / arch.clock_ghz, op_cycles(ops, least_ops, e, arch)]), OBJECTIVES[problem.objective], ties,
+        np.array([float(bits[e.tensors()[node.tensor].tensor]) for node in nodes]), np.array([node.level for node in nodes], np.int64),
+        np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
+        np.array([float(n) for f in arch.fanouts for _, n in f.dims]))
+
+
+def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
+    """At least what a program costs: [objective, energy, latency]."""
+    value = np.ones(len(p.terms))
+    e = problem.einsum
+    for k, term in enumerate(p.terms):
+        for (_, n), role in zip(e.extents, term.roles, strict=True):
+            if (role.what == -1 and role.gap < 0) or role.what == FIRST:
+                value[k] *= n
+        for d in term.windows:
+            value[k] *= touched((tuple(c for _, c in d.terms), d.offset, d.size), [e.sizes()[rank] for rank, _ in d.terms])
+        value[k] = max(value[k], term.floor) if term.sign > 0 else min(value[k], term.floor, value[term.whole])
+    out = np.zeros(3)
+    kernels.figure(value, t, np.zeros(len(p.start)), out)
+    return out
+
+
+def touched(window: Window, extents: Sequence[int]) -> int:
+    """Different stored indices of a dimension."""
+    coefs, offset, size = window
+    index = np.array([offset])
+    for c, n in zip(coefs, extents, strict=True):
+        index = np.unique(np.add.outer(index, c * np.arange(n)))
+    return int(((index >= 0) & (index < size)).sum())
+
+
+def nest(e: Einsum, p: Program, arch: Arch, chosen: Sequence[Ints]) -> Mapping:
+    """The mapping of one chain per rank."""
+    names, dims = [x.tensor for x in e.tensors()], [name for f in arch.fanouts for name, _ in f.dims]
+    chain = dict(zip([rank for ranks in groups_of(e) for rank in ranks], [row for rows in chosen for row in rows.tolist()], strict=True))
+    nodes: list[Loop | Store] = [Store(arch.levels[0].name, name) for name in names]
+    left = e.sizes()
+    for gap in range(len(p.nodes) + 1):
+        new = left | {rank: own[gap] for rank, own in chain.items()}
+        above = e.tensors()[p.nodes[gap - 1].tensor] if gap else None
+        nodes += [Loop(rank, new[rank]) for rank in _gap(e, above, left, new)]
+        left = new
+        if gap < len(p.nodes):
+            nodes.append(Store(arch.levels[p.nodes[gap].level].name, names[p.nodes[gap].tensor]))
+    for d, name in enumerate(dims):
+        new = left | {rank: own[len(p.nodes) + 1 + d] for rank, own in chain.items()}
+        nodes += [Loop(rank, new[rank], name) for rank in chain if new[rank] < left[rank]]
+        left = new
+    ones = dict.fromkeys(left, 1)
+    if p.inside is None:
+        return Mapping((*nodes, *(Loop(rank, 1) for rank in left if left[rank] > 1)))
+    inner = e.tensors()[p.inside.tensor]
+    return Mapping((*nodes, Store(arch.levels[p.inside.level].name, inner.tensor), *(Loop(rank, 1) for rank in _gap(e, inner, left, ones))))
+
+
+def _gap(e: Einsum, above: Projection | None, left: dict[str, int], new: dict[str, int]) -> list[str]:
+    """Ranks that are cut, in the order that lets the node above sink furthest."""
+    cut = [rank for rank in left if new[rank] < left[rank]]
+    if above is None:
+        return cut
+    windows = [rank for rank in cut if rank in above.partial()]
+    best = min(windows, key=lambda w: hull(above, {rank: new[rank] if rank == w or rank in above.full() else left[rank] for rank in left}), default="")
+    return sorted(cut, key=lambda rank: (rank not in above.full(), rank != best))

@@ -1,0 +1,324 @@
+"""How one rank is cut over the lanes of a machine's fan-outs, and all tiles that loops in time may leave around them.
+
+An option of a rank says, border by border, how many lanes share it out. Perfect lanes divide the tile that enters them, whatever it is; ragged lanes share
+out one tile u, of which the last lanes get less (10 items over 2 x 2 lanes: 3, 2, 3, 2). Loops in time divide the tile around them.
+Position k is what has k borders outside of it: position 0 the outermost levels, the last one the lanes' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import isqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapping.space import Tiles
+from dse.run.compiled import njit
+from hw.arch import Fanout
+
+MOST_DIVISORS = 1 << 16  # more than any number below 2**53 has (41,472)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Lane(NamedTuple):
+    """A fan-out dimension: its number on the machine, size, border (number from outside in), group of dimensions at that border that share alike."""
+
+    number: int
+    size: int
+    border: int
+    group: int
+
+
+class Group(NamedTuple):
+    """Dimensions of one border that multicast and reduce alike; outside: levels outside of the border."""
+
+    outside: int
+    multicast: bool
+    reduce: bool
+
+
+class Border(NamedTuple):
+    """One rank's lanes at one border. u: the tile that they share out, 0: any multiple of `lanes` (perfect). cuts: (group, tile of a lane) of ragged ones."""
+
+    lanes: int
+    u: int
+    cuts: tuple[tuple[int, int], ...]
+
+
+class Options(NamedTuple):
+    """All options O of one rank, fewest lanes first. Tiles of all of them in one list of length n, ascending per option and position.
+
+    ways: per option the trips per dimension [., D] that cut it so, without those that another way undercuts or equals in every dimension.
+    span [O, K, 2]: tiles of a position, from, to.
+    size [n]; pieces, elems [n, M]: tiles of that size over the whole rank, and elements in them, if of the lanes of the groups in mask m only the first
+    counts; out [n]: the tile that enters the lanes outside (-1 in position 0); whole [n]: no loop in time stands above. lanes [O, K, M]: lanes outside of
+    a position (all groups but those of the mask). cuts [n, J]: tiles that leave these pieces, from outside in, 0 where there are fewer.
+    borders: per option and border.
+    """
+
+    extent: int
+    borders: tuple[tuple[Border, ...], ...]
+    ways: tuple[tuple[tuple[int, ...], ...], ...]
+    span: Ints
+    size: Ints
+    pieces: Floats
+    elems: Floats
+    out: Ints
+    whole: Bools
+    lanes: Floats
+    cuts: Ints
+
+
+@lru_cache(maxsize=256)
+def wired(fanouts: tuple[Fanout, ...]) -> tuple[tuple[Lane, ...], tuple[Group, ...]]:
+    """Dimensions and groups of a machine, outermost first. Dimensions of a systolic array and of arrays of one lane stand alone."""
+    borders = sorted({f.outside for f in fanouts})
+    found: list[Lane] = []
+    groups: list[tuple[Group, bool]] = []
+    number = 0
+    for f in sorted(fanouts, key=lambda f: f.outside):
+        for (_, size), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
+            own = (Group(f.outside, multicast, reduce), bool(f.ramp))
+            if own not in groups:
+                groups.append(own)
+            found.append(Lane(number, size, borders.index(f.outside), groups.index(own)))
+            number += 1
+    return tuple(found), tuple(g for g, _ in groups)
+
+
+@lru_cache(maxsize=4096)
+def divisors(n: int) -> tuple[int, ...]:
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return (*small, *(n // d for d in reversed(small) if d * d != n))
+
+
+Trips = tuple[int, ...]  # over every dimension
+INSIDE: tuple[tuple[tuple[Border, ...], Trips]] = (((), ()),)  # the ways over no border
+
+
+@lru_cache(maxsize=1 << 10)
+def options(extent: int, dims: tuple[Lane, ...], all_dims: int, borders: int, groups: int, tiles: Tiles) -> Options:
+    """dims: those that take this rank, by border; all_dims: how many the machine has."""
+    found: dict[tuple[Border, ...], set[Trips]] = {}
+    for own, trips in _chosen(extent, dims, borders, 0, tiles, True) if borders else INSIDE:
+        found.setdefault(own, set()).add(trips)
+    if len(dims) < all_dims:
+        at = {lane.number: i for i, lane in enumerate(dims)}
+        found = {own: {tuple(trips[at[d]] if d in at else 1 for d in range(all_dims)) for trips in ways} for own, ways in found.items()}
+    return _tabled(extent, borders, groups, found, dims)
+
+
+def _chosen(top: int, dims: Sequence[Lane], borders: int, b: int, tiles: Tiles, even: bool) -> Iterator[tuple[tuple[Border, ...], Trips]]:
+    """All ways over border b and those inside, of a tile `top`; even: no lanes outside are ragged."""
+    own, last = [lane for lane in dims if lane.border == b], b + 1 == borders
+    for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
+        for rest, more in INSIDE if last else _chosen(top // n, dims, borders, b + 1, tiles, even):
+            yield (Border(n, 0, cuts), *rest), (*trips, *more)
+    if tiles != "perfect":
+        for u in divisors(top):
+            for t, cuts, trips, divided in _cut(u, own):
+                if cuts and not (even and divided):  # the others are perfect
+                    border = Border(-(-u // t), u, _merged(cuts))
+                    for rest, more in INSIDE if last else _chosen(t, dims, borders, b + 1, tiles, False):
+                        yield (border, *rest), (*trips, *more)
+
+
+def _perfect(top: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips]]:
+    """(lanes, (group, lanes of it), trips) of lanes that divide."""
+    if not dims:
+        yield 1, (), ()
+        return
+    lane, *rest = dims
+    for n in divisors(top):
+        if n <= lane.size:
+            for lanes, cuts, trips in _perfect(top // n, rest):
+                merged = dict(cuts)
+                merged[lane.group] = merged.get(lane.group, 1) * n
+                yield n * lanes, tuple(sorted((g, m) for g, m in merged.items() if m > 1)), (n, *trips)
+
+
+def _cut(tile: int, dims: Sequence[Lane]) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
+    """(tile of a lane, cuts, trips, whether each divides the one before)."""
+    if not dims:
+        yield tile, (), (), True
+        return
+    lane, rest = dims[0], dims[1:]
+    for t, cuts, trips, divided in _cut(tile, rest):
+        yield t, cuts, (1, *trips), divided
+    before = tile
+    for n in range(2, min(lane.size, tile) + 1):
+        inner = -(-tile // n)
+        if inner != before:
+            whole, cut, many = tile % inner == 0, (lane.group, inner), -(-tile // inner)
+            for t, cuts, trips, divided in _cut(inner, rest):
+                yield t, (cut, *cuts), (many, *trips), divided and whole
+        before = inner
+
+
+def _merged(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Cuts in a row over one group leave the same tiles as the last of them where it divides the one before."""
+    found: list[tuple[int, int]] = []
+    for group, tile in cuts:
+        if found and found[-1][0] == group and found[-1][1] % tile == 0:
+            found.pop()
+        found.append((group, tile))
+    return tuple(found)
+
+
+def _least(ways: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(ways) if len(ways) == 1 else tuple(sorted(a for a in ways if not any(b != a and all(y <= x for x, y in zip(a, b, strict=True)) for b in ways)))
+
+
+def _tabled(extent: int, borders: int, groups: int, found: dict[tuple[Border, ...], set[tuple[int, ...]]], dims: Sequence[Lane]) -> Options:
+    keys, width = list(found), len(dims)
+    flat = [n for key in keys for border in key
+            for n in (border.lanes, border.u, *(n for cut in border.cuts for n in cut), *(0, 0) * (width - len(border.cuts)))]
+    keyed = np.array(flat, np.int64).reshape(len(keys), borders, 2 + 2 * width)
+    lanes = _entered(extent, keyed, groups)
+    order = np.argsort(lanes[:, borders, 0], kind="stable")
+    keyed, lanes, keys = keyed[order], lanes[order], [keys[o] for o in order.tolist()]
+    span, size, out, whole, cuts, owner, share = _rows(extent, keyed, groups)
+    pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
+    _counted(extent, cuts, owner, share, pieces, elems)
+    return Options(extent, tuple(keys), tuple(_least(found[key]) for key in keys), span, size, pieces, elems, out, whole, lanes, cuts)
+
+
+@njit(cache=True, nogil=True)
+def _entered(extent: int, keyed: Ints, groups: int) -> Floats:
+    """[O, K, M] lanes outside of a position that get something when loops in time take their first trips; those of the groups in the mask counted once.
+    keyed [O, borders, 2 + 2 D]: lanes, u and cuts of a Border, tile 0 behind the last cut."""
+    options, borders, width = keyed.shape
+    lanes = np.ones((options, borders + 1, 1 << groups))
+    sizes, many = np.zeros(256, np.int64), np.zeros(256)
+    for o in range(options):
+        for m in range(1 << groups):
+            n, sizes[0], many[0] = 1, extent, 1.0
+            for b in range(borders):
+                key = keyed[o, b]
+                if key[1]:
+                    for k in range(n):
+                        sizes[k] = min(sizes[k], key[1])
+                for j in range(2, width, 2):
+                    group, tile, after = key[j], key[j + 1], n
+                    if tile == 0:
+                        break
+                    first = m >> group & 1
+                    if not key[1]:
+                        for k in range(n):
+                            many[k] *= 1 if first else tile
+                        continue
+                    for k in range(n):
+                        whole, rest = sizes[k] // tile, sizes[k] % tile
+                        if whole and rest and not first:
+                            sizes[after], many[after] = rest, many[k]
+                            after += 1
+                        if whole:
+                            sizes[k], many[k] = tile, many[k] * (1 if first else whole)
+                    n = after
+                if not key[1]:
+                    for k in range(n):
+                        sizes[k] //= key[0]
+                lanes[o, b + 1, m] = many[:n].sum()
+    return lanes
+
+
+@njit(cache=True, nogil=True)
+def _quotients(n: int, least: int, found: Ints) -> int:
+    """How many divisors n / least has, in found [.] ascending; 0 where least does not divide n."""
+    n, many, d = n // least if n % least == 0 else 0, 0, 1
+    while d * d <= n:
+        if n % d == 0:
+            found[many], many = d, many + 1
+        d += 1
+    for i in range(many - 1, -1, -1):
+        if found[i] * found[i] != n:
+            found[many], many = n // found[i], many + 1
+    return many
+
+
+@njit(cache=True, nogil=True)
+def _rows(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Ints, Bools, Ints, Ints, Floats]:
+    """span, size, out, whole, cuts of Options; owner [n, J]: group of a cut, -1: loops in time; share [n, G]: perfect lanes of a group outside."""
+    options, borders, width = keyed.shape
+    depth = 1 + borders * (1 + width // 2)
+    span = np.zeros((options, borders + 1, 2), np.int64)
+    divided = np.empty(MOST_DIVISORS, np.int64)
+    top, least = np.ones((options, borders + 1), np.int64), np.ones((options, borders + 1), np.int64)
+    n = 0
+    for o in range(options):
+        top[o, 0] = extent
+        for b in range(borders):
+            top[o, b + 1] = top[o, b] // keyed[o, b, 0]
+            if keyed[o, b, 1]:
+                top[o, b + 1] = keyed[o, b, 1]
+                for j in range(2, width, 2):
+                    top[o, b + 1] = keyed[o, b, j + 1] if keyed[o, b, j + 1] else top[o, b + 1]
+        for b in range(borders - 1, -1, -1):
+            least[o, b] = keyed[o, b, 1] if keyed[o, b, 1] else keyed[o, b, 0] * least[o, b + 1]
+        for k in range(borders + 1):
+            span[o, k, 0] = n
+            n += _quotients(top[o, k], least[o, k], divided)
+            span[o, k, 1] = n
+    size, out, whole = np.zeros(n, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.bool_)
+    cuts, owner, share = np.zeros((n, depth), np.int64), np.full((n, depth), -1, np.int64), np.ones((n, groups))
+    for o in range(options):
+        unlooped, used = True, 0
+        before, own, perfect = np.zeros(depth, np.int64), np.full(depth, -1, np.int64), np.ones(groups)
+        for k in range(borders + 1):
+            if k:
+                key = keyed[o, k - 1]
+                if key[1]:
+                    unlooped = unlooped and key[1] == top[o, k - 1]
+                    before[used], used = key[1], used + 1
+                for j in range(2, width, 2):
+                    if key[j + 1] and key[1]:
+                        before[used], own[used], used = key[j + 1], key[j], used + 1
+                    elif key[j + 1]:
+                        perfect[key[j]] *= key[j + 1]
+            at = span[o, k - 1, 0] if k else 0
+            for j in range(_quotients(top[o, k], least[o, k], divided)):
+                i, d = span[o, k, 0] + j, least[o, k] * divided[j]
+                size[i], whole[i], share[i] = d, unlooped and d == top[o, k], perfect
+                cuts[i, :used], owner[i, :used], cuts[i, used] = before[:used], own[:used], d
+                if k:
+                    wanted = keyed[o, k - 1, 1] if keyed[o, k - 1, 1] else keyed[o, k - 1, 0] * d
+                    while size[at] != wanted:
+                        at += 1
+                    out[i] = at
+    return span, size, out, whole, cuts, owner, share
+
+
+@njit(cache=True, nogil=True)
+def _counted(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: Floats, elems: Floats) -> None:
+    """Pieces and elements of every tile and mask: share [n, G] perfect lanes of a group, which the mask leaves out."""
+    sizes, many = np.zeros(256, np.int64), np.zeros(256)
+    for i in range(cuts.shape[0]):
+        for m in range(pieces.shape[1]):
+            n, sizes[0], many[0] = 1, extent, 1.0
+            for j in range(cuts.shape[1]):
+                tile = cuts[i, j]
+                if tile == 0:
+                    break
+                first, after = owner[i, j] >= 0 and m >> owner[i, j] & 1, n
+                for k in range(n):
+                    whole, rest = sizes[k] // tile, sizes[k] % tile
+                    if whole:
+                        sizes[k], many[k] = tile, many[k] * (1.0 if first else whole)
+                        if rest and not first:
+                            sizes[after], many[after] = rest, many[k] / whole
+                            after += 1
+                n = after
+            left, words, shared = 0.0, 0.0, 1.0
+            for k in range(n):
+                left += many[k]
+                words += many[k] * sizes[k]
+            for g in range(share.shape[1]):
+                if m >> g & 1:
+                    shared *= share[i, g]
+            pieces[i, m], elems[i, m] = left / shared, words / shared

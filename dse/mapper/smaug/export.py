@@ -1,0 +1,144 @@
+"""The nest of SMAUG's schedule: whether there is one, and where its loops and storage nodes stand.
+
+A schedule lies in the nest space where its tiles are equal up to the last and hold what their outputs read and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from dse.mapper.smaug.factor import Unit, lanes
+from dse.mapper.smaug.halo import needed, uniform
+from dse.mapper.smaug.reading import Reading
+from dse.mapper.smaug.smaug import WINDOWED, Tiling
+from dse.mapping.nest import Loop, Mapping, Store, holdable
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+LETTERS = {"n": "N", "h": "H", "w": "W", "m": "M", "o": "M", "c": "C"}  # loop of a schedule -> dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An einsum tiled on one machine: what it was read as, what the machine offers, its tiles and the nest over them."""
+
+    reading: Reading
+    unit: Unit
+    tiling: Tiling
+
+
+def inner_border(arch: Arch) -> int:
+    """Levels outside of the innermost array."""
+    return arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
+
+
+def outside(t: Tiling, u: Unit, moves: bool) -> str:
+    """Why a schedule is no nest with storage nodes; "" if it is one. moves: its one input is several tensors."""
+    trips, op, tensors = dict(t.nest.loops), t.operator, t.tensors
+    if u.accelerators > 1:
+        return "several accelerators in turn"
+    if t.nest.last_only:
+        return "results are sent at the last call only"
+    if "t" in trips:
+        return "several inputs are moved into one output" if moves else _flat_outside(t)
+    if trips.get("o", 1) > 1 and (trips.get("c", 1) > 1 or "weights" in t.nest.always):
+        return "a weight tile of more kernels than the output tile is loaded again"
+    for dim, w in zip((1, 2), op.windows(), strict=True):
+        if len(op.shape) == 4 and op.kind in WINDOWED:
+            made = tensors["outputs"].cuts[dim]
+            if not uniform(made):
+                return "the first tile has more rows than the next"
+            if any(needed(piece, w, op.shape[dim]) != held for piece, held in zip(made, tensors["inputs"].cuts[dim], strict=False)):
+                return "tiles hold rows or columns that no window reads"
+    return ""
+
+
+def _flat_outside(t: Tiling) -> str:
+    whole, cut = prod(t.operator.shape), t.tensors["inputs"].tile[1]
+    if t.tensors["inputs"].shape[1] != whole:
+        return "tiles hold the padding of the innermost dimension"
+    return "" if cut == whole or _flat_loop(t) else "tiles cut rows in the middle"
+
+
+def _flat_loop(t: Tiling) -> tuple[int, int] | None:
+    """(dimension, its tile) of consecutive elements, where one loop cuts them."""
+    shape, cut = t.operator.shape, t.tensors["inputs"].tile[1]
+    dim = next((i for i, n in enumerate(shape) if n > 1), 0)
+    rest = prod(shape[dim + 1:])
+    return (dim, cut // rest) if cut % rest == 0 else None
+
+
+def holders(e: Einsum, t: Tiling) -> dict[str, tuple[str, ...]]:
+    """Tensor of the tiling -> tensors of the einsum."""
+    names = [p.tensor for p in e.inputs]
+    if t.operator.kind == "unary":
+        return {"inputs": tuple(names), "outputs": (e.output.tensor,)}
+    if t.operator.kind == "batch_norm":
+        return {"inputs": (names[0],), "weights": tuple(names[1:]), "outputs": (e.output.tensor,)}
+    return {name: (tensor,) for name, tensor in zip(t.tensors, [*names, e.output.tensor], strict=True)}
+
+
+def home(name: str, u: Unit) -> str:
+    """The level of a tensor of the tiling."""
+    return u.names[{"inputs": 0, "outputs": 2}.get(name, 1)]
+
+
+def sizes_of(t: Tiling) -> dict[str, int]:
+    """Loop of the schedule -> the tile that it leaves of its dimension."""
+    tensors = t.tensors
+    deep = tensors["weights"] if "weights" in tensors and tensors["weights"].grid()[-1] > 1 else tensors["inputs"]
+    rows = {"h": tensors["outputs"].cuts[1][0][1], "w": tensors["outputs"].cuts[2][0][1]} if len(tensors["outputs"].shape) == 4 else {}
+    m = tensors["weights"].tile[0] if "weights" in tensors else 1
+    return {"n": tensors["outputs"].tile[0], "m": m, "o": tensors["outputs"].tile[-1], "c": deep.tile[-1]} | rows
+
+
+def export(e: Einsum, arch: Arch, s: Schedule) -> Mapping:
+    """The nest of a schedule: each tensor's node stands right below the innermost loop that moves it, which is the one-entry rule."""
+    reading, t, u = s.reading, s.tiling, s.unit
+    nodes: list[Loop | Store] = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
+    left = e.sizes()
+    for rank, _ in reading.groups:
+        nodes.append(Loop(rank, 1))
+        left[rank] = 1
+    loops = [(name, LETTERS.get(name, name), n) for name, n in t.nest.loops if n > 1]
+    depends = {name: {loop for names in words for loop in names} for name, words in t.nest.index.items()}
+    at = {name: len(loops) if name in t.nest.always else max((i + 1 for i, (loop, _, _) in enumerate(loops) if loop in seen), default=0)
+          for name, seen in depends.items()}
+    sizes, held = sizes_of(t) if "t" not in depends["inputs"] else {}, holders(e, t)
+    flat = _flat_loop(t) if "t" in depends["inputs"] else None
+    for i in range(len(loops) + 1):
+        nodes += [Store(home(name, u), tensor) for name, place in at.items() if place == i for tensor in held[name]]
+        for name, letter, _ in loops[i:i + 1]:
+            rank, size = (reading.ranks[letter], sizes[name]) if flat is None else (reading.ranks[str(flat[0] - (len(t.operator.shape) - len(left)))], flat[1])
+            nodes.append(Loop(rank, size))
+            left[rank] = size
+    return Mapping((*nodes, *kernel(e, arch, s, left)))
+
+
+def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator[Loop | Store]:
+    """The order inside a tile: blocks of output channels, window, blocks of input channels, rows, columns (SMAUG's kernels). left: its size."""
+    left, ranks = dict(left), s.reading.ranks
+    mac, order = e.kind == "mac", [ranks[letter] for letter in ("MRSCNHW" if e.kind == "mac" else "NHWCRS") if letter in ranks]
+    order = order or list(left)
+    pes, macs = lanes(arch, [level.name for level in arch.levels].index(s.unit.names[0]))
+    spread = {ranks.get("M" if "M" in ranks else "C" if s.reading.operator.kind == "depthwise" else "", ""): pes} if mac else {}
+    if mac and "C" in ranks and ranks["C"] not in spread:
+        spread[ranks["C"]] = macs
+    blocks = [rank for rank in order if rank not in (ranks.get("N"), ranks.get("H"), ranks.get("W"))] if mac else order
+    for rank in blocks:
+        size = prod(n for _, n in spread.get(rank, ()))
+        if left[rank] > size:
+            yield Loop(rank, size)
+            left[rank] = size
+    for rank, dims in spread.items():
+        for name, n in dims if rank else ():
+            if left[rank] > 1:
+                left[rank] = -(-left[rank] // n)
+                yield Loop(rank, left[rank], name)
+    inner = arch.levels[inner_border(arch):]
+    if mac:
+        yield from (Store(level.name, e.inputs[1].tensor) for level in inner[:1] if level.bypass and "weight" in level.holds)
+    yield from (Loop(rank, 1) for rank in [*order, *left] if left.pop(rank, 1) > 1)
+    yield from (Store(level.name, tensor) for level in inner if not level.bypass for tensor in holdable(e, level))

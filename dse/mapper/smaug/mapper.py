@@ -1,0 +1,126 @@
+"""SMAUG as a solver of one einsum: read as one of its operators, tiled, scheduled, priced by the evaluator where the schedule is a nest, else by replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from random import Random
+
+from dse.mapper.smaug.export import LETTERS, Schedule, export, holders, home, inner_border, kernel, outside, sizes_of
+from dse.mapper.smaug.factor import unit
+from dse.mapper.smaug.halo import Copies, copies
+from dse.mapper.smaug.reading import read
+from dse.mapper.smaug.replay import replayed_counts
+from dse.mapper.smaug.smaug import WINDOWED, tile, unsupported
+from dse.mapping.nest import OUTSIDE, Infeasible, Mapping
+from dse.sim.counts.counts import Footprint
+from dse.sim.counts.parts import bits_of
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, priced
+from dse.sim.schedule import outermost
+from hw.arch import ROLES, Arch
+from workloads.einsum import Einsum
+
+COUNTED = {"n": "images", "h": "rows", "w": "columns", "m": "kernels", "o": "outputs of the kernels", "c": "channels", "t": "elements"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What SMAUG does with an einsum. mapping: its nest, or the text of the schedule; outside: why it is no nest, "" if it is one."""
+
+    schedule: Schedule
+    mapping: Mapping
+    outside: str
+
+
+@outermost.mapper
+def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+    """SMAUG's tiling and schedule, one solution, for machines whose scratchpads stand outside of the array.
+
+    rng is not used. A schedule that is no nest has its text for a mapping, whose first line says why.
+    """
+    e = problem.einsum
+    found = plan(e, problem.arch)
+    if isinstance(found, Infeasible):
+        return found
+    cost = _replayed(problem, found) if found.outside else einsum_cost(problem, found.mapping)
+    if isinstance(cost, Infeasible):
+        return cost
+    made = host_copies(found).values()
+    return [replace(cost, host_copies=sum(c.number for c in made), host_copy_elems=sum(c.elems for c in made),
+                    strategy="" if found.outside else "\n".join(_strategy(found.schedule)))]
+
+
+def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
+    """Reading, tiling and nest of one einsum on one machine."""
+    bits = set(bits_of(e, arch).values())
+    if len(bits) > 1:
+        return unsupported(e.name, "optimizers of tensors with elements of several sizes")
+    u = unit(arch, bits.pop())
+    if u is None:
+        return unsupported(e.name, f"level between {arch.levels[0].name} and the array for inputs, weights and outputs")
+    homes = dict(zip(ROLES, u.names, strict=True))
+    if kept := [level.name for level in arch.levels[1:inner_border(arch)] if not level.bypass and any(homes[role] != level.name for role in level.holds)]:
+        return unsupported(e.name, f"way past level {kept[0]}, which no tensor may bypass")
+    reading = read(e)
+    if isinstance(reading, Infeasible):
+        return reading
+    tiling = tile(reading.operator, u)
+    if isinstance(tiling, Infeasible):
+        return tiling
+    s = Schedule(reading, u, tiling)
+    why = outside(tiling, u, tiling.operator.kind == "unary" and len(e.inputs) > 1)
+    mapping = Mapping(()) if why else export(e, arch, s)
+    if not why and isinstance(full := einsum_cost(Problem(arch, e, "energy"), mapping), Infeasible):
+        why = f"{full.level} would need {full.need_bytes} bytes with the padding, which SMAUG does not store"
+    return Plan(s, Mapping((), _text(e, arch, s, why)) if why else mapping, why)
+
+
+def host_copies(found: Plan) -> dict[str, Copies]:
+    """What the host copies to cut each input and to put the output together."""
+    s = found.schedule
+    made = {name: copies(t) for name, t in s.tiling.tensors.items()}
+    return {name: replace(c, number=c.number * s.reading.repeats(), elems=c.elems * s.reading.repeats()) for name, c in made.items()}
+
+
+def _replayed(problem: Problem, found: Plan) -> EinsumCost:
+    """Cost of a schedule call by call."""
+    e, s = problem.einsum, found.schedule
+    held = holders(e, s.tiling)
+    footprint = tuple(Footprint(home(name, s.unit), tensor, prod(tiled.tile) // len(held[name]), True)
+                      for name, tiled in s.tiling.tensors.items() for tensor in held[name])
+    return priced(problem, found.mapping, replayed_counts(e, problem.arch, s), footprint)
+
+
+def _strategy(s: Schedule) -> Iterator[str]:
+    """The operator, and per tensor which dimensions are cut, the tile, the grid of tiles and where they go."""
+    op, u = s.tiling.operator, s.unit
+    window = f", window {_by(op.kernel)}, stride {_by(op.stride)}, padding {' '.join(map(str, op.pads))}" if op.kind in WINDOWED else ""
+    yield f"SMAUG {op.kind} of {_by(op.shape)}{window}{f', {op.outputs} outputs' if op.outputs else ''}; array {u.pes} x {u.macs}, vectors of {u.vector}"
+    for name, tiled in s.tiling.tensors.items():
+        tiles = f"{tiled.label}, {_by(tiled.grid())} tiles of {_by(tiled.tile)}" if prod(tiled.grid()) > 1 else "whole"
+        yield f"  {name} {_by(tiled.shape)} through {home(name, u)}: {tiles}"
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _text(e: Einsum, arch: Arch, s: Schedule, why: str) -> str:
+    """A schedule that is no nest: the tiles, the loops over them, the first kernel call's nest. Equal texts are equal schedules."""
+    lines, indent, t = [f"{OUTSIDE}: {why}", *_strategy(s)], "", s.tiling
+    loops = [*((f"one {rank} of {n} at a time", True) for rank, n in s.reading.groups),
+             *((f"{n} tiles of {COUNTED[name]}", name not in t.nest.serial) for name, n in t.nest.loops if n > 1)]
+    turns = sum(free for _, free in loops) if s.unit.accelerators > 1 else -1
+    for i, (what, _) in enumerate(loops):
+        lines.append(f"{indent}for {what}{f', {s.unit.accelerators} accelerators in turn' if i + 1 == turns else ''}")
+        indent += "  "
+    output = list(t.tensors)[-1]
+    moved = [f"load {name}{'' if name in t.nest.always else ' unless loaded last'}" for name in t.tensors if name != output]
+    lines.append(f"{indent}{', '.join(moved)}; send {output} {'at the last call' if t.nest.last_only else 'when done'}; a kernel call:")
+    left = e.sizes() | dict.fromkeys((rank for rank, _ in s.reading.groups), 1)
+    if "t" in dict(t.nest.loops):
+        left = {rank: t.tensors["inputs"].tile[1] if i == 0 else 1 for i, rank in enumerate(left)}
+    else:
+        left |= {s.reading.ranks[LETTERS[name]]: sizes_of(t)[name] for name, n in t.nest.loops if n > 1}
+    return "\n".join([*lines, *(f"{indent}{line}" for line in str(Mapping(tuple(kernel(e, arch, s, left)))).splitlines())])

@@ -1,0 +1,168 @@
+"""An einsum read as one of the operators that SMAUG tiles: a convolution, a product of matrices, pooling, normalisation, element-wise.
+
+Which role a rank plays follows from the tensors that it stands in, not from its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from dse.mapper.smaug.halo import Window
+from dse.mapper.smaug.smaug import Operator, unsupported
+from dse.mapping.nest import Infeasible
+from workloads.einsum import Dim, Einsum, Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An einsum as an operator. ranks: dimension (N H W C of the input, M outputs, R S window) -> rank; groups: (rank, size), run one after the other."""
+
+    operator: Operator
+    ranks: dict[str, str]
+    groups: tuple[tuple[str, int], ...] = ()
+
+    def repeats(self) -> int:
+        """How often the operator runs."""
+        return prod(size for _, size in self.groups)
+
+
+def read(e: Einsum) -> Reading | Infeasible:
+    """The operator of an einsum, or what keeps it from being one of SMAUG's."""
+    if any(p.density < 1 or p.format != "dense" for p in e.tensors()):
+        return unsupported(e.name, "optimizers of sparse tensors")
+    if e.kind == "mac" and len(e.inputs) == 2:
+        return _product(e)
+    if e.kind.startswith("batchnorm") and len(e.inputs) == 5:
+        return _normalised(e)
+    if e.kind in ("max", "add") and len(e.inputs) == 1 and (e.inputs[0].partial() or set(e.sizes()) - e.output.ranks()):
+        return _pooled(e)
+    return _flat(e)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slide:
+    """A dimension under a window, as in I[2*p+r]: stored size, window, the rank p that moves it and the rank r inside it ("" where there is none)."""
+
+    size: int
+    window: Window
+    rank: str
+    inside: str
+
+
+FLAT = _Slide(1, Window(1, 1), "", "")
+
+
+def _slides(p: Projection) -> tuple[list[Dim], list[Dim]]:
+    """(dimensions under a window: several ranks, a stride or an offset; dimensions of one rank as it is)."""
+    found = [d for d in p.dims if len(d.terms) > 1 or d.offset or any(c > 1 for _, c in d.terms)]
+    return found, [d for d in p.dims if d not in found and d.terms]
+
+
+def _slide(e: Einsum, d: Dim) -> _Slide | None:
+    """None if the window is dilated or cropped."""
+    sizes, out = e.sizes(), e.output.ranks()
+    moved, inside = [t for t in d.terms if t[0] in out], [t for t in d.terms if t[0] not in out]
+    if len(moved) > 1 or len(inside) > 1 or any(c > 1 for _, c in inside) or d.offset > 0:
+        return None
+    (rank, step), (tap, _) = moved[0] if moved else ("", 1), inside[0] if inside else ("", 1)
+    size, made = sizes.get(tap, 1), sizes.get(rank, 1)
+    w = Window(size, step, -d.offset, max((made - 1) * step + size + d.offset - d.size, 0))
+    return _Slide(d.size, w, rank, tap) if w.outputs(d.size) == made and max(w.lead, w.trail) < size else None
+
+
+def _spatial(e: Einsum, dims: list[Dim]) -> tuple[_Slide, _Slide] | None:
+    """Rows and columns."""
+    found = [s for s in (_slide(e, d) for d in dims) if s]
+    if len(dims) > 2 or len(found) < len(dims):
+        return None
+    rows, columns = (*found, FLAT, FLAT)[:2]
+    return rows, columns
+
+
+def _image(kind: str, e: Einsum, at: tuple[_Slide, _Slide], ranks: dict[str, str], groups: list[str]) -> Reading:
+    """An operator on images; ranks: of N, C, M."""
+    rows, columns = at
+    r, c = rows.window, columns.window
+    ranks = {letter: rank for letter, rank in zip("HRWS", (rows.rank, rows.inside, columns.rank, columns.inside), strict=True) if rank} | ranks
+    n, deep, m = (e.sizes().get(ranks.get(letter, ""), 1) for letter in "NCM")
+    op = Operator(kind, e.name, (n, rows.size, columns.size, deep), (r.size, c.size), m, (r.step, c.step), (r.lead, r.trail, c.lead, c.trail))
+    return Reading(op, ranks, tuple((rank, e.sizes()[rank]) for rank in groups))
+
+
+def _product(e: Einsum) -> Reading | Infeasible:
+    """A convolution, dense, grouped or depthwise, or a product of matrices."""
+    x, w = e.inputs
+    sizes, out, seen, kept = e.sizes(), e.output.ranks(), x.ranks(), w.ranks()
+    groups = [r for r in sizes if r in out & seen & kept]
+    made, summed = [r for r in sizes if r in (out & kept) - seen], [r for r in sizes if r in (seen & kept) - out]
+    slides, alone = _slides(x)
+    images = [d for d in alone if d.ranks()[0] in out - kept]
+    deep = [d for d in alone if d.ranks()[0] in summed]
+    matrix = not slides and len(images) < 2 and len(deep) < 2
+    if not matrix:  # an operator on images has one rank of channels; a further summed rank is a window that makes one output, and the last two ranks of the
+        # output that stand alone in the input are its rows and columns
+        flat = [*images, *deep[1:]]
+        slides = sorted([*slides, *flat[max(len(flat) - 2 + len(slides), 0):]], key=x.dims.index)
+    at = _spatial(e, slides)
+    if at is None:
+        return unsupported(e.name, "optimizers of convolutions that are dilated, cropped or of three dimensions")
+    images, channels = [d for d in images if d not in slides], [d.ranks()[0] for d in deep if d not in slides]
+    own = len(groups) == 1 and not made and not channels and not matrix
+    if own:
+        channels, groups = groups, []
+    ranks = {letter: names[0] for letter, names in (("N", [d.ranks()[0] for d in images]), ("C", channels), ("M", made)) if names}
+    found = _image("depthwise" if own else "convolution", e, at, ranks, groups)
+    if set(found.ranks.values()) | set(groups) != set(sizes):
+        return unsupported(e.name, "optimizers of products over such ranks")
+    if not matrix:
+        return found
+    op = found.operator
+    return Reading(Operator("inner_product", e.name, (op.shape[0], op.shape[3]), outputs=op.outputs), ranks, found.groups)
+
+
+def _pooled(e: Einsum) -> Reading | Infeasible:
+    x, out = e.inputs[0], e.output.ranks()
+    slides, alone = _slides(x)
+    slides = [d for d in x.dims if d in slides or (d.terms and d.ranks()[0] not in out)]
+    rest = [d for d in alone if d not in slides]
+    while len(rest) > 2 > len(slides):
+        slides = sorted([*slides, rest.pop()], key=x.dims.index)
+    at = _spatial(e, slides)
+    if at is None or len(rest) > 2:
+        return unsupported(e.name, "optimizers of reductions over such windows")
+    found = _image("pooling", e, at, {letter: d.ranks()[0] for letter, d in zip("CN", reversed(rest), strict=False)}, [])
+    return replace(found, operator=replace(found.operator, outputs=0))
+
+
+def _normalised(e: Einsum) -> Reading | Infeasible:
+    channel = next(iter(e.inputs[1].ranks()), "")
+    others = [d.ranks()[0] for d in e.inputs[0].dims if d.ranks() and d.ranks()[0] != channel]
+    if any(p.ranks() != {channel} for p in e.inputs[1:]) or len(others) > 3 or e.inputs[0].partial():
+        return unsupported(e.name, "optimizers of normalisations over such ranks")
+    letters = {0: "", 1: "N", 2: "HW", 3: "NHW"}[len(others)]
+    ranks = {**dict(zip(letters, others, strict=True)), "C": channel}
+    shape = tuple(e.sizes().get(ranks.get(letter, ""), 1) for letter in ("NHWC" if len(others) > 1 else "NC"))
+    return Reading(Operator("batch_norm", e.name, shape), ranks)
+
+
+def _flat(e: Einsum) -> Reading | Infeasible:
+    """Element by element, a row-wise softmax, or inputs that are moved into one output; dimensions in the order rows, columns, channels."""
+    ranks = [d.ranks()[0] for d in e.output.dims if len(d.terms) == 1]
+    moved = e.kind == "copy" and sum(p.stored_elems() for p in e.inputs) == e.output.stored_elems()
+    if not all(_plain(p, e) for p in ((e.output,) if moved else e.tensors())) or len(e.inputs) > 2 and not moved:
+        return unsupported(e.name, f"optimizers of kind {e.kind} over such ranks")
+    if e.kind == "softmax":
+        if len(ranks) > 2:
+            return unsupported(e.name, "optimizers of softmax over such ranks")
+        row = dict(zip("CN", reversed(ranks), strict=False))
+        return Reading(Operator("softmax", e.name, (e.sizes().get(row.get("N", ""), 1), e.sizes()[row["C"]])), row)
+    order = [*ranks[:-3], *ranks[-2:], ranks[-3]] if len(ranks) > 2 else ranks
+    shape = tuple(e.sizes()[rank] for rank in order)
+    kind, operands = ("unary", 1) if moved or len(e.inputs) == 1 else ("elementwise", len(e.inputs))
+    return Reading(Operator(kind, e.name, shape if len(shape) > 1 else (1, *shape), operands=operands), {str(i): rank for i, rank in enumerate(order)})
+
+
+def _plain(p: Projection, e: Einsum) -> bool:
+    """Every rank alone in a dimension of its size."""
+    return p.full() == set(e.sizes()) and all(not d.offset and d.size == e.sizes()[d.ranks()[0]] for d in p.dims if d.terms)

@@ -1,0 +1,120 @@
+"""SMAUG's schedule call by call: what every kernel call does in its scratchpads, and what is loaded and sent between them.
+
+It equals the evaluator's count wherever the schedule is a nest (tests/test_smaug.py), and prices the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from dse.mapper.smaug.export import Schedule, holders, home, kernel
+from dse.mapper.smaug.factor import Ints
+from dse.mapper.smaug.halo import Tiled
+from dse.mapper.smaug.schedule import Calls, calls, traffic
+from dse.mapper.smaug.smaug import WINDOWED, Tiling
+from dse.mapping.nest import Mapping, Store
+from dse.sim.counts.counts import Count, count
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+
+def replayed_counts(e: Einsum, arch: Arch, found: Schedule) -> tuple[Count, ...]:
+    """Actions of a schedule. Inside the scratchpads: each different kernel call is a nest, counted once and multiplied by how often it comes. Between memory
+    and scratchpads: the calls are walked in order, and every load and send is added up."""
+    t, u, repeats = found.tiling, found.unit, found.reading.repeats()
+    c = calls(t.nest, t.tensors, u.accelerators)
+    total: dict[tuple[str, str, str], float] = {}
+    own: list[dict[tuple[str, str, str], float]] = [{} for _ in range(u.accelerators)]
+
+    def add(a: int, key: tuple[str, str, str], elems: float, busy: float) -> None:
+        total[key] = total.get(key, 0) + elems * repeats
+        own[a][key] = own[a].get(key, 0) + busy * repeats
+
+    for call, n in _kinds(e, found, c):
+        for row in _call_counts(e, arch, found, call):
+            add(call[0], (row.level, row.tensor, row.action), row.elems * n, row.busiest_elems * n)
+    outer, output = arch.levels[0].name, list(t.tensors)[-1]
+    held, sizes = holders(e, t), {p.tensor: p.stored_elems() for p in e.tensors()}
+    for a in range(u.accelerators):
+        for name, words in _own_traffic(t, c, a).items():
+            for tensor in held[name]:
+                elems = words * sizes[tensor] / sum(sizes[other] for other in held[name])
+                add(a, (outer, tensor, "write" if name == output else "read"), elems, elems)
+                add(a, (home(name, u), tensor, "read" if name == output else "write"), elems, elems)
+    return tuple(Count(*key, n, n if key[0] == outer else max(part.get(key, 0) for part in own)) for key, n in total.items() if n)
+
+
+def _own_traffic(t: Tiling, c: Calls, a: int) -> dict[str, float]:
+    """Elements that one accelerator loads and sends. An output tile to which several accelerators add is sent by each in proportion to its calls."""
+    mine = c.accelerator == a
+    if mine.all():
+        return {name: float(n) for name, n in traffic(c, t.tensors).items()}
+    output = list(t.tensors)[-1]
+    elems = {name: tiled.elems() for name, tiled in t.tensors.items()}
+    found = {name: float((elems[name][c.tile[name]] * c.load[name])[mine].sum()) for name in c.load}
+    shared = np.bincount(c.tile[output], minlength=len(elems[output]))
+    found[output] = float((elems[output] / np.maximum(shared, 1))[c.tile[output][mine]].sum())
+    return found
+
+
+Call = tuple[int, bool, dict[str, int], tuple[tuple[int, int], ...]]
+
+
+def _kinds(e: Einsum, found: Schedule, c: Calls) -> Iterator[tuple[Call, int]]:
+    """The different kernel calls and how many of each: accelerator, whether it accumulates, size of every rank, (offset, size) of rows and columns."""
+    t, ranks = found.tiling, found.reading.ranks
+    fixed = dict.fromkeys((rank for rank, _ in found.reading.groups), 1)
+    columns = {rank: np.full(len(c.accelerator), n) for rank, n in (e.sizes() | fixed).items()}
+    for letter, name, dim in _measures(t):
+        if letter in ranks:
+            columns[ranks[letter]] = _piece(t.tensors[name], c.tile[name], dim)[1]
+    if "t" in dict(t.nest.loops):
+        columns = {rank: np.ones_like(c.accelerator) for rank in columns}
+        columns[next(iter(columns))] = t.tensors["inputs"].elems()[c.tile["inputs"]]
+    places: list[Ints] = []
+    for dim, w in zip((1, 2), t.operator.windows(), strict=True) if t.operator.kind in WINDOWED else ():
+        origin, held = _piece(t.tensors["inputs"], c.tile["inputs"], dim)
+        places += [_piece(t.tensors["outputs"], c.tile["outputs"], dim)[0] * w.step - w.lead - origin, held]
+    table = np.stack([c.accelerator, c.accumulate, *columns.values(), *places], axis=1)
+    rows, number = np.unique(table, axis=0, return_counts=True)
+    for row, n in zip(rows.tolist(), number.tolist(), strict=True):
+        rest = row[2 + len(columns):]
+        sizes = dict(zip(columns, row[2:2 + len(columns)], strict=True))
+        yield (row[0], bool(row[1]), sizes, tuple(zip(rest[::2], rest[1::2], strict=True))), n
+
+
+def _piece(tiled: Tiled, number: Ints, dim: int) -> tuple[Ints, Ints]:
+    """Origin and extent in one dimension of tiles by number."""
+    pieces = np.array(tiled.cuts[dim])[np.unravel_index(number, tiled.grid())[dim]]
+    return pieces[:, 0], pieces[:, 1]
+
+
+def _measures(t: Tiling) -> Iterator[tuple[str, str, int]]:
+    """Where the size of a kernel call stands: (letter of the dimension, tensor, index of the tensor's dimension whose tile has that size)."""
+    tensors = t.tensors
+    yield "N", "outputs", 0
+    if len(tensors["outputs"].shape) == 4:
+        yield "H", "outputs", 1
+        yield "W", "outputs", 2
+    if "weights" in tensors:
+        yield "M", *(("outputs", -1) if dict(t.nest.loops).get("o", 1) > 1 else ("weights", 0))
+    yield "C", "weights" if "weights" in tensors and tensors["weights"].grid()[-1] > 1 else "inputs", -1
+
+
+def _call_counts(e: Einsum, arch: Arch, found: Schedule, call: Call) -> tuple[Count, ...]:
+    """Actions inside one kernel call, as a nest over its tiles. One that adds to earlier sums reads all of them, also the first time (no first read is
+    skipped); windows see as padding what lies outside the input tile that is held."""
+    _, accumulates, sizes, places = call
+    ranks = found.reading.ranks
+    if accumulates:
+        arch = replace(arch, levels=tuple(replace(level, skip_first_read=False) for level in arch.levels))
+    x = e.inputs[0]
+    for letters, (offset, size) in zip(("HR", "WS"), places, strict=False):
+        own = {ranks[letter] for letter in letters if letter in ranks}
+        x = replace(x, dims=tuple(replace(d, offset=offset, size=size) if own & set(d.ranks()) else d for d in x.dims))
+    part = replace(e, inputs=(x, *e.inputs[1:]), extents=tuple(sizes.items()))
+    stores = [Store(home(name, found.unit), tensor) for name, tensors in holders(e, found.tiling).items() for tensor in tensors]
+    return count(Mapping((*stores, *kernel(part, arch, found, sizes))), part, arch)

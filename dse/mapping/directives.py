@@ -1,0 +1,481 @@
+"""KAPLA's tensor-centric directives as a second notation of mappings (arXiv 2306.15676, section III-B).
+
+    directives
+    fc1:                                    a layer per einsum, in turn; tensors are called alike in all layers
+      mac:                                  what runs inside of the innermost buffers
+        update(k+=1)
+      REGF:                                 buffers, innermost first
+        tensor{image}(m=1, k=4)             what one buffer holds
+        tensor{fc1_W}(k=4, n=2)
+        tensor{fc1}(m=1, n=2)
+        stack(n+=2, 8) over X               8 buffers side by side, each 2 of n further
+        update(m+=1)                        loops in time, innermost first
+      GBUF:
+        tensor{fc1_W}(k=4, n=16, shr=4) over NY     lanes along NY hold a quarter each, and pass it round
+        ...
+
+Before -> after, per buffer: its stacks become spatial loops, its updates loops in time, outermost last -> outermost first; stacks stand as far out as loops
+over the same ranks let them, a tensor's node above all loops directly over it that do not move the tensor. So a nest can be written in directives if its
+levels do not interleave and its nodes are raised; and directives as a nest if each moves one rank, by as much as stands inside of it. What overlaps is counted
+as it stands (dse/sim/directives/boxes.py), unless the text begins with `directives whole`: tiles are then brought in whole, as a nest has it. All else is refused in one
+line. An index that is a sum is called by its text, `2*p+r`, or by a name of its own, said in the layer before its buffers: `Xi = 2*p+r`.
+
+Past 400 lines: what is written, what is read and what is wrong with it follow from the same few formulas.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+from dse.mapping import nest, schedule
+from dse.mapping.nest import Loop, Shared, Store, by_place
+from dse.mapping.schedule import Schedule
+from hw.arch import Arch
+from hw.component import near
+from workloads import document
+from workloads.einsum import Dim, Einsum, Projection
+from workloads.graph import Workload, unique
+
+BEGIN = 512  # bytes of a file that say what it is
+HEAD, WHOLE = "directives", "directives whole"  # how a text of them begins; the latter: of nests, whose tiles overlap where windows do
+COMPUTE = "mac"
+TENSOR = re.compile(r"^tensor\{(\w+)\}\(([^)]*)\)(?:\s+over((?:\s+\w+)+))?$")
+STACK = re.compile(r"^stack\((?:([^)]*),)?\s*(\d+)\)(?:\s+over\s+(\w+))?$")
+UPDATE = re.compile(r"^update\(([^)]*)\)$")
+NAMED = re.compile(r"^(\w+)\s*=\s*([\w*+\- ]+)$")
+TITLE = re.compile(r"^(\S+):$")
+Moves = tuple[tuple[str, int], ...]  # (dimension, by how much), sorted
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor at a level: the size of one buffer's part. over: lanes that share it out."""
+
+    tensor: str
+    size: tuple[tuple[str, int], ...]
+    over: tuple[str, ...] = ()
+    shares: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """stack: copies side by side (repl of them, over a dimension of a fan-out, "": the next free one); update: a loop in time (repl 0)."""
+
+    moves: Moves
+    repl: int = 0
+    over: str = ""
+
+    def __str__(self) -> str:
+        return f"stack({moved(self.moves)}, {self.repl}) over {self.over}" if self.repl else f"update({moved(self.moves)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """The directives of one level. steps: stacks, then updates, each innermost first."""
+
+    level: str
+    tensors: tuple[Held, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def parallel(self) -> int:
+        return prod(step.repl for step in self.steps if step.repl)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Buffers of one einsum, innermost first."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Unnested:
+    """A layer that no nest says. why: what a nest would have to say, "" where tiles overlap."""
+
+    layer: Layer
+    why: str
+
+
+def index(d: Dim) -> str:
+    """A dimension of a tensor by its text, as the einsum has it.
+
+    >>> index(Dim((("p", 2), ("r", 1)), -3, 9))
+    '2*p+r'
+    """
+    return "+".join(f"{c}*{rank}" if c != 1 else rank for rank, c in d.terms) or "0"
+
+
+def moves(e: Einsum, rank: str, by: int) -> Moves:
+    """Dimensions that a loop over a rank moves, and how far."""
+    return tuple(sorted({(index(d), by * c) for p in e.tensors() for d in p.dims for r, c in d.terms if r == rank}))
+
+
+def size(p: Projection, tile: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple((index(d), 1 + sum(c * (tile[rank] - 1) for rank, c in d.terms)) for d in p.dims)
+
+
+def written(mapping: nest.Mapping, e: Einsum) -> Layer:
+    """A nest as directives. Raises ValueError in one line where they cannot say it."""
+    if mapping.outside or mapping.fork or mapping.layouts:
+        what = "is no nest" if mapping.outside else "shares loops with other einsums" if mapping.fork else f"names the layout of {mapping.layouts[0].tensor}"
+        raise ValueError(f"directives of {e.name}: the mapping {what}, which they cannot say; take --format yaml")
+    left, known = e.sizes(), {p.tensor: p for p in e.tensors()}
+    shared = {(one.level, one.tensor): one.dims for one in mapping.shares}
+    found: list[Buffer] = []
+    lanes = _lanes(mapping, e)
+    for level, nodes in _levels(mapping, e):
+        loops = []
+        for node in nodes:
+            if isinstance(node, Loop):
+                loops.append((node, -(-left[node.rank] // node.tile)))
+                left[node.rank] = node.tile
+        held = [(node.tensor, shared.get((level, node.tensor), ())) for node in nodes if isinstance(node, Store)]
+        rows = tuple(Held(t, size(known[t], left), over, prod(lanes.get((level, t, dim), 1) for dim in over)) for t, over in held)
+        found += [Buffer(level, rows, _steps(e, loops))] if nodes else []
+    layer = Layer(e.name, tuple(reversed(found)))
+    try:
+        back = mapping_of(layer, e)
+    except ValueError as fault:
+        raise ValueError(f"directives of {e.name}: they cannot say this mapping, take --format yaml; read back, {fault}") from None
+    if back != replace(mapping, shares=by_place(mapping.shares)):
+        a, b = next((pair for pair in zip(back.nodes, mapping.nodes, strict=False) if pair[0] != pair[1]), (back.nodes[-1], mapping.nodes[-1]))
+        raise ValueError(f"directives of {e.name}: {_said(b)} stands where {_said(a)} would: nodes must be raised above loops that do not move them, stacks "
+                         f"stand outside of loops over other ranks; take --format yaml")
+    return layer
+
+
+def _lanes(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
+    """Per node and dimension of a fan-out, lanes that get the same of its tensor."""
+    left, since, found = e.sizes(), dict[str, dict[str, int]](), dict[tuple[str, str, str], int]()
+    ranks = {p.tensor: p.ranks() for p in e.tensors()}
+    for node in mapping.nodes:
+        if isinstance(node, Store):
+            found |= {(node.level, node.tensor, dim): n for dim, n in since.pop(node.tensor, {}).items()}
+        else:
+            trips, left[node.rank] = -(-left[node.rank] // node.tile), node.tile
+            for tensor in [t for t in ranks if node.over and node.rank not in ranks[t]]:
+                own = since.setdefault(tensor, {})
+                own[node.over] = own.get(node.over, 1) * trips
+    return found
+
+
+def _levels(mapping: nest.Mapping, e: Einsum) -> list[tuple[str, Sequence[Loop | Store]]]:
+    """Parts of a nest, each down to the last node of a level."""
+    found: list[tuple[str, list[Loop | Store]]] = []
+    part: list[Loop | Store] = []
+    for node in mapping.nodes:
+        if isinstance(node, Store):
+            if found and found[-1][0] == node.level:
+                found[-1][1].extend(part)
+            elif node.level in [level for level, _ in found]:
+                raise ValueError(f"directives of {e.name}: store {node.level} {node.tensor} stands below a node of {found[-1][0]}: levels interleave, which "
+                                 f"they cannot say; take --format yaml")
+            else:
+                found.append((node.level, part))
+            found[-1][1].append(node)
+            part = []
+        else:
+            part.append(node)
+    return [*found, (COMPUTE, part)]
+
+
+def _steps(e: Einsum, loops: Sequence[tuple[Loop, int]]) -> tuple[Step, ...]:
+    stacks = [Step(moves(e, loop.rank, loop.tile), n, loop.over) for loop, n in reversed(loops) if loop.over]
+    return (*stacks, *(Step(moves(e, loop.rank, loop.tile)) for loop, _ in reversed(loops) if not loop.over))
+
+
+def _said(node: Loop | Store) -> str:
+    if isinstance(node, Store):
+        return f"store {node.level} {node.tensor}"
+    return f"spatial {node.rank} over {node.over}" if node.over else f"for {node.rank} in tiles of {node.tile}"
+
+
+def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mapping:
+    """Directives as a nest. arch: whose fan-outs stacks without a dimension take, the last dimension first. Raises ValueError in one line."""
+    where = f"directives of {e.name}"
+    known = {p.tensor: p for p in e.tensors()}
+    nodes: list[Loop | Store] = []
+    shares = []
+    for b in reversed(layer.buffers):
+        stacks, updates = ([loop_of(step, e, f"{where}, {b.level}") for step in b.steps if bool(step.repl) == space] for space in (True, False))
+        stacks = [replace(loop, over=step.over or over) for loop, step, over in
+                  zip(stacks, [s for s in b.steps if s.repl], lanes_of(b, arch, where), strict=True)]
+        fold = next((i for i, u in enumerate(updates) if any(s.rank == u.rank and u.tile > s.tile for s in stacks)), len(updates))
+        inside, outside = updates[:fold], updates[fold:]
+        loops = [*reversed(outside), *reversed(stacks), *reversed(inside)]
+        places = []
+        for held in b.tensors:
+            if held.tensor not in known:
+                raise ValueError(f"{where}, {b.level}: tensor{{{held.tensor}}} is none of its tensors; it has {', '.join(known)}")
+            at, ranks = len(loops), known[held.tensor].ranks()
+            while at and not loops[at - 1].over and loops[at - 1].rank not in ranks:
+                at -= 1
+            if stacks and at == len(outside) + len(stacks) and outside and outside[0].rank not in ranks:
+                folded = outside[0].rank
+                raise ValueError(f"{where}, {b.level}: tensor{{{held.tensor}}} stays while {folded} is folded over lanes, which no nest says; give lanes "
+                                 f"neighbouring parts of {folded}: a stack that shifts further, an update inside of it")
+            places.append((at, held))
+            if held.over:
+                shares.append(Shared(b.level, held.tensor, held.over))
+        for i in range(len(loops) + 1):
+            nodes += [Store(b.level, held.tensor) for at, held in places if at == i]
+            nodes += loops[i:i + 1]
+    if layer.buffers[0].level != COMPUTE:
+        nodes += _rest(nodes, e)
+    found = nest.Mapping(tuple(nodes), shares=by_place(shares))
+    try:
+        _check(layer, found, e, where)
+    except ValueError:
+        if swapped := _swapped(layer, e, arch, where):
+            raise ValueError(swapped) from None
+        raise
+    return found
+
+
+def _swapped(layer: Layer, e: Einsum, arch: Arch | None, where: str) -> str:
+    """The fault of stacks along one rank that stand outermost first, if that is all that is wrong with the layer; else nothing."""
+    turned = replace(layer, buffers=tuple(_innermost_first(b, e, where) for b in layer.buffers))
+    b = next((b for b, own in zip(turned.buffers, layer.buffers, strict=True) if b != own), None)
+    if b is None:
+        return ""
+    try:
+        mapping_of(turned, e, arch)
+    except ValueError:
+        return ""
+    return f"{where}, {b.level}: stacks along one rank stand outermost first; write the innermost first: {', '.join(str(s) for s in b.steps if s.repl)}"
+
+
+def _innermost_first(b: Buffer, e: Einsum, where: str) -> Buffer:
+    """Stacks along each rank in the order of their shifts, in the places that they have."""
+    ranks = [loop_of(step, e, where).rank if step.repl else "" for step in b.steps]
+    order = {rank: iter(sorted((s for s, own in zip(b.steps, ranks, strict=True) if own == rank), key=lambda s: s.moves)) for rank in set(ranks) - {""}}
+    return replace(b, steps=tuple(next(order[rank]) if rank else step for step, rank in zip(b.steps, ranks, strict=True)))
+
+
+def _rest(nodes: Sequence[Loop | Store], e: Einsum) -> Iterator[Loop]:
+    """What compute does where nothing is said: all that is left, in the order of the ranks."""
+    left = e.sizes() | {node.rank: node.tile for node in nodes if isinstance(node, Loop)}
+    return (Loop(rank, 1) for rank, n in left.items() if n > 1)
+
+
+def loop_of(step: Step, e: Einsum, where: str) -> Loop:
+    """The one rank that a step moves."""
+    for rank in e.sizes():
+        unit = dict(moves(e, rank, 1))
+        by = {n // unit[dim] for dim, n in step.moves if dim in unit}
+        if set(unit) == {dim for dim, _ in step.moves} and len(by) == 1 and moves(e, rank, max(by)) == step.moves and max(by) > 0:
+            return Loop(rank, max(by))
+    ranks = "; ".join(f"{rank}: {moved(moves(e, rank, 1))}" for rank in e.sizes())
+    raise ValueError(f"{where}: {moved(step.moves) or 'no move'} is a step of no one rank, or an uneven one; ranks move {ranks}")
+
+
+def lanes_of(b: Buffer, arch: Arch | None, where: str) -> list[str]:
+    """Dimensions for stacks that name none: of the fan-out outside of the level, the last one first."""
+    stacks = [step for step in b.steps if step.repl]
+    if all(step.over for step in stacks):
+        return [""] * len(stacks)
+    v = next((v for v, level in enumerate(arch.levels) if level.name == b.level), len(arch.levels)) if arch else -1
+    dims = [name for f in (arch.fanouts if arch else ()) if f.outside == v for name, _ in reversed(f.dims)]
+    dims = [name for name in dims if name not in {step.over for step in stacks}]
+    if len(dims) < sum(not step.over for step in stacks):
+        raise ValueError(f"{where}, {b.level}: stack({moved(stacks[0].moves)}, {stacks[0].repl}) names no dimension of a fan-out, and there are "
+                         f"{', '.join(dims) or 'none'} left; write e.g. stack(...) over X")
+    order = iter(dims)
+    return [step.over or next(order) for step in stacks]
+
+
+def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
+    """Sizes and copies that directives say twice are what the steps make them; no step overlaps another, or leaves a gap."""
+    left, lanes = e.sizes(), _lanes(found, e)
+    copies = iter([(b.level, step.repl) for b in reversed(layer.buffers) for step in reversed(b.steps) if step.repl])
+    held = {(b.level, one.tensor): one for b in layer.buffers for one in b.tensors}
+    known = {p.tensor: p for p in e.tensors()}
+    for node in found.nodes:
+        if isinstance(node, Store):
+            want, has = dict(size(known[node.tensor], left)), dict(held[node.level, node.tensor].size)
+            if want != has:
+                dims = ", ".join(f"{dim}={n}" for dim, n in want.items())
+                raise ValueError(f"{where}, {node.level}: tensor{{{node.tensor}}} has {', '.join(f'{dim}={n}' for dim, n in has.items())}, where steps leave "
+                                 f"{dims}: tiles that overlap, or leave gaps, are no nest")
+            one = held[node.level, node.tensor]
+            if one.over and one.shares != (n := prod(lanes.get((node.level, node.tensor, dim), 1) for dim in one.over)):
+                raise ValueError(f"{where}, {node.level}: tensor{{{node.tensor}}} is shared out by {one.shares} buffers, where {n} along {' '.join(one.over)} "
+                                 f"hold the same; say shr={n}")
+            continue
+        if node.tile > left[node.rank]:
+            raise ValueError(f"{where}: a step of {node.tile} along {node.rank} stands inside of one of {left[node.rank]}; steps grow outwards")
+        trips = -(-left[node.rank] // node.tile)
+        if node.over:
+            level, repl = next(copies)
+            if repl != trips:
+                raise ValueError(f"{where}, {level}: stack of {repl} shifts of {node.tile} along {node.rank} stand in {left[node.rank]}: {trips} do not "
+                                 f"overlap and leave no gap; say {trips}")
+        left[node.rank] = node.tile
+    if rest := [rank for rank, n in left.items() if n > 1]:
+        raise ValueError(f"{where}, {COMPUTE}: {rest[0]} ends in tiles of {left[rest[0]]}; add update({moved(moves(e, rest[0], 1))})")
+
+
+def moved(by: Moves) -> str:
+    return ", ".join(f"{dim}+={n}" for dim, n in by)
+
+
+def _lines(layer: Layer) -> Iterator[str]:
+    yield f"{layer.name}:"
+    for b in layer.buffers:
+        yield f"  {b.level}:"
+        for held in b.tensors:
+            sizes, over = [f"{dim}={n}" for dim, n in held.size], f" over {' '.join(held.over)}" if held.over else ""
+            yield f"    tensor{{{held.tensor}}}({', '.join([*sizes, f'shr={held.shares}'] if over else sizes)}){over}"
+        yield from (f"    {step}" for step in b.steps)
+
+
+def overlap(layer: Layer, e: Einsum) -> bool:
+    """Whether a step moves a tensor, where it stands, by less than there is of it: what a nest brings in whole is there in part."""
+    known = {p.tensor: {index(d) for d in p.dims} for p in e.tensors()}
+    return any(0 < by < dict(one.size).get(dim, 0) for b in layer.buffers for one in b.tensors for step in b.steps for dim, by in step.moves
+               if dim in known.get(one.tensor, ()))
+
+
+def text(layers: Iterable[Layer], whole: bool = False) -> str:
+    return "\n".join([WHOLE if whole else HEAD, *map(str, layers)])
+
+
+def parse(given: str) -> list[Layer]:
+    """The inverse of text; indentation is free. Raises ValueError naming the line."""
+    found: list[Layer] = []
+    names: dict[str, str] = {}
+    lines = [(number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(given.splitlines(), 1)]
+    lines = [(number, line) for number, line in lines if line and line not in (HEAD, WHOLE)]
+    for i, (number, line) in enumerate(lines):
+        following = lines[i + 1][1] if i + 1 < len(lines) else ""
+        try:
+            if (match := TITLE.match(line)) and (TITLE.match(following) or NAMED.match(following)):
+                found.append(Layer(match[1], ()))
+                names = {}
+            elif not found:
+                raise ValueError("stands in no layer; begin with NAME:, then LEVEL:")
+            elif match:
+                found[-1] = replace(found[-1], buffers=(*found[-1].buffers, Buffer(match[1], (), ())))
+            elif (match := NAMED.match(line)) and not found[-1].buffers:
+                names[match[1]] = match[2].replace(" ", "")
+            else:
+                found[-1] = _with(found[-1], line, names)
+        except ValueError as fault:
+            raise ValueError(f'directives, line {number}: "{line}" {fault}') from None
+    if empty := [layer.name for layer in found if not layer.buffers] or ([] if found else ["the text"]):
+        raise ValueError(f"directives: {empty[0]} has no level; write LEVEL: and below it tensor{{T}}(dim=size, ...)")
+    return [replace(layer, buffers=tuple(replace(b, steps=(*(s for s in b.steps if s.repl), *(s for s in b.steps if not s.repl))) for b in layer.buffers))
+            for layer in found]
+
+
+def _with(layer: Layer, line: str, names: Mapping[str, str]) -> Layer:
+    if not layer.buffers:
+        raise ValueError("stands at no level; write LEVEL: before it")
+    *others, b = layer.buffers
+    if match := TENSOR.match(line):
+        sizes = dict(_pairs(match[2], "=", names))
+        shares = sizes.pop("shr", 1)
+        if shares < 1:
+            raise ValueError(f"shr={shares}: a tensor is shared by one lane at least")
+        b = replace(b, tensors=(*b.tensors, Held(match[1], tuple(sizes.items()), tuple((match[3] or "").split()), shares)))
+        if (shares > 1) != bool(match[3]):
+            raise ValueError("names shr and no lanes, or lanes and no shr; write tensor{T}(..., shr=4) over NY")
+    elif match := STACK.match(line):
+        b = replace(b, steps=(*b.steps, Step(tuple(sorted(_pairs(match[1] or "", "+=", names))), int(match[2]), match[3] or "")))
+        if not int(match[2]):
+            raise ValueError("stacks no buffer; say how many, at least 1")
+    elif match := UPDATE.match(line):
+        b = replace(b, steps=(*b.steps, Step(tuple(sorted(_pairs(match[1], "+=", names))))))
+    else:
+        raise ValueError("is none of NAME:, LEVEL:, tensor{T}(dim=size, ...), stack(dim+=shift, ..., repl), update(dim+=step, ...)")
+    return replace(layer, buffers=(*others, b))
+
+
+def _pairs(words: str, sign: str, names: Mapping[str, str]) -> list[tuple[str, int]]:
+    found = []
+    for word in words.split(",") if words.strip() else ():
+        dim, _, n = word.strip().rpartition(sign)
+        dim = dim.strip().replace(" ", "")
+        if not dim or not n.strip().isdecimal():
+            raise ValueError(f'holds "{word.strip()}", which must be DIM{sign}NUMBER')
+        found.append((names.get(dim, dim), int(n)))
+    return found
+
+
+def given(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping | Unnested]:
+    """Nests of a text of directives, by einsum name, and layers that are none. Raises ValueError with one line per fault."""
+    known, found, wrong = {e.name: e for e in workload.einsums}, dict[str, nest.Mapping | Unnested](), list[str]()
+    levels = [*(level.name for level in arch.levels), COMPUTE]
+    whole = words.lstrip().startswith(WHOLE)
+    for layer in parse(words):
+        if layer.name not in known or layer.name in found:
+            what = "there twice" if layer.name in found else f"no einsum of {workload.name}"
+            wrong.append(f'directives: "{layer.name}" is {what}; give a layer each for {", ".join(list(known)[:8])}{" ..." if len(known) > 8 else ""}')
+            continue
+        strange = [b.level for b in layer.buffers if b.level not in levels]
+        wrong += [f"directives of {layer.name}: {level} is no level of {arch.name}; {near(level, levels)}" for level in strange]
+        if not whole and overlap(layer, known[layer.name]):
+            found[layer.name] = Unnested(layer, "")
+            continue
+        try:
+            found[layer.name] = mapping_of(layer, known[layer.name], arch)
+        except ValueError as fault:
+            found[layer.name] = Unnested(layer, str(fault))
+            wrong += [str(fault)] if strange else []
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    if alike := [name for name in found if name not in {group.names[0] for group in unique(workload)}]:
+        raise ValueError(f"directives: {alike[0]} is like an einsum before, whose nest it shares; leave it out")
+    return found
+
+
+def mappings(words: str, workload: Workload, arch: Arch) -> dict[str, nest.Mapping]:
+    """Nests alone. Raises ValueError with one line per fault, and per layer that is none."""
+    nests, wrong = dict[str, nest.Mapping](), list[str]()
+    for name, one in given(words, workload, arch).items():
+        if isinstance(one, nest.Mapping):
+            nests[name] = one
+        else:
+            wrong.append(one.why or f"directives of {name}: tiles overlap, so it is no nest: dse simulate prices it, alone; "
+                                    f'as a nest, whose tiles are brought in whole, it begins with "{WHOLE}"')
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return nests
+
+
+def load(path: Path, workload: Workload, arch: Arch, partly: bool = False) -> tuple[Workload, Schedule]:
+    """A schedule from its file, and the workload with its conversions: directives of einsums in turn, or as `schedule.load` reads it.
+
+    Raises ValueError with one line per fault, naming the file.
+    """
+    words = words_of(path)
+    if words is None:
+        return schedule.load(path, workload, partly)
+    try:
+        return workload, schedule.in_turn(workload, mappings(words, workload, arch), partly)
+    except ValueError as fault:
+        raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
+
+
+def words_of(path: Path) -> str | None:
+    """The text of a file of directives, None for another one. Raises ValueError naming the file."""
+    begin = path.read_bytes()[:BEGIN].lstrip() if path.is_file() else b""
+    if begin.partition(b"\n")[0].split() not in (HEAD.encode().split(), WHOLE.encode().split()):
+        if b"tensor{" in begin:
+            raise ValueError(f'{path}: directives begin with the line "{HEAD}", or "{WHOLE}"; add it')
+        return None
+    if path.stat().st_size > document.MOST_BYTES:
+        raise ValueError(f"{path}: has more than {document.MOST_BYTES} bytes")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not UTF-8 text") from None

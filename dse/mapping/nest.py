@@ -1,0 +1,344 @@
+"""Mappings: one loop nest with storage nodes per einsum (LoopTree notation, docs/model.md).
+
+    layout DRAM A: M/16 K m16            (where a layout is named: else row-major)
+    share GLB B over Y                   (lanes along Y hold a part each of their tile of B, and pass the parts round)
+    store DRAM A B C
+    for m in tiles of 16
+      store GLB A B C
+      spatial n over Y in tiles of 1
+        mac
+
+A loop names the tile that is left inside it; a storage node's position is its reuse: its tile is fetched once per
+iteration of every loop above it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from dse.mapping.conversion import COPY
+from hw.arch import Arch, Level
+from workloads import document
+from workloads.einsum import Einsum
+
+LOOP = re.compile(r"^for\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
+SPATIAL = re.compile(r"^spatial\s+(\w+)\s+over\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
+LAYOUT = re.compile(r"^layout\s+(\w+)\s+(\w+)\s*:\s*(\S.*)$")
+SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
+STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
+MOST_NODES = 1000
+OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
+FORMS = ('"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in tiles of N", '
+         '"spatial RANK over DIM in tiles of N", "mac"')
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Iterates a rank in tiles; over names the fan-out dimension of a spatial loop, "" is temporal."""
+
+    rank: str
+    tile: int
+    over: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One tensor held at one level."""
+
+    level: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """The layout of a tensor at a level, as text (dse/layout/text.py): of the whole tensor at the outermost level, elsewhere of the tile that stands there."""
+
+    level: str
+    tensor: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Lanes along some dimensions of a fan-out that would hold copies of a tile hold a part of it each, and pass the parts round (dse/sim/levels/sharing.py)."""
+
+    level: str
+    tensor: str
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Loops and storage nodes, outermost first; compute stands below the last. layouts: row-major where none is named; shares: of tiles, by level and tensor.
+
+    outside: a schedule that is no such nest, as text: OUTSIDE, why, and what it does; there are no nodes then.
+    fork: how many of the nodes are shared with other einsums of a schedule; their tiles sink no further. 0: none.
+    """
+
+    nodes: tuple[Loop | Store, ...]
+    outside: str = ""
+    layouts: tuple[Laid, ...] = ()
+    shares: tuple[Shared, ...] = ()
+    fork: int = 0
+
+    def __str__(self) -> str:
+        return self.outside or "\n".join(_lines(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Why there is no mapping: a value, not an exception. need and have in bytes; for a fan-out, in lanes."""
+
+    level: str
+    need_bytes: int
+    have_bytes: int
+    einsum: str
+    unit: str = "bytes"
+
+    def __str__(self) -> str:
+        return f"{self.einsum}: {self.level} needs {self.need_bytes} {self.unit}, has {self.have_bytes}"
+
+
+def mapping_key(einsum_key: str, mapping: Mapping) -> str:
+    """Content key of one mapping of one einsum (and of what else its counts depend on)."""
+    return hashlib.sha256(f"{einsum_key}\n{mapping}".encode()).hexdigest()[:16]
+
+
+def _lines(mapping: Mapping) -> Iterator[str]:
+    yield from (f"layout {one.level} {one.tensor}: {one.text}" for one in mapping.layouts)
+    yield from (f"share {one.level} {one.tensor} over {' '.join(one.dims)}" for one in mapping.shares)
+    indent = ""
+    for level, group in groupby(mapping.nodes, key=lambda node: node.level if isinstance(node, Store) else None):
+        if level is not None:
+            yield f"{indent}store {level} {' '.join(node.tensor for node in group if isinstance(node, Store))}"
+            continue
+        for node in group:
+            assert isinstance(node, Loop)
+            yield f"{indent}spatial {node.rank} over {node.over} in tiles of {node.tile}" if node.over else f"{indent}for {node.rank} in tiles of {node.tile}"
+            indent += "  "
+    yield f"{indent}mac"
+
+
+def parse(text: str) -> Mapping:
+    """The inverse of str(mapping) of a nest; indentation is free. Raises ValueError naming the line."""
+    nodes: list[Loop | Store] = []
+    layouts: list[Laid] = []
+    shares: list[Shared] = []
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and lines[0].startswith(OUTSIDE):
+        again = "--format directives prints it as dse simulate reads it" if "directives" in lines[0] else "dse map --set solver.tiling=smaug makes it again"
+        raise ValueError(f"mapping is {lines[0]}; only nests are priced, {again}")
+    for number, line in enumerate(lines, 1):
+        if line == "mac" and number == len(lines):
+            break
+        if match := STORE.match(line):
+            nodes.extend(Store(match[1], tensor) for tensor in match[2].split())
+        elif match := LAYOUT.match(line):
+            layouts.append(Laid(match[1], match[2], " ".join(match[3].split())))
+        elif match := SHARE.match(line):
+            shares.append(Shared(match[1], match[2], tuple(match[3].split())))
+        elif match := LOOP.match(line):
+            nodes.append(Loop(match[1], int(match[2])))
+        elif match := SPATIAL.match(line):
+            nodes.append(Loop(match[1], int(match[3]), match[2]))
+        else:
+            raise ValueError(f'mapping, line {number}: "{line}" is none of {FORMS}; mac stands last')
+    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
+
+
+def by_place(shares: Iterable[Shared]) -> tuple[Shared, ...]:
+    """Shares have no order of their own."""
+    return tuple(sorted(shares, key=lambda one: (one.level, one.tensor, one.dims)))
+
+
+def to_data(mapping: Mapping) -> list[dict[str, Any]]:
+    """The YAML form of a nest: a list of {layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile} and {spatial, over, tile}."""
+    data: list[dict[str, Any]] = [{"layout": one.text, "level": one.level, "tensor": one.tensor} for one in mapping.layouts]
+    data += [{"share": one.tensor, "level": one.level, "over": list(one.dims)} for one in mapping.shares]
+    for node in mapping.nodes:
+        if isinstance(node, Loop):
+            data.append({"spatial": node.rank, "over": node.over, "tile": node.tile} if node.over else {"for": node.rank, "tile": node.tile})
+        elif data and data[-1].get("store") == node.level:
+            data[-1]["tensors"].append(node.tensor)
+        else:
+            data.append({"store": node.level, "tensors": [node.tensor]})
+    return data
+
+
+def from_data(data: Sequence[Any]) -> Mapping:
+    """The inverse of to_data. Raises ValueError naming the entry."""
+    nodes: list[Loop | Store] = []
+    layouts: list[Laid] = []
+    shares: list[Shared] = []
+    for number, entry in enumerate(data, 1):
+        match entry:
+            case {"layout": str(text), "level": str(level), "tensor": str(tensor), **rest} if not rest:
+                layouts.append(Laid(level, tensor, " ".join(text.split())))
+            case {"share": str(tensor), "level": str(level), "over": [*dims], **rest} if dims and not rest:
+                shares.append(Shared(level, tensor, tuple(str(dim) for dim in dims)))
+            case {"store": str(level), "tensors": [*tensors], **rest} if tensors and not rest:
+                nodes.extend(Store(level, str(tensor)) for tensor in tensors)
+            case {"for": str(rank), "tile": int(tile), **rest} if not rest:
+                nodes.append(Loop(rank, tile))
+            case {"spatial": str(rank), "over": str(dim), "tile": int(tile), **rest} if not rest:
+                nodes.append(Loop(rank, tile, dim))
+            case _:
+                forms = "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, {spatial, over, tile}"
+                raise ValueError(f"mapping, entry {number}: {entry!r} is none of {forms}")
+    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
+
+
+def read(path: Path, names: Sequence[str], equal: Sequence[str] = ()) -> dict[str, Mapping]:
+    """Mappings by einsum name from a file: one nest as text (for a workload of one einsum), or YAML of {einsum: nest or list}. equal: names of einsums equal to
+    others, which may be there, too, as may conversions.
+
+    Raises ValueError with one line per fault, each naming the file.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(document.MOST_BYTES + 1).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ValueError(f"{path}: cannot be read as a mapping ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); see dse map --format yaml") from None
+    data, wrong = (text, []) if is_text(text) else document.parse(text)
+    if (data is None and wrong) or len(text) > document.MOST_BYTES:
+        raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0] if wrong else 'too long'}); see dse map --format yaml")
+    if data is None:
+        raise ValueError(f"{path}: holds no mapping, the file is empty; see dse map --format yaml")
+    if not _is_mapping(data, [*names, *equal]):
+        raise ValueError(f"{path}: is no mapping (lines like store LEVEL TENSOR, or YAML of a nest per einsum); see dse map --format yaml")
+    if wrong:
+        raise ValueError(f"{path}: cannot be read as a mapping ({wrong[0]}); see dse map --format yaml")
+    if isinstance(data, str | list):
+        data = {names[0]: data} if len(names) == 1 else {"": data}
+    strange = [str(name) for name in data if name not in names and name not in equal and not COPY.match(str(name))] if isinstance(data, dict) else []
+    if not isinstance(data, dict) or strange:
+        unknown = ", ".join(strange) or type(data).__name__
+        raise ValueError(f'{path}: "{unknown}" is no einsum of the workload; give one nest each for {", ".join(names[:8])}{" ..." if len(names) > 8 else ""}')
+    found, lines = {}, []
+    for name, nest in data.items():
+        try:
+            found[name] = parse(nest) if isinstance(nest, str) else from_data(nest if isinstance(nest, list) else [nest])
+        except ValueError as fault:
+            lines.append(f"{path}: {name}: {fault}")
+    if lines:
+        raise ValueError("\n".join(lines))
+    return found
+
+
+def is_text(text: str) -> bool:
+    """Has a text a line that only nests have, or begins as that of what is no nest? Only then may a fault quote it."""
+    lines = [line.strip() for line in text.splitlines()]
+    return text.lstrip().startswith(OUTSIDE) or "mac" in lines or any(
+        form.match(line) for line in lines for form in (LOOP, SPATIAL, LAYOUT, SHARE))
+
+
+def _is_mapping(data: object, names: Sequence[str]) -> bool:
+    """Is a document, or a part of it, a nest, or one by the name of an einsum?"""
+    if isinstance(data, dict):
+        named = any(str(key) in names or COPY.match(str(key)) for key in data)
+        return named or any(_is_mapping(value, ()) for value in data.values() if not isinstance(value, dict))
+    if isinstance(data, list):
+        return any(isinstance(entry, dict) and {"store", "for", "spatial", "layout", "share"} & entry.keys() for entry in data)
+    return isinstance(data, str) and is_text(data)
+
+
+def role(e: Einsum, tensor: str) -> str:
+    """The part that a tensor plays, by its place in the text: the first input, another input (weight), the output."""
+    return "output" if tensor == e.output.tensor else "input" if tensor == e.inputs[0].tensor else "weight"
+
+
+def holdable(e: Einsum, level: Level) -> list[str]:
+    """Tensors that may stand at a level, inputs first; those that must where it may not be bypassed."""
+    return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.holds]
+
+
+def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    """What makes a mapping no mapping of this einsum on this machine, one line each; capacities are checked by the evaluator."""
+    if len(mapping.nodes) > MOST_NODES:
+        return [f"mapping of {e.name}: {len(mapping.nodes)} loops and storage nodes, more than the {MOST_NODES} that any einsum needs"]
+    lines = (*_loop_faults(mapping, e, arch), *_store_faults(mapping, e, arch), *_spatial_faults(mapping, e, arch), *_layout_faults(mapping, e))
+    return [f"mapping of {e.name}: {line}" for line in lines]
+
+
+def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    left = e.sizes()
+    wrong: set[str] = set()
+    dims = [name for f in arch.fanouts for name, _ in f.dims]
+    for node in mapping.nodes:
+        if not isinstance(node, Loop):
+            continue
+        if node.rank not in left:
+            yield f"loop over unknown rank {node.rank}; the einsum has {', '.join(left)}"
+        elif node.rank in wrong:
+            continue
+        elif not 1 <= node.tile <= left[node.rank]:
+            wrong.add(node.rank)
+            yield f"loop {node.rank} in tiles of {node.tile}: the tile outside is {left[node.rank]}; take 1 to {left[node.rank]}"
+        else:
+            left[node.rank] = node.tile
+        if node.over and node.over not in dims:
+            yield f"spatial {node.rank} over {node.over}: the machine's fan-out dimensions are {', '.join(dims) or 'none'}"
+    for rank, tile in left.items():
+        if tile != 1 and rank not in wrong:
+            yield f"rank {rank} ends in tiles of {tile}; add a loop over it in tiles of 1"
+
+
+def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    order = {level.name: v for v, level in enumerate(arch.levels)}
+    held: dict[str, list[int]] = {p.tensor: [] for p in e.tensors()}
+    for node in mapping.nodes:
+        if not isinstance(node, Store):
+            continue
+        if node.level not in order:
+            yield f"store {node.level}: no such level; the machine has {', '.join(order)}"
+        elif node.tensor not in held:
+            yield f"store {node.level} {node.tensor}: no such tensor; the einsum has {', '.join(held)}"
+        elif (part := role(e, node.tensor)) not in arch.levels[order[node.level]].holds:
+            yield f"store {node.level} {node.tensor}: {node.level} holds no {part}, only {', '.join(arch.levels[order[node.level]].holds)}"
+        elif held[node.tensor] and order[node.level] <= held[node.tensor][-1]:
+            yield f"store {node.level} {node.tensor}: stands below a node of {arch.levels[held[node.tensor][-1]].name}; keep the order of the hierarchy"
+        else:
+            held[node.tensor].append(order[node.level])
+    for v, level in enumerate(arch.levels):
+        missing = [tensor for tensor in holdable(e, level) if v not in held[tensor]]
+        if missing and not level.bypass:
+            yield f"tensor {missing[0]} is not stored at {level.name}, which no tensor may bypass"
+    for tensor, levels in held.items():
+        if not levels:
+            yield f"tensor {tensor} has no storage node; store it at one level at least"
+
+
+def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:
+    stored = [(node.level, node.tensor) for node in mapping.nodes if isinstance(node, Store)]
+    known = [p.tensor for p in e.tensors()]
+    for i, one in enumerate(mapping.layouts):
+        place = (one.level, one.tensor)
+        if one.tensor not in known:
+            yield f"layout {one.level} {one.tensor}: no such tensor; the einsum has {', '.join(known)}"
+        elif place not in stored:
+            at = [level for level, tensor in stored if tensor == one.tensor]
+            yield f"layout {one.level} {one.tensor}: {one.tensor} is not stored at {one.level}; give its layout at {' or '.join(at)}"
+        elif place in [(other.level, other.tensor) for other in mapping.layouts[:i]]:
+            yield f"layout {one.level} {one.tensor} stands twice; leave one out"
+
+
+def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
+    outside = {name: f.outside for f in arch.fanouts for name, _ in f.dims}
+    order = {level.name: v for v, level in enumerate(arch.levels)}
+    for i, node in enumerate(mapping.nodes):
+        if not isinstance(node, Loop) or node.over not in outside:
+            continue
+        border = outside[node.over]
+        above = [n for n in mapping.nodes[:i] if isinstance(n, Store) and order.get(n.level, -1) >= border]
+        below = [n for n in mapping.nodes[i:] if isinstance(n, Store) and order.get(n.level, border) < border]
+        for wrong, where in ((above, "below"), (below, "above")):
+            if wrong:
+                yield f"spatial {node.rank} over {node.over} stands {where} store {wrong[0].level} {wrong[0].tensor}, on the wrong side of the fan-out"
+        if node.rank in e.output.partial():
+            yield f"spatial {node.rank} over {node.over}: {node.rank} is partially relevant to the output {e.output.tensor}; lanes would share elements"

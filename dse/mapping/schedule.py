@@ -1,0 +1,307 @@
+"""Schedules of whole workloads: one nest with branches (docs/model.md, Schedules).
+
+    weights pinned                          (default: streamed, loaded in every run)
+    fills ahead                             (default: in turn; first fills of an einsum come while the one before runs, where there is room)
+    keep GLB T3 1/2                         (half of T3 stays at GLB from its maker to its last reader; 1/2, 1/4 after c: a quarter once c has read it)
+    segment
+      store DRAM T0 W0 W1 T2
+      for m in tiles of 8
+        store GLB T1                        (T1 never leaves GLB: made and read tile by tile)
+        einsum MM0
+          store GLB T0
+          ...
+            mac
+        einsum MM1 with m = p               (the shared loop m is its p)
+          ...
+            mac
+
+Segments run in turn, and so do the branches of one. With regions (`einsum fc1 on Y[0:4] X[0:16]`) the branches of a segment are the stages of a pipeline: each
+has lanes of its own, all work at once, each on another trip of the shared loops (a granule), in the order of the text. `hold GBUF W` in a stage: W is
+brought in once, not once per granule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from dse.mapping.conversion import COPY, converted, told_by
+from dse.mapping.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, by_place, parse, read
+from workloads.einsum import Einsum
+from workloads.graph import Workload, owner, unique
+
+HEAD = re.compile(r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$")
+LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
+HOLD = re.compile(r"^hold\s+(\w+)((?:\s+\w+)+)$")
+KEEP = re.compile(r"^keep\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/\d+)?\s+after\s+[^\s,]+)*)$")
+AFTER = re.compile(r"(\d+(?:/\d+)?)\s+after\s+([^\s,]+)")
+WEIGHTS = ("streamed", "pinned")
+FILLS = ("turn", "ahead")
+STARTS = ("weights", "fills", "keep", "segment")  # how the text of a schedule begins
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Lanes first to first + size - 1 of one dimension of a fan-out."""
+
+    dim: str
+    first: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One einsum of a segment: its own nest, below the shared one.
+
+    ranks: (rank of a shared loop, its own name for it), where the two differ. region: the lanes of a stage of a pipeline, () where branches run in turn.
+    held: storage nodes of a stage that are filled once, not once per granule.
+    """
+
+    einsum: str
+    mapping: Mapping
+    ranks: tuple[tuple[str, str], ...] = ()
+    region: tuple[Lanes, ...] = ()
+    held: tuple[Store, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Einsums under shared loops and storage nodes, which stand above the fork; no shared node: one branch in its own right, or unrelated ones."""
+
+    branches: tuple[Branch, ...]
+    nodes: tuple[Loop | Store, ...] = ()
+
+    @property
+    def pipelined(self) -> bool:
+        return any(branch.region for branch in self.branches)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A share of a tensor stays at a level from the einsum that makes it, of one from outside the first that reads it, to the last that reads it; of every
+    element the same share.
+
+    then: (einsum, what stays once it has read it), in the order of the schedule; what is more than before comes in as that einsum reads it.
+    """
+
+    level: str
+    tensor: str
+    share: Fraction
+    then: tuple[tuple[str, Fraction], ...] = ()
+
+    def shares(self) -> str:
+        """As the text of a schedule has it."""
+        return "".join([f"{self.share}", *(f", {share} after {name}" for name, share in self.then)])
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A workload on a machine. weights: streamed, loaded in every run; pinned, there before the run where no node outside of the chip holds them.
+
+    ahead: first fills of an einsum come while the one before runs, where there is room.
+    """
+
+    segments: tuple[Segment, ...]
+    keeps: tuple[Keep, ...] = ()
+    weights: str = "streamed"
+    ahead: bool = False
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def plain(self) -> bool:
+        """Nothing but einsums in turn."""
+        alone = all(len(s.branches) == 1 and not s.nodes and not s.pipelined for s in self.segments)
+        return alone and self.weights == "streamed" and not self.keeps and not self.ahead
+
+
+def in_turn(workload: Workload, mappings: dict[str, Mapping], partly: bool = False) -> Schedule:
+    """The simplest schedule: einsums in turn. mappings by einsum name; einsums without one share that of the first equal one.
+
+    partly: einsums without a mapping are left out; else a ValueError has a line per such einsum.
+    """
+    first = {name: group.einsum for group in unique(workload) for name in group.names}
+    there = [e for e in workload.einsums if e.name in mappings or first[e.name].name in mappings]
+    if none := dict.fromkeys(f"mapping: einsum {first[e.name].name} has none; add it" for e in workload.einsums if e not in there and not partly):
+        raise ValueError("\n".join(none))
+    nests = {e.name: mappings[e.name] if e.name in mappings else renamed(mappings[first[e.name].name], first[e.name], e) for e in there}
+    return Schedule(tuple(Segment((Branch(name, nest),)) for name, nest in nests.items()))
+
+
+def apart(workload: Workload, schedule: Schedule) -> dict[str, Mapping]:
+    """The inverse of `in_turn`, of einsums in turn: copies, their readers, and whose nest is not that of the first equal einsum are told by themselves."""
+    nests = {branch.einsum: branch.mapping for segment in schedule.segments for branch in segment.branches}
+    first = {name: group.einsum for group in unique(workload) for name in group.names}
+    copies = {e.output.tensor for e in workload.einsums if COPY.match(e.name)}
+    return {e.name: nests[e.name] for e in workload.einsums if first[e.name] is e or copies & {owner(p.tensor, copies) for p in e.tensors()}
+            or nests[e.name] != renamed(nests[first[e.name].name], first[e.name], e)}
+
+
+def renamed(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
+    """A nest of an einsum for an equal one of other names; for none, in names that all equal ones share."""
+    def words(one: Einsum) -> tuple[list[str], list[str]]:
+        return [p.tensor for p in (one.output, *one.inputs)], list(one.ranks())
+
+    if to is e:
+        return mapping
+    (own, ranks), (new, called) = words(e), words(to) if to else ([f"{i}" for i in range(len(e.tensors()))], [f"{i}" for i in range(len(e.extents))])
+    tensor, rank = dict(zip(own, new, strict=True)), dict(zip(ranks, called, strict=True))
+    nodes = (replace(node, rank=rank.get(node.rank, node.rank)) if isinstance(node, Loop) else replace(node, tensor=tensor.get(node.tensor, node.tensor))
+             for node in mapping.nodes)
+    return replace(mapping, nodes=tuple(nodes), layouts=tuple(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.layouts),
+                   shares=by_place(replace(one, tensor=tensor.get(one.tensor, one.tensor)) for one in mapping.shares))
+
+
+def _place(one: Keep) -> tuple[str, str]:
+    """Keeps have no order of their own: texts list them by level and tensor."""
+    return one.level, one.tensor
+
+
+def _lines(schedule: Schedule) -> Iterator[str]:
+    if schedule.weights != "streamed":
+        yield f"weights {schedule.weights}"
+    if schedule.ahead:
+        yield "fills ahead"
+    yield from (f"keep {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.keeps, key=_place))
+    for segment in schedule.segments:
+        yield "segment"
+        shared = str(Mapping(segment.nodes)).splitlines()[:-1]
+        yield from (f"  {line}" for line in shared)
+        indent = "  " * (1 + sum(isinstance(node, Loop) for node in segment.nodes))
+        for branch in segment.branches:
+            on = f" on {' '.join(f'{one.dim}[{one.first}:{one.first + one.size}]' for one in branch.region)}" if branch.region else ""
+            names = f" with {', '.join(f'{a} = {b}' for a, b in branch.ranks)}" if branch.ranks else ""
+            yield f"{indent}einsum {branch.einsum}{on}{names}"
+            yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.held)
+            yield from (f"{indent}  {line}" for line in str(branch.mapping).splitlines())
+
+
+def parse_schedule(text: str) -> Schedule:
+    """The inverse of str(schedule); indentation is free. Raises ValueError naming the line."""
+    found = Schedule(())
+    own: list[str] = []  # lines of the branch that is being read
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line:
+            continue
+        try:
+            found = _read_line(found, own, line)
+        except ValueError as fault:
+            raise ValueError(f'schedule, line {number}: "{line}" {fault}') from None
+    if own:
+        raise ValueError("schedule: the last einsum's nest does not end with mac")
+    if empty := [i for i, segment in enumerate(found.segments, 1) if not segment.branches]:
+        raise ValueError(f"schedule: segment {empty[0]} has no einsum; add a line einsum NAME and its nest")
+    return found
+
+
+def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
+    if own:
+        return _of_branch(found, own, line)
+    if match := HEAD.match(line):
+        if not found.segments:
+            raise ValueError("stands in no segment; begin with a line: segment")
+        region = tuple(Lanes(dim, int(first), int(end) - int(first)) for dim, first, end in LANES.findall(match[2] or ""))
+        if any(one.size < 1 for one in region):
+            raise ValueError("names no lane; write e.g. Y[0:4] for lanes 0 to 3")
+        renamed = [pair.split("=") for pair in (match[3] or "").split(",") if pair]
+        ranks = tuple(sorted((a.strip(), b.strip()) for a, b in renamed if a.strip() != b.strip()))
+        own.append(line)
+        return _with_last(found, replace(found.segments[-1], branches=(*found.segments[-1].branches, Branch(match[1], Mapping(()), ranks, region))))
+    if match := KEEP.match(line):
+        if found.segments:
+            raise ValueError("stands below a segment; keep stands above them all")
+        try:
+            share, then = Fraction(match[3]), tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
+        except ZeroDivisionError:
+            raise ValueError(f"share = {match[3]}{match[4]} is no number; write e.g. 1/2") from None
+        return replace(found, keeps=tuple(sorted((*found.keeps, Keep(match[1], match[2], share, then)), key=_place)))
+    if line == "segment":
+        return replace(found, segments=(*found.segments, Segment(())))
+    if line.split()[0] == "weights" and not found.segments:
+        if line.split()[1:] not in ([WEIGHTS[0]], [WEIGHTS[1]]):
+            raise ValueError(f"must be weights {' or weights '.join(WEIGHTS)}")
+        return replace(found, weights=line.split()[1])
+    if line.split()[0] == "fills" and not found.segments:
+        if line.split()[1:] not in ([FILLS[1]], ["in", FILLS[0]]):
+            raise ValueError("must be fills ahead or fills in turn")
+        return replace(found, ahead=line.split()[1] == FILLS[1])
+    if not found.segments or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line)) or found.segments[-1].branches:
+        raise ValueError("cannot stand here; first keep, weights and fills, then segments: shared loops and stores, then einsum NAME and its nest down to mac")
+    segment = found.segments[-1]
+    return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
+
+
+def _of_branch(found: Schedule, own: list[str], line: str) -> Schedule:
+    """A line of an einsum's nest; own[0] is its head."""
+    if not (line == "mac" or HOLD.match(line) or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT, SHARE))):
+        raise ValueError("is no line of a nest, which ends with mac")
+    own.append(line)
+    if line != "mac":
+        return found
+    held = tuple(Store(match[1], tensor) for each in own if (match := HOLD.match(each)) for tensor in match[2].split())
+    mapping = parse("\n".join(each for each in own[1:] if not HOLD.match(each)))
+    segment = found.segments[-1]
+    own.clear()
+    return _with_last(found, replace(segment, branches=(*segment.branches[:-1], replace(segment.branches[-1], mapping=mapping, held=held))))
+
+
+def _with_last(found: Schedule, segment: Segment) -> Schedule:
+    return replace(found, segments=(*found.segments[:-1], segment))
+
+
+def load(path: Path, workload: Workload, partly: bool = False) -> tuple[Workload, Schedule]:
+    """A schedule from its file, and the workload with the conversions that stand there: the text of one, or mappings of einsums in turn (`nest.read`). partly:
+    einsums may have no place in it (`completed`).
+
+    Raises ValueError with one line per fault, naming the file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 1 << 24 else ""
+        if text.lstrip().startswith(STARTS):
+            if not _is_schedule(text):
+                raise ValueError("is no schedule: it has no line segment or einsum NAME; see dse map --format schedule")
+            found = parse_schedule(text)
+            branches = [(branch, segment.nodes) for segment in found.segments for branch in segment.branches]
+            return _with_copies(workload, [(branch.einsum, *shared, *branch.mapping.nodes) for branch, shared in branches]), found
+        nests = read(path, [group.names[0] for group in unique(workload)], [e.name for e in workload.einsums])
+        whole = _with_copies(workload, [(name, *nest.nodes) for name, nest in nests.items()])
+        return whole, in_turn(whole, nests, partly)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: cannot be read as a mapping (not UTF-8 text); see dse map --format yaml") from None
+    except ValueError as fault:
+        raise ValueError("\n".join(line if line.startswith(str(path)) else f"{path}: {line}" for line in str(fault).splitlines())) from None
+
+
+def _is_schedule(text: str) -> bool:
+    """Has a text a line that only schedules have? Only then may a fault quote it."""
+    lines = [line.strip() for line in text.splitlines()]
+    return "segment" in lines or any(HEAD.match(line) or KEEP.match(line) for line in lines)
+
+
+def _with_copies(workload: Workload, nests: Sequence[tuple[str | Loop | Store, ...]]) -> Workload:
+    """nests: name of an einsum, then the nodes above it."""
+    stored = {str(name): [node.tensor for node in nodes if isinstance(node, Store)] for name, *nodes in nests}
+    copies = told_by(workload, stored)
+    return converted(workload, copies) if copies else workload
+
+
+def missing(workload: Workload, schedule: Schedule) -> list[str]:
+    """Einsums without a place in a schedule."""
+    there = {branch.einsum for segment in schedule.segments for branch in segment.branches}
+    return [e.name for e in workload.einsums if e.name not in there]
+
+
+def completed(workload: Workload, schedule: Schedule, rest: Schedule) -> Schedule:
+    """A schedule with the segments of another one for the einsums that it leaves out, each right behind the last segment that makes what it reads."""
+    makers = {e.output.tensor: e.name for e in workload.einsums}
+    reads = {e.name: {makers[t] for t in (owner(p.tensor, makers) for p in e.inputs) if t in makers} for e in workload.einsums}
+    own = {segment.branches[0].einsum: segment for segment in rest.segments}
+    found = list(schedule.segments)
+    for name in missing(workload, schedule):
+        behind = [i for i, segment in enumerate(found, 1) if reads[name] & {branch.einsum for branch in segment.branches}]
+        found.insert(max(behind, default=0), own[name])
+    return replace(schedule, segments=tuple(found))

@@ -1,0 +1,756 @@
+"""What a search looked through, as one value: `Space` of schedules, `Mappings` of one einsum. Certificates, JSON and `covers` say what the value says.
+
+A solver fills it in from the very options that it enumerates. FEATURES lists what the notation of schedules can say (dse/mapping/schedule.py, dse/mapping/nest.py): per feature
+the fields of the notation that say it, the words for what is searched and not, and which schedules a space leaves out for it.
+
+    covers(space, schedule, workload, arch)     None: what is claimed of the space holds for the schedule; else the feature that leaves it out
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import combinations
+from math import inf, prod
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from dse.mapping.conversion import COPY
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.mapping.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow
+from hw.arch import Arch
+from workloads.einsum import Einsum
+from workloads.graph import Workload, owner
+
+Factors = Literal["perfect", "imperfect_spatial", "imperfect", "all"]
+NodeOrder = Literal["all", "arrays", "levels"]
+Layouts = Literal["alike", "row_major", "all"]
+T = TypeVar("T", "Space", "Mappings")
+DATAFLOWS: dict[str, Dataflow] = {name: name for name in get_args(Dataflow)}
+
+
+@dataclass(frozen=True, slots=True)
+class Mappings:
+    """Mappings of one einsum that were searched; all loop orders, and all bypasses that the machine allows, are.
+
+    factors: perfect, all trip counts divide; imperfect_spatial, n elements over f PEs leave tiles of
+    ceil(n / f), temporal ones divide; imperfect, temporal tiles of any size. dataflow: a name of
+    `space.Dataflow`, or of other constraints. node_order: of storage nodes of different tensors; arrays:
+    levels outside of a fan-out stand above those inside also where no loop uses it; levels: outer levels
+    stand above inner ones. one_trip: loops of one trip, too; cut_twice: strided ranks in several loops
+    between two fetches. layouts: alike, the machine prices none. shares: tiles shared out among PEs.
+    """
+
+    factors: Factors = "perfect"
+    dataflow: str = "free"
+    node_order: NodeOrder = "all"
+    one_trip: bool = False
+    cut_twice: bool = True
+    layouts: Layouts = "alike"
+    shares: bool = False
+
+
+EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # no mapping costs less than a lower bound
+FACTORS: dict[Tiles, Factors] = {"perfect": "perfect", "ragged_lanes": "imperfect_spatial", "ragged": "imperfect"}
+
+
+def mappings_of(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> Mappings:
+    """What the optimal mapper searches (`dataflow/search.py`).
+
+    Levels of a tensor stand in order, of different tensors in any order; around an array also where no loop
+    uses it, unless the level outside is the first, whose nodes may as well stand above all loops.
+    """
+    inside = range(1, len(arch.levels))
+    parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
+    return Mappings(FACTORS[tiles], "free" if c == FREE else c.name, "arrays" if parted else "all",
+                    layouts="row_major" if arch.described() else "alike")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Schedules that were searched: what may happen between einsums, each in one of the searched mappings.
+    By default nothing: unfused.
+
+    mappings: those of the different einsums. order: of einsums. fused, pipelined: einsums of a segment at
+    most, 1: there are no such segments. shared_loops: of a fused segment at most, with perfect factors.
+    summed: also over ranks that a member sums up; windows: over ranks that cut what is handed on in windows.
+    shared_reads: a tensor that several members read is fetched once; depths: any tensor at any depth among
+    the shared loops; held: tensors of one member, uncut by the loop, that stand whole above it, at most.
+    levels: where tensors are handed on and retained, at one of them at a time; padded: handed on with padding
+    around them. retained: tensors that may be, whole; parts: also shares of them. tiles: pipeline tiles of a
+    segment (their number), (): any that divides. node_ranks, node_loops: of an einsum, that nodes share out
+    at most, loops 0: any; waste: nodes of a rectangle over those that work, at most, 0: any. hold: weights
+    once per run, not per pipeline tile. weights: loaded in every run, or pinned. ahead: first fills while the
+    einsum before runs. copies: between einsums, into layouts that are chosen. alone: of a single einsum.
+    beside: other solvers whose answers were priced too, of which nothing is claimed.
+    """
+
+    mappings: tuple[Mappings, ...] = ()
+    order: Literal["any", "some", "given"] = "any"
+    fused: int = 1
+    shared_loops: int = 0
+    summed: bool = False
+    windows: bool = False
+    shared_reads: bool = False
+    depths: bool = False
+    held: int = 0
+    levels: tuple[str, ...] = ()
+    padded: bool = False
+    retained: tuple[str, ...] = ()
+    parts: bool = False
+    pipelined: int = 1
+    tiles: tuple[int, ...] = ()
+    node_ranks: int = 0
+    node_loops: int = 0
+    waste: float = 0.0
+    hold: bool = False
+    weights: Literal["loaded", "pinned"] = "loaded"
+    ahead: bool = False
+    copies: bool = False
+    alone: bool = False
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An einsum of a segment. nodes: the shared part as it sees it, then its own nest; shared: how many of them are shared."""
+
+    branch: Branch
+    einsum: Einsum
+    nodes: tuple[Loop | Store, ...]
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment of a schedule where it runs. made: tensors of the workload that some einsum makes, and which."""
+
+    segment: Segment
+    members: tuple[Member, ...]
+    made: dict[str, str]
+    arch: Arch
+
+    @property
+    def handed(self) -> frozenset[str]:
+        """Tensors that one member makes and another one reads."""
+        names = {m.einsum.name for m in self.members}
+        read = {self.owner(p.tensor) for m in self.members for p in m.einsum.inputs}
+        return frozenset(t for t in read if self.made.get(t) in names)
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return tuple(n for n in self.segment.nodes if isinstance(n, Loop))
+
+    def owner(self, tensor: str) -> str:
+        return owner(tensor, self.made)
+
+    def users(self, tensor: str) -> list[Member]:
+        return [m for m in self.members if tensor in {self.owner(p.tensor) for p in m.einsum.tensors()}]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A schedule of a workload on a machine, segment by segment."""
+
+    schedule: Schedule
+    workload: Workload
+    arch: Arch
+    parts: tuple[Part, ...]
+
+    @property
+    def members(self) -> Iterator[tuple[Part, Member]]:
+        return ((part, m) for part in self.parts for m in part.members)
+
+
+def scheduled(schedule: Schedule, workload: Workload, arch: Arch) -> Scheduled:
+    einsums = {e.name: e for e in workload.einsums}
+    made = {e.output.tensor: e.name for e in workload.einsums}
+    parts = (Part(s, tuple(_member(s, b, einsums[b.einsum], made) for b in s.branches), made, arch) for s in schedule.segments)
+    return Scheduled(schedule, workload, arch, tuple(parts))
+
+
+def _member(segment: Segment, branch: Branch, e: Einsum, made: dict[str, str]) -> Member:
+    """A loop over a rank that the einsum does not have is none of its own."""
+    names, ranks, sizes = {owner(p.tensor, made) for p in e.tensors()}, dict(branch.ranks), e.sizes()
+    loops = (replace(n, rank=ranks.get(n.rank, n.rank)) if isinstance(n, Loop) else n for n in segment.nodes)
+    shared = tuple(n for n in loops if (n.rank in sizes if isinstance(n, Loop) else n.tensor in names))
+    return Member(branch, e, (*shared, *branch.mapping.nodes), len(shared))
+
+
+def covers(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> str | None:
+    """None where what is claimed of a space holds for a legal schedule; else the name of the first feature that leaves it out."""
+    return next(excluded(space, schedule, workload, arch), None)
+
+
+def excluded(space: Space, schedule: Schedule, workload: Workload, arch: Arch) -> Iterator[str]:
+    """Names of all features that leave a schedule out of a space."""
+    where = scheduled(schedule, workload, arch)
+    return (feature.name for feature in FEATURES if feature.leaves_out(space, where))
+
+
+# Mappings: what holds of each einsum must hold in one of the searched mappings, whichever einsum they were searched for.
+
+Rule = Callable[[Mappings, Part, Member], bool]
+
+
+def _each(rule: Rule) -> Callable[[Space, Scheduled], bool]:
+    """A feature of mappings leaves a schedule out where one einsum breaks its rule for some of the searched mappings."""
+    return lambda space, at: any(rule(own, part, m) for own in space.mappings for part, m in at.members)
+
+
+def _factors(space: Space, at: Scheduled) -> bool:
+    """Where nodes of a machine share a rank out (pipelines), tiles are as even as can be."""
+    nodes = _node_dims(at.arch) if space.node_ranks else frozenset[str]()
+    return any(_uneven(own, m, nodes) or _out_of_order(own, m, at.arch) for own in space.mappings for _, m in at.members)
+
+
+def _uneven(own: Mappings, m: Member, nodes: frozenset[str]) -> bool:
+    """A tile that does not divide the one around it, and that the factors do not allow."""
+    left = m.einsum.sizes()
+    for loop in (n for n in m.nodes if isinstance(n, Loop)):
+        trips = -(-left[loop.rank] // loop.tile)
+        even = loop.tile == -(-left[loop.rank] // trips)
+        spatial = own.factors in ("imperfect_spatial", "imperfect") or loop.over in nodes
+        free = own.factors == "all" or (own.factors == "imperfect" and not loop.over) or (spatial and loop.over and even)
+        if left[loop.rank] % loop.tile and not free:
+            return True
+        left[loop.rank] = loop.tile
+    return False
+
+
+def _out_of_order(own_: Mappings, m: Member, arch: Arch) -> bool:
+    """Uneven spatial loops of a rank at one boundary: one per dimension, in the machine's order, no temporal loop of the rank between."""
+    order = {name: (f.outside, d, i) for d, f in enumerate(arch.fanouts) for i, (name, _) in enumerate(f.dims)}
+    left = m.einsum.sizes()
+    for rank in left:
+        own = [n for n in m.nodes if isinstance(n, Loop) and n.rank == rank]
+        uneven = [a for a, n in enumerate(own) if n.over and (own[a - 1].tile if a else left[rank]) % n.tile]
+        for a in uneven:
+            near = [b for b, n in enumerate(own) if n.over and order[n.over][0] == order[own[a].over][0]]
+            places = [order[own[b].over] for b in near]
+            if places != sorted(set(places)) or near != list(range(near[0], near[-1] + 1)):
+                return own_.factors != "all"
+    return False
+
+
+def _node_dims(arch: Arch) -> frozenset[str]:
+    """Dimensions of the outermost fan-out, on which a machine has its nodes."""
+    return frozenset(name for name, _ in arch.fanouts[0].dims) if arch.fanouts else frozenset()
+
+
+def _dataflow(own: Mappings, part: Part, m: Member) -> bool:
+    """Constraints of another name are the solver's own: what keeps to them is not known here."""
+    if own.dataflow == "free":
+        return False
+    name = DATAFLOWS.get(own.dataflow)
+    return name is None or bool(broken(dataflow(name, m.einsum, part.arch), Mapping(m.nodes)))
+
+
+def _node_order(own: Mappings, part: Part, m: Member) -> bool:
+    """A level outside of a boundary stands below one inside of it."""
+    order = {level.name: v for v, level in enumerate(part.arch.levels)}
+    met = [order[n.level] for n in m.nodes if isinstance(n, Store)]
+    borders = {f.outside for f in part.arch.fanouts} if own.node_order == "arrays" else set(order.values())
+    crossed = any(b < border <= a for border in borders for a, b in combinations(met, 2))
+    return own.node_order != "all" and crossed
+
+
+def _one_trip(own: Mappings, part: Part, m: Member) -> bool:
+    """Of a rank that slides a window: else such a loop changes nothing."""
+    left, found = m.einsum.sizes(), False
+    partial = {rank for p in m.einsum.tensors() for rank in p.partial()}
+    for n in m.nodes:
+        if isinstance(n, Loop):
+            found |= n.tile == left[n.rank] and n.rank in partial
+            left[n.rank] = n.tile
+    return found and not own.one_trip
+
+
+def _cut_twice(own: Mappings, part: Part, m: Member) -> bool:
+    strided = {rank for p in m.einsum.tensors() for d in p.dims if any(c > 1 for _, c in d.terms) for rank in d.ranks()}
+    seen: set[str] = set()
+    for n in m.nodes:
+        if isinstance(n, Store):
+            seen = set()
+        elif not n.over and n.rank in strided:
+            if n.rank in seen:
+                return not own.cut_twice
+            seen.add(n.rank)
+    return False
+
+
+def _layouts(own: Mappings, part: Part, m: Member) -> bool:
+    return own.layouts == "row_major" and bool(m.branch.mapping.layouts)
+
+
+def _shares(own: Mappings, part: Part, m: Member) -> bool:
+    return bool(m.branch.mapping.shares) and not own.shares
+
+
+def _no_nest(own: Mappings, part: Part, m: Member) -> bool:
+    return bool(m.branch.mapping.outside) and own != EVERY
+
+
+# Between einsums.
+
+
+def _several(part: Part) -> bool:
+    """Whether something is shared by several einsums; branches in turn with no shared node are segments of their own."""
+    return len(part.members) > 1 and bool(part.segment.nodes) and not part.segment.pipelined
+
+
+def _order(space: Space, at: Scheduled) -> bool:
+    """Einsums in another order; where nothing is retained or shared it does not matter."""
+    names = [b.einsum for s in at.schedule.segments for b in s.branches]
+    return space.order != "any" and names != [e.name for e in at.workload.einsums]
+
+
+def _fusion(space: Space, at: Scheduled) -> bool:
+    """Too many einsums, copies among them, or what is handed on read in another shape."""
+    def odd(part: Part) -> bool:
+        copies = any(COPY.match(m.einsum.name) for m in part.members)
+        return len(part.members) > space.fused or copies or any(_views(part))
+
+    return any(_several(part) and odd(part) for part in at.parts)
+
+
+def _views(part: Part) -> Iterator[bool]:
+    """Whether a reader has what is handed on by another name, size, width or format."""
+    made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
+    for p in (p for m in part.members for p in m.einsum.inputs if part.owner(p.tensor) in made):
+        q = made[part.owner(p.tensor)]
+        same = (p.tensor, p.bits, p.format) == (q.tensor, q.bits, q.format) and p.format == "dense"
+        yield not same or [d.size for d in p.dims] != [d.size for d in q.dims]
+
+
+def _padded(space: Space, at: Scheduled) -> bool:
+    """What is handed on is read with padding around it."""
+    def offset(part: Part) -> bool:
+        made = {m.einsum.output.tensor: m.einsum.output for m in part.members}
+        pairs = [pair for m in part.members for p in m.einsum.inputs if p.tensor in made
+                 for pair in zip(p.dims, made[p.tensor].dims, strict=False)]
+        return any(read.terms and read.offset != own.offset for read, own in pairs)
+
+    return not space.padded and any(len(part.members) > 1 and offset(part) for part in at.parts)
+
+
+def _shared_loops(space: Space, at: Scheduled) -> bool:
+    """More shared loops, spatial ones, of tiles that do not divide or of one trip, over a rank that a member does not have, or over compressed columns."""
+    return any(_several(part) and _odd_loops(part, space.shared_loops) for part in at.parts)
+
+
+def _odd_loops(part: Part, most: int) -> bool:
+    loops = part.loops
+    if not loops or len(loops) > most or any(loop.over for loop in loops):
+        return True
+    for m in part.members:
+        own = [n for n in m.nodes[:m.shared] if isinstance(n, Loop)]
+        columns = {rank for p in m.einsum.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
+        left = m.einsum.sizes()
+        if len(own) < len(loops) or any(n.rank in columns for n in own):
+            return True
+        for n in own:
+            if left[n.rank] % n.tile or left[n.rank] == n.tile:
+                return True
+            left[n.rank] = n.tile
+    return False
+
+
+def _summed(space: Space, at: Scheduled) -> bool:
+    return not space.summed and any(rank not in m.einsum.output.ranks() for part, m, rank in _shared_ranks(at))
+
+
+def _windows(space: Space, at: Scheduled) -> bool:
+    """A shared loop cuts what is handed on in windows, or a result that several ranks add up."""
+    def slides(part: Part, m: Member, rank: str) -> bool:
+        cut = [p for p in m.einsum.tensors() if part.owner(p.tensor) in part.handed or p is m.einsum.output]
+        return any(rank in p.partial() or any(rank in d.ranks() and (d.terms != ((rank, 1),) or d.offset) for d in p.dims) for p in cut)
+
+    return not space.windows and any(slides(part, m, rank) for part, m, rank in _shared_ranks(at))
+
+
+def _shared_ranks(at: Scheduled) -> Iterator[tuple[Part, Member, str]]:
+    """Ranks of shared loops, of fused segments and of pipelines, as each member calls them."""
+    for part in at.parts:
+        for m in part.members if len(part.members) > 1 else ():
+            yield from ((part, m, n.rank) for n in m.nodes[:m.shared] if isinstance(n, Loop))
+
+
+def _inner_stores(part: Part) -> Iterator[tuple[int, Store]]:
+    """Shared nodes on the chip with their places."""
+    outer = part.arch.levels[0].name
+    return ((i, n) for i, n in enumerate(part.segment.nodes) if isinstance(n, Store) and n.level != outer)
+
+
+def _shared_reads(space: Space, at: Scheduled) -> bool:
+    """Several members read a tensor that none of them makes from one shared node."""
+    shared = (part for part in at.parts if len(part.members) > 1)
+    return not space.shared_reads and any(n.tensor not in part.handed and len(part.users(n.tensor)) > 1 for part in shared for _, n in _inner_stores(part))
+
+
+def _depths(space: Space, at: Scheduled) -> bool:
+    """Shared nodes elsewhere than searched: what is handed on stands below the shared loop, a tensor of one member above it, whole."""
+    return not space.depths and any(len(part.members) > 1 and _odd_depths(space, part) for part in at.parts)
+
+
+def _odd_depths(space: Space, part: Part) -> bool:
+    at = [i for i, n in enumerate(part.segment.nodes) if isinstance(n, Loop)]
+    held, levels = set[str](), set[str]()
+    for i, n in _inner_stores(part):
+        levels.add(n.level)
+        above = bool(at) and i < at[0]
+        if n.tensor in part.handed:
+            if above or (at and i < at[-1]):
+                return True
+        elif above:
+            held.add(n.tensor)
+    homes = [n.tensor for _, n in _inner_stores(part) if n.tensor in part.handed]
+    elsewhere = len(levels) > 1 or not levels <= set(space.levels) or len(homes) > len(set(homes))
+    bare = set(homes) != part.handed or (not at and not part.segment.pipelined)  # through main memory, or handed on whole
+    return elsewhere or bare or _too_many_held(space, part, held)
+
+
+def _too_many_held(space: Space, part: Part, held: set[str]) -> bool:
+    """Of more tensors that may stand above the loop than are searched, some do; or one that the loop cuts, or that is made here."""
+    if not held:
+        return False
+    may = [part.owner(p.tensor) for m in part.members for p in m.einsum.tensors()
+           if not {n.rank for n in m.nodes[:m.shared] if isinstance(n, Loop)} & p.ranks() and part.owner(p.tensor) not in part.handed]
+    return part.segment.pipelined or len(may) > space.held or not held <= set(may)
+
+
+def _retention(space: Space, at: Scheduled) -> bool:
+    """Of a tensor that is none of those, at another level, or at two levels at once."""
+    homes = {n.level for part in at.parts if len(part.members) > 1 for _, n in _inner_stores(part)}
+    levels = {one.level for one in at.schedule.keeps}
+    return any(one.tensor not in space.retained or one.level not in space.levels for one in at.schedule.keeps) or bool(levels) and len(levels | homes) > 1
+
+
+def _parts(space: Space, at: Scheduled) -> bool:
+    return not space.parts and any(one.share != 1 or one.then for one in at.schedule.keeps)
+
+
+def _pipelines(space: Space, at: Scheduled) -> bool:
+    return any(part.segment.pipelined and _odd_pipeline(space, part) for part in at.parts)
+
+
+def _odd_pipeline(space: Space, part: Part) -> bool:
+    """Too many stages; one that takes over nothing, or hands nothing on; spatial or several shared loops, of unequal tiles."""
+    own, handed = part.members, part.handed
+    if len(own) > space.pipelined or any(set(dict(part.arch.fanouts[0].dims)) != {one.dim for one in m.branch.region} for m in own):
+        return True
+    reads = [{p.tensor for p in m.einsum.inputs} & handed for m in own]
+    again = any(_views(part))
+    chain = all(reads[1:]) and all(m.einsum.output.tensor in handed for m in own[:-1])
+    return again or not chain or (bool(part.loops) and (_odd_loops(part, 1) or any(map(_clipped, own))))
+
+
+def _clipped(m: Member) -> bool:
+    """Whether padding cuts windows along a shared loop, so that pipeline tiles are not equal."""
+    ranks, sizes = {n.rank for n in m.nodes[:m.shared] if isinstance(n, Loop)}, m.einsum.sizes()
+    dims = [d for p in m.einsum.tensors() for d in p.dims if ranks & set(d.ranks())]
+    return any(d.offset < 0 or d.offset + sum(c * (sizes[r] - 1) for r, c in d.terms) >= d.size for d in dims)
+
+
+def _tiles(space: Space, at: Scheduled) -> bool:
+    """Another number of pipeline tiles."""
+    found = (part for part in at.parts if part.segment.pipelined and part.loops and space.tiles)
+    return any(trips not in tile_counts(n, space.tiles) for part in found for n, trips in _trips(part.members[0]))
+
+
+def tile_counts(n: int, tiles: Sequence[int]) -> list[int]:
+    """Numbers of pipeline tiles, beside one, that a loop over n indices is cut into: those of `tiles` that divide n; where n is less
+    than the least of them, or there are none, all that divide."""
+    return [b for b in (tiles if tiles and n >= min(tiles) else range(2, n + 1)) if b > 1 and n % b == 0]
+
+
+def _trips(m: Member) -> Iterator[tuple[int, int]]:
+    """(extent, trips) of each shared loop."""
+    left = m.einsum.sizes()
+    for n in m.nodes[:m.shared]:
+        if isinstance(n, Loop):
+            yield left[n.rank], -(-left[n.rank] // n.tile)
+            left[n.rank] = n.tile
+
+
+def _nodes(space: Space, at: Scheduled) -> bool:
+    """Nodes share out more ranks, one of a window, or stand idle in between; or an einsum loops in time outside of its nodes."""
+    return space.node_ranks > 0 and any(_odd_nodes(space, part, m) for part, m in at.members)
+
+
+def _odd_nodes(space: Space, part: Part, m: Member) -> bool:
+    above = m.shared if part.segment.pipelined else 0
+    dims, own = _node_dims(part.arch), [n for n in m.nodes[above:] if isinstance(n, Loop)]
+    first = next((i for i, n in enumerate(own) if n.over not in dims), len(own))
+    ranks = {n.rank for n in own[:first]}
+    left = m.einsum.sizes()
+    for n in m.nodes[:above]:
+        if isinstance(n, Loop):
+            left[n.rank] = n.tile
+    whole, used = dict(left), dict.fromkeys(dims, 1)
+    for n in own[:first]:
+        used[n.over] *= -(-left[n.rank] // n.tile)
+        left[n.rank] = n.tile
+    work = prod(-(-whole[rank] // left[rank]) for rank in ranks)
+    many = len(ranks) > space.node_ranks or first > (space.node_loops or first)
+    idle = prod(used.values()) > (space.waste or inf) * work
+    if any(n.over in dims for n in own[first:]) or many or idle or ranks & windowed(m.einsum):
+        return True
+    summed = ranks - m.einsum.output.ranks()
+    return bool(summed) and not (m.einsum.kind == "mac" and all(part.arch.fanouts[0].reduce) and part.arch.levels[0].skip_first_read)
+
+
+def windowed(e: Einsum) -> frozenset[str]:
+    """Ranks that do not run over a whole dimension of every tensor that has them, each alone and in steps of one."""
+    sizes = e.sizes()
+    dims = [d for p in e.tensors() for d in p.dims]
+    return frozenset(rank for d in dims for rank in d.ranks()
+                     if len(d.terms) > 1 or d.terms[0][1] != 1 or d.offset or d.size < sizes[rank])
+
+
+def _hold(space: Space, at: Scheduled) -> bool:
+    return not space.hold and any(m.branch.held for _, m in at.members)
+
+
+def _weights(space: Space, at: Scheduled) -> bool:
+    return {"streamed": "loaded", "pinned": "pinned"}[at.schedule.weights] != space.weights
+
+
+def _ahead(space: Space, at: Scheduled) -> bool:
+    return at.schedule.ahead and not space.ahead
+
+
+def _copies(space: Space, at: Scheduled) -> bool:
+    """Copies into other layouts."""
+    return not space.copies and any(COPY.match(e.name) for e in at.workload.einsums)
+
+
+# Words.
+
+Words = tuple[str, str]  # searched, not searched: "" nothing to say
+
+
+def _said(searched: bool, what: str, absent: bool = False) -> Words:
+    """absent: there is nothing to say of it either way."""
+    return ("", "") if absent else (what, "") if searched else ("", what)
+
+
+def _of_mappings(words: Callable[[Mappings], Words]) -> Callable[[Space], Words]:
+    """Of several mappings: each word once; nothing is not searched that all of them search."""
+    def joined(space: Space) -> Words:
+        both = [words(one) for one in space.mappings]
+        searched, left = (" or ".join(dict.fromkeys(filter(None, own))) for own in zip(*both, strict=True)) if both else ("", "")
+        return searched, left
+
+    return joined
+
+
+def _factor_words(own: Mappings) -> Words:
+    return {"perfect": ("perfect factors", "imperfect factors"),
+            "imperfect_spatial": ("perfect temporal and imperfect spatial factors (as even as can be)",
+                                  "other imperfect factors"),
+            "imperfect": ("imperfect factors (spatial ones as even as can be)", "uneven spatial factors"),
+            "all": ("all factors", "")}[own.factors]
+
+
+def _order_words(own: Mappings) -> Words:
+    return "all loop orders and bypasses", {"all": "", "levels": "inner levels above outer ones",
+                                            "arrays": "inner levels above outer ones around an unused array"}[own.node_order]
+
+
+def _dataflow_words(own: Mappings) -> Words:
+    if own.dataflow == "free":
+        return "all dataflows", ""
+    named = own.dataflow.replace("_", "-") if own.dataflow in DATAFLOWS else f"{own.dataflow}'s"
+    return f"{named} dataflow", "other dataflows"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that the notation can say. notation: the fields of its values that say it, and its keywords.
+
+    words: what of it is searched and what is not, in short; leaves_out: whether a schedule has it in a way that a space does not.
+    """
+
+    name: str
+    notation: tuple[str, ...]
+    words: Callable[[Space], Words]
+    leaves_out: Callable[[Space, Scheduled], bool]
+
+
+def _loop_words(space: Space) -> Words:
+    """Stages of a pipeline share one loop at most."""
+    most = max(space.shared_loops, int(space.pipelined > 1))
+    return ("", "") if _unfused(space) else (f"{most} shared loop{'s' * (most != 1)}", "more shared loops")
+
+
+def _retained_words(space: Space) -> Words:
+    if not space.retained:
+        return "", "retention"
+    several = "s" * (len(space.retained) > 1)
+    kept = f"retention of {len(space.retained)} tensor{several} at {' or '.join(space.levels)}"
+    return kept, "retention of other tensors"
+
+
+def _tile_words(space: Space) -> Words:
+    if space.pipelined == 1:
+        return "", ""
+    if not space.tiles or space.tiles == (1,):
+        return ("1 pipeline tile", "other numbers of pipeline tiles") if space.tiles else ("any number of pipeline tiles", "")
+    some = " or ".join(map(str, space.tiles))
+    return f"{some} pipeline tiles (any number of a loop of fewer than {min(space.tiles)})", "other numbers of pipeline tiles"
+
+
+def _weight_words(space: Space) -> Words:
+    loaded = "weights per pipeline tile" if space.pipelined > 1 else ""
+    return ("weights pinned before the run", loaded) if space.weights == "pinned" else (loaded, "weights pinned before the run")
+
+
+def _node_words(space: Space) -> Words:
+    loops = f" in {space.node_loops} loops" if space.node_loops else ""
+    return (f"up to {space.node_ranks} ranks over nodes{loops}", "others over nodes") if space.node_ranks else ("", "")
+
+
+def _order_of_einsums(space: Space) -> Words:
+    return {"any": ("", ""), "given": ("", "other orders of einsums"), "some": ("some orders of einsums", "all of them")}[space.order]
+
+
+def _unfused(space: Space) -> bool:
+    """No einsums together."""
+    return space.fused == space.pipelined == 1
+
+
+WITHIN = (  # an einsum
+    Feature("imperfect factors", ("for", "spatial", "Loop.tile"), _of_mappings(_factor_words), _factors),
+    Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _each(_dataflow)),
+    Feature("order of storage nodes", ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
+            _of_mappings(_order_words), _each(_node_order)),
+    Feature("loops of one trip", ("Loop.tile",), _of_mappings(lambda own: _said(own.one_trip, "loops of one trip")), _each(_one_trip)),
+    Feature("strided ranks cut twice", ("Loop.tile",),
+            _of_mappings(lambda own: _said(own.cut_twice, "strided ranks cut twice between fetches", own.cut_twice)), _each(_cut_twice)),
+    Feature("layouts", ("layout", "Laid.level", "Laid.tensor", "Laid.text", "Mapping.layouts"),
+            _of_mappings(lambda own: _said(own.layouts == "all", "all layouts", own.layouts == "alike")), _each(_layouts)),
+    Feature("share of buffers", ("share", "Shared.level", "Shared.tensor", "Shared.dims", "Mapping.shares"),
+            _of_mappings(lambda own: _said(own.shares, "tiles shared out among PEs")), _each(_shares)),
+    Feature("mappings that are no nest", ("Mapping.outside",),
+            _of_mappings(lambda own: _said(own == EVERY, "mappings that are no nest")), _each(_no_nest)),
+)
+BETWEEN = (  # einsums
+    Feature("weights", ("weights", "Schedule.weights"), _weight_words, _weights),
+    Feature("hold of weights", ("hold", "Branch.held"), lambda s: _said(s.hold, "weights once (hold)", s.pipelined == 1), _hold),
+    Feature("fills ahead", ("fills", "Schedule.ahead"), lambda s: _said(s.ahead, "fills ahead"), _ahead),
+    Feature("order of einsums", ("segment", "einsum", "Branch.einsum", "Branch.mapping", "Schedule.segments"),
+            _order_of_einsums, _order),
+    Feature("fusion", ("Segment.branches",),
+            lambda s: _said(s.fused > 1, f"fusion of up to {s.fused} einsums" if s.fused > 1 else "fusion"), _fusion),
+    Feature("pipelines", ("Branch.region", "Lanes.dim", "Lanes.first", "Lanes.size"),
+            lambda s: _said(s.pipelined > 1, f"pipelines of up to {s.pipelined} einsums on rectangles of nodes" if s.pipelined > 1
+                            else "pipelines"), _pipelines),
+    Feature("shared loops over summed ranks", ("Segment.nodes",),
+            lambda s: _said(s.summed, "shared loops over summed ranks", _unfused(s)), _summed),
+    Feature("shared loops over windows", ("Segment.nodes",), lambda s: _said(s.windows, "shared loops over windows", _unfused(s)), _windows),
+    Feature("shared loops", ("Segment.nodes", "Branch.ranks", "Mapping.fork"), _loop_words, _shared_loops),
+    Feature("shared reads", ("Segment.nodes",),
+            lambda s: _said(s.shared_reads, "reads shared by einsums", _unfused(s)), _shared_reads),
+    Feature("padding", ("Segment.nodes",), lambda s: _said(s.padded, "padding of what is handed on", _unfused(s)), _padded),
+    Feature("depths of tensors", ("Segment.nodes",), lambda s: _said(s.depths, "tensors at other depths", _unfused(s)), _depths),
+    Feature("retention", ("keep", "Keep.level", "Keep.tensor", "Schedule.keeps"), _retained_words, _retention),
+    Feature("retention of parts", ("Keep.share", "Keep.then"),
+            lambda s: _said(s.parts, "retention of parts", not s.retained), _parts),
+    Feature("pipeline tiles", ("Segment.nodes",), _tile_words, _tiles),
+    Feature("ranks over nodes", ("Loop.over", "Loop.rank"),
+            _node_words, _nodes),
+    Feature("copies between layouts", ("layout",),
+            lambda s: _said(s.copies, "copies between layouts", all(own.layouts == "alike" for own in s.mappings)), _copies),
+    Feature("other solvers", (), lambda s: (" and ".join(s.beside), ""), lambda space, at: False),
+)
+FEATURES = (*BETWEEN, *WITHIN)
+
+
+SEARCHED, LEFT = "; searched: ", "; not searched: "  # what a certificate says behind its claim
+
+
+@lru_cache(maxsize=1 << 10)
+def words(space: Space | Mappings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What was searched and what not, in a few words per feature. Of a single einsum nothing is said of others."""
+    whole = space if isinstance(space, Space) else Space((space,))
+    between = () if isinstance(space, Mappings) else BETWEEN[:1] if whole.alone else BETWEEN
+    both = [feature.words(whole) for feature in (*WITHIN, *between)]
+    searched, left = (tuple(filter(None, own)) for own in zip(*both, strict=True))
+    return searched, left
+
+
+def said(space: Space | Mappings) -> str:
+    """As certificates have it behind their claim."""
+    searched, left = words(space)
+    return f"{SEARCHED}{', '.join(searched)}{LEFT}{', '.join(left) or 'nothing'}"
+
+
+def claim(certificate: str) -> str:
+    """What a certificate claims, without the words for what was searched."""
+    return certificate.partition(SEARCHED)[0]
+
+
+def space_words(certificate: str) -> dict[str, list[str]] | None:
+    """The words of a certificate for what was searched and what not; None: it has none."""
+    _, begun, rest = certificate.partition(SEARCHED)
+    searched, ended, left = rest.partition(LEFT)
+    if not begun:
+        return None
+    return {"searched": searched.split(", "), "not_searched": [] if left == "nothing" else left.split(", ")}
+
+
+@lru_cache(maxsize=1)
+def _by_words() -> dict[str, Mappings]:
+    """All searched mappings of a dataflow by name, by their words."""
+    every = [Mappings(f, d, n, False, cut, lay) for f in get_args(Factors) for d in DATAFLOWS for n in get_args(NodeOrder)
+             for cut in (True, False) for lay in get_args(Layouts)]
+    return {said(one): one for one in (*every, EVERY)}
+
+
+def mappings_in(certificate: str) -> Mappings | None:
+    """What a certificate of an einsum says was searched, None: nothing. Raises ValueError where no search has such words."""
+    words_ = certificate[len(claim(certificate)):]
+    if words_ and words_ not in _by_words():
+        raise ValueError(f'certificate: "{words_[2:]}" are the words of no searched space')
+    return _by_words()[words_] if words_ else None
+
+
+def encoded(space: Space | Mappings | None) -> str:
+    """As text that `decoded` reads: JSON of what differs from the default; None: empty."""
+    return json.dumps(_data(space), sort_keys=True, separators=(",", ":")) if space is not None else ""
+
+
+def _data(space: Space | Mappings) -> dict[str, Any]:
+    found = {f.name: getattr(space, f.name) for f in fields(space) if getattr(space, f.name) != f.default}
+    return {name: [_data(own) for own in value] if name == "mappings" else value for name, value in found.items()}
+
+
+@lru_cache(maxsize=1 << 10)
+def decoded(kind: type[T], text: str) -> T | None:
+    """The inverse of `encoded`. Raises ValueError where a text is not exactly what it writes."""
+    try:
+        found = _read(kind, json.loads(text)) if text else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+        raise ValueError(f"searched space: {text[:200]}: {fault}") from None
+    if encoded(found) != text or not text.isprintable():
+        raise ValueError(f"searched space: {text[:200]}: is not as it is written")
+    return found
+
+
+def _read(kind: type[Any], data: dict[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    return kind(**{name: _checked(hints[name], value) for name, value in data.items()})
+
+
+def _checked(hint: Any, value: Any) -> Any:
+    """A value of a field, of its type."""
+    if get_origin(hint) is tuple:
+        (own, _), several = get_args(hint), list(value)
+        return tuple(_read(own, one) if own is Mappings else _checked(own, one) for one in several)
+    right = value in get_args(hint) if get_origin(hint) is Literal else type(value) is hint
+    if not right:
+        raise TypeError(f"{value!r} is no {hint}")
+    return value

@@ -1,0 +1,238 @@
+"""The mapspace of one einsum: what a dataflow fixes and what it leaves open.
+
+A dataflow is data: Constraints. Systolic and row-stationary arrays are functions that give them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations, permutations, product
+from typing import Literal
+
+from dse.mapping.nest import Loop, Mapping, Store, holdable
+from hw.arch import Arch, Fanout
+from workloads.einsum import Einsum, Projection
+
+ROLES = {"os": ("m", "n", "k"), "ws": ("k", "n", "m"), "is": ("k", "m", "n")}  # rows, columns, time of a systolic array
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What a mapping must keep to. spatial: (fan-out dimension, ranks allowed on it); a dimension that is not named takes any rank.
+
+    inside: ranks that may iterate in time inside the fan-out, None: all. stationary: the tensor whose innermost node stands above these loops, "": none.
+    kept: (level, tensor) nodes that must be there. least_lanes: lanes that must work, over all fan-outs. homes: (tensor, level) that others bring it to, and
+    take it from: no node of it stands further out, and its room there is not counted. name: what certificates call them.
+    """
+
+    spatial: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    inside: tuple[str, ...] | None = None
+    stationary: str = ""
+    kept: tuple[tuple[str, str], ...] = ()
+    least_lanes: int = 1
+    homes: tuple[tuple[str, str], ...] = ()
+    name: str = field(default="constraints", compare=False)
+
+
+FREE = Constraints()
+Dataflow = Literal["free", "weight_stationary", "output_stationary", "input_stationary", "row_stationary"]
+
+
+def broken(c: Constraints, mapping: Mapping) -> list[str]:
+    """Where a well-formed mapping leaves its constraints, one line each."""
+    return [*_misplaced(c, mapping), *_moving(c, mapping),
+            *(f"{tensor} is not stored at {level}; the dataflow keeps it there" for level, tensor in c.kept if Store(level, tensor) not in mapping.nodes),
+            *(f"{tensor} does not begin at {level}, its home" for tensor, level in c.homes
+              if next((node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor == tensor), "") != level)]
+
+
+def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:
+    allowed = dict(c.spatial)
+    for node in mapping.nodes:
+        if isinstance(node, Loop) and node.over in allowed and node.rank not in allowed[node.over]:
+            yield f"spatial {node.rank} over {node.over}: the dataflow allows {', '.join(allowed[node.over]) or 'no rank'}"
+
+
+def _moving(c: Constraints, mapping: Mapping) -> Iterator[str]:
+    """Faults of what stands inside the fan-outs that c names (of all, if it names none)."""
+    named = {dim for dim, _ in c.spatial}
+    below = [i for i, node in enumerate(mapping.nodes) if isinstance(node, Loop) and node.over and (node.over in named or not named)]
+    nodes = mapping.nodes[below[-1] + 1 if below else len(mapping.nodes):]
+    times = [(i, node.rank) for i, node in enumerate(nodes) if isinstance(node, Loop) and not node.over]
+    held = [i for i, node in enumerate(nodes) if isinstance(node, Store) and node.tensor == c.stationary]
+    for _, rank in times:
+        if c.inside is not None and rank not in c.inside:
+            yield f"for {rank} stands inside the array; the dataflow allows {', '.join(c.inside) or 'no loop'}"
+    if c.stationary and times and not (held and held[-1] < times[0][0]):
+        yield f"{c.stationary} moves inside the array; store it above for {times[0][1]}"
+
+
+def stationary(e: Einsum, ramp: str) -> Projection:
+    """The tensor that stays still in a systolic array: outputs (os), weights (ws) or inputs (is)."""
+    return {"os": e.output, "ws": e.inputs[-1], "is": e.inputs[0]}[ramp]
+
+
+def gemm_ranks(e: Einsum) -> dict[str, tuple[str, ...]]:
+    """Ranks of a product by their part in a matrix multiplication: m of output and first input, n of output and second, k of neither output.
+
+    Ranks of all three tensors (batches, groups) are in none. Raises ValueError for an einsum that has not two inputs.
+    """
+    if len(e.inputs) != 2:
+        raise ValueError(f"{e.name}: has {len(e.inputs)} inputs; a systolic dataflow multiplies two tensors")
+    (first, second), out = (p.ranks() for p in e.inputs), e.output.ranks()
+    parts = {"m": (out & first) - second, "n": (out & second) - first, "k": (first & second) - out}
+    return {part: tuple(rank for rank, _ in e.extents if rank in found) for part, found in parts.items()}
+
+
+def systolic(e: Einsum, f: Fanout) -> Constraints:
+    """The mapspace of a systolic array f (f.ramp os, ws or is): ranks on its rows and columns, ranks in time, and what stays still.
+
+    Source: SCALE-Sim: rows, columns, time = (M, N, K), (K, N, M), (K, M, N). Raises ValueError for an einsum that has not two inputs.
+    """
+    ranks = gemm_ranks(e)
+    rows, columns, time = ROLES[f.ramp]
+    still = stationary(e, f.ramp).tensor
+    return Constraints(((f.dims[0][0], ranks[rows]), (f.dims[1][0], ranks[columns])), ranks[time], still)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Ranks of a convolution or pooling by their part, "" where there is none: output row and column, filter row and column, input and output channel."""
+
+    p: str
+    q: str
+    r: str
+    s: str
+    c: str
+    k: str
+
+
+def window(e: Einsum) -> Window:
+    """The parts of an einsum's ranks: a window is an input dimension that adds an output rank and a reduced rank; channels are the largest of what is left."""
+    out, sizes = e.output.ranks(), e.sizes()
+    pairs = [(o, i) for d in e.inputs[0].dims for o in d.ranks() if o in out for i in d.ranks() if i not in out]
+    (p, r), (q, s) = (*pairs, ("", ""), ("", ""))[:2]
+    left = [rank for rank in sizes if rank not in (p, q, r, s)]
+    weights = e.inputs[-1].ranks() if len(e.inputs) > 1 else out
+    kernels = [rank for rank in left if rank in out & weights]
+    own = [rank for rank in kernels if rank not in e.inputs[0].ranks()] or kernels[-1:]  # depthwise and pooling: the channel itself
+    return Window(p, q, r, s, max((rank for rank in left if rank not in out), key=sizes.__getitem__, default=""), max(own, key=sizes.__getitem__, default=""))
+
+
+@dataclass(frozen=True, slots=True)
+class PeSet:
+    """A row-stationary set on an array: filter rows down, output rows across.
+
+    rows, columns: of the set after folding it fold_h and fold_w times in time; its columns stand in `strips` pieces above each other.
+    repl_h, repl_w: copies of the set; of these, c work on input channels and k_rows x k_columns on output channels.
+    """
+
+    rows: int
+    columns: int
+    strips: int
+    fold_h: int
+    fold_w: int
+    repl_h: int
+    repl_w: int
+    c: int
+    k_rows: int
+    k_columns: int
+
+    @property
+    def replication(self) -> int:
+        return self.repl_h * self.repl_w
+
+    @property
+    def active(self) -> int:
+        """PEs of all copies of the set."""
+        return self.rows * self.columns * self.replication
+
+
+def pe_set(e: Einsum, rows: int, columns: int) -> PeSet:
+    """Fold or replicate the logical set of filter rows x output rows on an array of rows x columns.
+
+    Copies go to channels so that the fewest passes are left. Source: nn_dataflow's MapStrategyEyeriss; Chen et al. (Eyeriss), ISCA 2016.
+    """
+    w, sizes = window(e), e.sizes()
+    high, wide, c, k = (sizes.get(rank, 1) for rank in (w.r, w.p, w.c, w.k))
+    fold_h, repl_h = -(-high // rows), max(rows // high, 1)
+    fold_w, repl_w = -(-wide // columns), max(columns // wide, 1)
+    strips = min(repl_h, fold_w)
+    fold_w, repl_h = -(-fold_w // strips), repl_h // strips
+    pairs = [(a, repl_h // a) for a in range(1, repl_h + 1) if repl_h % a == 0]
+    a, b = min(pairs, key=lambda pair: -(-c // min(pair[0], c)) * -(-k // min(pair[1] * repl_w, k)))
+    k_rows = min(b, k)
+    return PeSet(-(-high // fold_h), -(-wide // fold_w), strips, fold_h, fold_w, repl_h, repl_w, min(a, c), k_rows, min(repl_w, -(-k // k_rows)))
+
+
+def used_pes(unit: PeSet, e: Einsum) -> float:
+    """PEs that work on average over the folds: utilisation times the size of the array."""
+    w, sizes = window(e), e.sizes()
+    return sizes.get(w.r, 1) * sizes.get(w.p, 1) * unit.replication / (unit.fold_h * unit.fold_w)
+
+
+def row_stationary(e: Einsum, f: Fanout) -> Constraints:
+    """The mapspace of a row-stationary array f, rows first: filter rows and channels down, output rows and output channels across.
+
+    A PE slides one filter row along one output row, for any channels and batches; the filter row stays still. Source: Chen et al. (Eyeriss), ISCA 2016.
+    """
+    w = window(e)
+    down, across = _present(w.p, w.c, w.k, w.r), _present(w.k, w.p)
+    inside = tuple(rank for rank, _ in e.extents if rank not in (w.p, w.r))
+    return Constraints(((f.dims[0][0], down), (f.dims[1][0], across)), inside, e.inputs[-1].tensor if len(e.inputs) > 1 else "")
+
+
+def dataflow(name: Dataflow, e: Einsum, arch: Arch) -> Constraints:
+    """What a dataflow asks of an einsum's mappings: which tensor stands still while lanes loop in time, the output, the first input or the second (weights);
+    row_stationary: on the innermost array of two dimensions (`row_stationary`). An einsum that has no such tensor, or no window, is free; so is a machine
+    without lanes.
+
+    Raises ValueError where row_stationary finds no array of two dimensions. Source: Chen et al. (Eyeriss), ISCA 2016, section IV.
+    """
+    if name == "free" or not arch.fanouts:
+        return FREE
+    if name == "row_stationary":
+        arrays = [f for f in sorted(arch.fanouts, key=lambda f: -f.outside) if len(f.dims) == 2]
+        if not arrays:
+            raise ValueError("solver.dataflow = row_stationary places rows on an array of two dimensions, and the machine has none; take another dataflow")
+        return replace(row_stationary(e, arrays[0]), name=name) if window(e).r and len(e.inputs) > 1 else FREE
+    still = {"output_stationary": (e.output,), "input_stationary": e.inputs[:1], "weight_stationary": e.inputs[1:2]}[name]
+    return Constraints(stationary=still[0].tensor, name=name) if still else FREE
+
+
+def _present(*ranks: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(rank for rank in ranks if rank))
+
+
+def row_stationary_loops(e: Einsum, f: Fanout) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
+    """(loops in time above the array, loops in space) of the set that `pe_set` places on f; what is left iterates inside a PE."""
+    w, (down, high), (across, wide) = window(e), *f.dims
+    unit = pe_set(e, high, wide)
+    kernels = min(unit.k_rows * unit.k_columns, e.sizes().get(w.k, 1))
+    time = ((w.c, unit.c), (w.k, kernels), (w.p, unit.columns), (w.r, unit.rows))
+    space = ((w.p, -(-unit.columns // unit.strips), down), (w.c, 1, down), (w.k, unit.k_columns, down), (w.r, 1, down), (w.k, 1, across), (w.p, 1, across))
+    return tuple(Loop(rank, tile) for rank, tile in time if rank), tuple(Loop(*loop) for loop in space if loop[0])
+
+
+Placement = tuple[tuple[int, ...], ...]  # per level the numbers of the tensors that it holds, in the order of their nodes
+Tiles = Literal["ragged_lanes", "perfect", "ragged"]
+
+
+def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:
+    """Which tensors every level holds of those that it may, in which order; every tensor somewhere. One order suffices at the outermost level."""
+    names = [p.tensor for p in e.tensors()]
+    choices: list[list[tuple[int, ...]]] = []
+    for v, level in enumerate(arch.levels):
+        may = [names.index(tensor) for tensor in holdable(e, level)]
+        forced = {names.index(tensor) for name, tensor in c.kept if name == level.name} | (set() if level.bypass else set(may))
+        sets = [own for n in range(len(may) + 1) for own in combinations(may, n) if forced <= set(own)]
+        choices.append([order for own in sets for order in (permutations(own) if v else [own])])
+    return (choice for choice in product(*choices) if {x for own in choice for x in own} == set(range(len(names))))
+
+
+def least(e: Einsum, arch: Arch) -> Mapping:
+    """The mapping that needs least space inside: what must be held, one element at a time, all loops directly below the outermost level."""
+    outer = [Store(arch.levels[0].name, p.tensor) for p in e.tensors()]
+    inner = [Store(level.name, tensor) for level in arch.levels[1:] if not level.bypass for tensor in holdable(e, level)]
+    return Mapping((*outer, *(Loop(rank, 1) for rank, n in e.extents if n > 1), *inner))

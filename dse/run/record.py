@@ -1,0 +1,276 @@
+"""Every table of a run: columns with type, unit and meaning, and the versions that rows carry.
+
+A front never mixes versions: MODEL_VERSION moves with any cost, SOLVER_VERSION with any mapping that a solver returns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import pyarrow as pa
+
+from hw.arch import Access, Compute, Fanout, Level
+
+MODEL_VERSION = 12
+SOLVER_VERSION = 21
+
+STATUS = ("ok", "infeasible", "pruned", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """dtype: name of a pyarrow type; unit: empty for names, counts and shares."""
+
+    dtype: str
+    unit: str
+    meaning: str
+
+
+Columns = Mapping[str, Column]
+
+MACHINE = Column("int64", "", "index of the machine in the study's space")
+SCHEDULE = Column("int32", "", "number of the schedule on its machine's own front, 0 first in the study's objectives")
+WORKLOAD = Column("string", "", "name of the workload in the study")
+EINSUM_KEY = Column("string", "", "content key of the einsum: equal for einsums that differ in names only")
+EINSUM = Column("string", "", "name of the first of equal einsums")
+PLACE = Column("int32", "", "its place among the different einsums of the workload, in the order of their first run, 1 first")
+KIND = Column("string", "", "mac, max, add, mul, copy or a unary function")
+COUNT = Column("int64", "", "how often it runs; costs are of one run")
+MAPPING_KEY = Column("string", "", "content key of the mapping")
+LEVEL = Column("string", "", "storage level, MAC for compute, VECTOR for its vector unit, or array whose network is priced")
+GAP_IN_SPACE = Column("float64", "", "how far the objective may lie above the optimum of the searched space, as a share: 0 is proven")
+GAP_TO_BOUND = Column("float64", "", "how far the objective may lie above the lower bound, as a share: objective / lower bound - 1")
+CERTIFICATE = Column("string", "", "what is proven, at most how far above which bound; what was searched, and what not")
+LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
+VERSIONS: Columns = {
+    "model_version": Column("int32", "", "version of the cost model"),
+    "solver_version": Column("int32", "", "version of the solvers"),
+}
+METRICS: Columns = {
+    "energy_pj": Column("float64", "pJ", "energy, leakage included"),
+    "latency_cycles": LATENCY_CYCLES,
+    "latency_ns": Column("float64", "ns", "latency"),
+    "edp_pj_ns": Column("float64", "pJ ns", "total energy x total latency"),
+    "power_mw": Column("float64", "mW", "energy over latency"),
+    "throughput": Column("float64", "1/s", "runs per second back to back: 1e9 / steady time in ns"),
+}
+
+
+def _prices(node: type) -> Columns:
+    """Columns of a node's energies, said where they are declared."""
+    return {own.name: Column("float64", "pJ", own.metadata["says"]) for own in fields(node) if own.metadata["says"]}
+
+
+TABLES: dict[str, Columns] = {
+    "machines": {
+        "machine": MACHINE,
+        "key": Column("string", "", "content key of all that shapes the machine's rows"),
+        "generation": Column("int32", "", "generation that asked for the machine"),
+        "source": Column("string", "", "who proposed it: the search method, qmc (start of a steered one), near (beside a repeat), fill (permutation)"),
+        "status": Column("string", "", "ok, infeasible, pruned (breaks a constraint that needs no solving; another machine beats its bounds), error"),
+        "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
+        "clock_ghz": Column("float64", "GHz", "clock"),
+        "bound_energy_pj": Column("float64", "pJ", "no mapping of the workloads costs less"),
+        "bound_latency_ns": Column("float64", "ns", "no mapping of the workloads is faster"),
+        "beaten_by": Column("int64", "", "pruned by its bounds: the machine with a schedule that is better than any of this one"),
+        "limit_level": Column("string", "", "infeasible: level that is too small"),
+        "need_bytes": Column("int64", "B", "infeasible: smallest need at that level"),
+        "have_bytes": Column("int64", "B", "infeasible: what the level has"),
+        "einsum": Column("string", "", "infeasible: einsum that does not fit"),
+        "workload": Column("string", "", "infeasible or error: workload that it happened in"),
+        "reason": Column("string", "", "one line for each status but ok"),
+        **VERSIONS,
+    },
+    "points": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        **METRICS,
+        "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
+        "feasible": Column("bool", "", "meets every constraint of the study"),
+        "gap_in_space": GAP_IN_SPACE,
+        "gap_to_bound": GAP_TO_BOUND,
+        "certificate": CERTIFICATE,
+        **VERSIONS,
+    },
+    "choices": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "place": PLACE,
+        "einsum": EINSUM,
+        "einsum_key": EINSUM_KEY,
+        "kind": KIND,
+        "count": COUNT,
+        "mapping_key": MAPPING_KEY,
+    },
+    "workload_costs": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "weight": Column("float64", "", "weight of the workload in sums"),
+        **METRICS,
+        "macs": Column("int64", "", "multiply-accumulates of one run"),
+        "gap_in_space": GAP_IN_SPACE,
+        "gap_to_bound": GAP_TO_BOUND,
+        "certificate": CERTIFICATE,
+    },
+    "einsums": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "einsum": EINSUM,
+        "place": PLACE,
+        "einsum_key": EINSUM_KEY,
+        "kind": KIND,
+        "count": COUNT,
+        "mapping_key": MAPPING_KEY,
+        "energy_pj": METRICS["energy_pj"],
+        "latency_cycles": LATENCY_CYCLES,
+        "bound_by": Column("string", "", "component that attains the latency"),
+        "gap_in_space": GAP_IN_SPACE,
+        "gap_to_bound": GAP_TO_BOUND,
+        "certificate": CERTIFICATE,
+    },
+    "schedules": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "weights": Column("string", "", "streamed: loaded in every run; pinned: there before the run"),
+        "segments": Column("int32", "", "segments, equal ones counted once"),
+        "fused": Column("int32", "", "segments whose einsums share loops in turn"),
+        "pipelined": Column("int32", "", "segments whose einsums are stages, side by side"),
+        "on_chip": Column("string", "", "tensors that never leave the chip, with the level that holds them; NULL: none"),
+        "kept": Column("string", "", "tensors of which a share stays on the chip between segments; NULL: none"),
+        "saved": Column("float64", "share", "of the objective, over the best einsums in turn; NULL: not compared"),
+        "nest": Column("string", "", "the schedule as one nest with branches; NULL: einsums in turn, whose nests are in mappings"),
+        "moved_words": Column("float64", "", "machine words from and to main memory, the sum of the next five; these NULL: no reuse was asked for"),
+        "listed_words": Column("float64", "", "of the list of accesses: each operand read once, all of the first on-chip level for what stays"),
+        "small_words": Column("float64", "", "of small results that the list leaves in registers"),
+        "apart_words": Column("float64", "", "handed over in the list, but not by a shared loop"),
+        "again_words": Column("float64", "", "read more than once by the nest of an einsum, if nothing stayed"),
+        "room_words": Column("float64", "", "stays in the list, but not beside what works; below 0: what stays is not handed over or read again either"),
+        "saved_words": Column("float64", "", "less of moved_words by one word more of the first on-chip level; of solver.reuse: optimal"),
+    },
+    "segments": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "segment": Column("int32", "", "its place in the schedule, 1 first"),
+        "einsums": Column("string", "", "its einsums; ->: in turn under shared loops; |: stages of a pipeline, side by side"),
+        "count": Column("int64", "", "equal ones that the row stands for, where einsums run in turn; costs are of one"),
+        "granules": Column("int64", "", "trips of the shared loops of a pipeline; NULL: in turn"),
+        "energy_pj": METRICS["energy_pj"],
+        "latency_cycles": LATENCY_CYCLES,
+        "steady_cycles": Column("float64", "cycles", "of one of many runs back to back; NULL: of einsums in turn"),
+        "energy_steady_pj": Column("float64", "pJ", "energy of one of many runs back to back, leakage over the steady cycles; NULL: of einsums in turn"),
+        "slowest_stage": Column("string", "", "einsum that a granule takes longest in; NULL: in turn"),
+        "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
+        "held": Column("string", "", "most bytes that one instance of each level holds meanwhile; NULL: of einsums in turn"),
+    },
+    "conversions": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "place": Column("int32", "", "0 first: the einsum that makes the copy is convert_<tensor>_as_<place>"),
+        "tensor": Column("string", "", "tensor that is copied into another layout, behind its maker"),
+        "layout": Column("string", "", "layout that its maker writes"),
+        "to": Column("string", "", "layout of the copy"),
+        "readers": Column("string", "", "einsums that read the copy, each with . and the number of the operand where it reads more than one"),
+        "energy_pj": METRICS["energy_pj"],
+        "latency_cycles": LATENCY_CYCLES,
+        "saved": Column("float64", "", "of solver.objective: what all costs more without the copy; inf: it must be there"),
+    },
+    "mappings": {
+        "mapping_key": MAPPING_KEY,
+        "einsum_key": EINSUM_KEY,
+        "nest": Column("string", "", "the loop nest as text; of a schedule that is none, its text: outside the nest space, why, and what it does"),
+        "host_copies": Column("int64", "", "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them"),
+        "host_copy_elems": Column("int64", "", "elements of those copies; in no energy or latency"),
+    },
+    "counts": {
+        "mapping_key": MAPPING_KEY,
+        "level": LEVEL,
+        "tensor": Column("string", "", "tensor; - for compute"),
+        "action": Column("string", "", "read, write, compute, merge (partial sums of lanes added up), enter (folds of a systolic array); of a network "
+                         "hop, lane, rotate, rotate_lane; of a layout unused_read, unused_write, modify (bits), open_read, open_write (rows): "
+                         "model.md"),
+        "elems": Column("float64", "", "elements, all instances, one run (hop, rotate: times links; of layouts: bits, rows); expected ones where an operand is "
+                        "sparse"),
+        "busiest_elems": Column("float64", "", "elements of the busiest instance; NULL: of a network"),
+        "bits": Column("int32", "bit", "size of an element; NULL: the machine's word, prices.word_bits"),
+    },
+    "prices": {
+        "machine": MACHINE,
+        "level": LEVEL,
+        **_prices(Level), **_prices(Compute), **_prices(Access), **_prices(Fanout),
+        "width_bits": Column("int32", "bit", "bits of one action"),
+        "word_bits": Column("int32", "bit", "size of an element that names none of its own"),
+        "bandwidth": Column("float64", "1/cycle", "actions per cycle of one instance"),
+        "leak_mw": Column("float64", "mW", "leakage of one instance"),
+        "capacity_bits": Column("int64", "bit", "capacity of one instance; NULL: unbounded"),
+        "instances": Column("int64", "", "how many there are"),
+        "clock_ghz": Column("float64", "GHz", "clock of the machine"),
+    },
+    "events": {
+        "time": Column("timestamp", "", "when, UTC"),
+        "kind": Column("string", "", "start, resume, extend, error, retry, quarantine, stop, ..."),
+        "machine": MACHINE,
+        "text": Column("string", "", "what happened; for an error its traceback"),
+    },
+}
+
+# Stored tables that no view shows as they stand: what choices, einsums, workload_costs and prices are computed from, when asked (dse/explain/derived.py). A workload
+# whose schedule is more than its einsums in turn has rows of einsums and workload_costs instead.
+PACKED: dict[str, Columns] = {
+    "chosen": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "space": Column("string", "", "what was searched of its einsums that are proven optimal, but for those at `places`, as JSON; empty: none is proven"),
+        "places": Column("list<int32>", "", "different einsums that something else is known of, 0 first; NULL: none"),
+        "gaps": Column("list<float64>", "", "gap_in_space of each of them"),
+        "spaces": Column("list<string>", "", "what was searched of each, as JSON; empty: nothing but its bound is known"),
+    },
+}
+STORED = TABLES | PACKED
+
+# Sorting by these makes the rows of two runs comparable; equal rows of mappings and counts may stand in several parts.
+KEYS: dict[str, tuple[str, ...]] = {
+    "machines": ("machine",),
+    "chosen": ("machine", "schedule", "workload"),
+    "choices": ("machine", "schedule", "workload", "place"),
+    "points": ("machine", "schedule"),
+    "workload_costs": ("machine", "schedule", "workload"),
+    "einsums": ("machine", "schedule", "workload", "einsum_key"),
+    "schedules": ("machine", "schedule", "workload"),
+    "segments": ("machine", "schedule", "workload", "segment"),
+    "conversions": ("machine", "schedule", "workload", "place"),
+    "mappings": ("mapping_key",),
+    "counts": ("mapping_key", "level", "tensor", "action"),
+    "prices": ("machine", "level"),
+    "events": ("time", "kind", "machine"),
+}
+
+
+OWN: dict[str, Columns] = {  # columns that each study names for itself, as they are listed
+    "machines": {"array_x, ...": Column("", "", "a parameter of the space each: its key, _ for the dot")},
+    "points": {"energy_pj_sum, ...": Column("float64", "", "an objective over the workloads each, that is no metric above"),
+               "violation_latency_ns_le_5e6, ...": Column("float64", "", "a constraint on metrics each: how far it is missed, met if <= 0")},
+}
+
+
+def dtype(name: str) -> pa.DataType:
+    if inner := re.fullmatch(r"list<(\w+)>", name):
+        return pa.list_(dtype(inner[1]))
+    return pa.timestamp("us", tz="UTC") if name == "timestamp" else pa.type_for_alias(name)
+
+
+def schema(table: str, extra: Columns | None = None) -> pa.Schema:
+    """Arrow schema of a table, unit and meaning in each field's metadata.
+
+    extra: a study's own columns of that table (parameters, aggregated objectives, violations), put after the fixed ones.
+    """
+    columns = {**STORED[table], **(extra or {})}
+    return pa.schema([pa.field(name, dtype(c.dtype), metadata={"unit": c.unit, "meaning": c.meaning}) for name, c in columns.items()])

@@ -1,0 +1,262 @@
+"""Closed forms: what a mapping moves and holds, exactly, also with ragged tiles (docs/model.md, Counts); the sums are those of terms.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.sim.counts.parts import bits_of
+from dse.sim.counts.terms import (
+    Reading,
+    Sums,
+    Term,
+    Wiring,
+    crossing,
+    filled,
+    folds,
+    instances,
+    links,
+    merged,
+    nonzero,
+    passes,
+    served,
+    shape,
+    sink,
+    straight,
+    unshared,
+    value,
+    wiring,
+    written,
+)
+from hw.arch import Arch, Fanout
+from workloads.einsum import Einsum, Projection
+from workloads.graph import accessed
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One action of one tensor at one level, in elements: of all instances, and of the one whose port is the busiest.
+
+    action: read, write, compute, merge (partial sums of lanes are added up), or enter (a systolic array starts a fold).
+    Whole numbers, but where an operand is sparse: expected ones.
+    """
+
+    level: str
+    tensor: str
+    action: str
+    elems: float
+    busiest_elems: float
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Elements of one tensor that one instance of a level holds; moving: filled more than once (by a loop in time above the
+    place that the node sinks to), so doubled by double buffering."""
+
+    level: str
+    tensor: str
+    elems: int
+    moving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A count as sums of terms: of all instances, and of one."""
+
+    level: str
+    tensor: str
+    action: str
+    total: tuple[Term, ...]
+    own: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The formulas of a nest's counts: the same for all tile sizes."""
+
+    sums: Sums
+    rows: tuple[Row, ...]
+
+
+def reading(mapping: Mapping, e: Einsum, arch: Arch) -> Reading:
+    """The sums of one mapping."""
+    return _reading(Mapping(mapping.nodes), e, wiring(arch))
+
+
+@lru_cache(maxsize=1 << 12)
+def _reading(mapping: Mapping, e: Einsum, wires: Wiring) -> Reading:
+    tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
+    sums = recipe(shape(mapping), e, wires).sums
+    return Reading(sums, lambda factor, lanes: value(factor, tiles, lanes), instances(sums, [tiles]))
+
+
+Key = tuple[str, str, str]  # level, tensor, action
+Elems = tuple[float, list[float]]  # of all instances, and of each that may be the busiest of a port
+
+
+def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
+    """Reads and writes per level and tensor, operations, folds of systolic arrays; rows without elements left out."""
+    return _count(Mapping(mapping.nodes), e, wiring(arch), _ports(arch), tuple(bits_of(e, arch).items()))
+
+
+Ports = tuple[tuple[str, bool], ...]  # levels, and whether reads and writes have a port each
+
+
+def _ports(arch: Arch) -> Ports:
+    return tuple((level.name, level.ports == "separate") for level in arch.levels)
+
+
+@lru_cache(maxsize=1 << 13)
+def _count(mapping: Mapping, e: Einsum, wires: Wiring, ports: Ports, bits: tuple[tuple[str, int], ...]) -> tuple[Count, ...]:
+    return _busiest(_each(mapping, e, wires), ports, dict(bits))
+
+
+def each(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+    """The same of all instances that may be the busiest."""
+    return _each(Mapping(mapping.nodes), e, wiring(arch))
+
+
+def _each(mapping: Mapping, e: Einsum, wires: Wiring) -> dict[Key, Elems]:
+    formulas, at = recipe(shape(mapping), e, wires), _reading(mapping, e, wires)
+    return {(row.level, row.tensor, row.action): (at.whole(row.total), at.own(row.own)) for row in formulas.rows}
+
+
+def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
+    """Of every row the instance that its port is the busiest of."""
+    return _busiest(rows, _ports(arch), bits_of(e, arch))
+
+
+def _busiest(rows: dict[Key, Elems], ports: Ports, bits: dict[str, int]) -> tuple[Count, ...]:
+    many = len(next(iter(rows.values()))[1])
+    found: dict[tuple[str, str], int] = {}
+    for name, separate in ports if many > 1 else ():
+        for actions in (("read",), ("write",)) if separate else (("read", "write"),):
+            moved = [sum(bits[key[1]] * own[i] for key, (_, own) in rows.items() if key[0] == name and key[2] in actions) for i in range(many)]
+            found |= {(name, action): moved.index(max(moved)) for action in actions}
+    return tuple(Count(*key, total, own[found.get((key[0], key[2]), 0)]) for key, (total, own) in rows.items() if total)
+
+
+@lru_cache(maxsize=1 << 12)
+def recipe(nest: Mapping, e: Einsum, wires: Wiring) -> Recipe:
+    """The formulas of a nest's counts, rows in the order of its nodes.
+
+    reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts): R, W what the node serves inward, R', W' its own
+    fills and drains, S and S' the skipped first reads of an output.
+    """
+    s = Sums(e, [(i, node) for i, node in enumerate(nest.nodes) if isinstance(node, Loop)], wires)  # rows first: numbers of factors are the same in all
+    found: dict[tuple[str, str, str], tuple[list[Term], list[Term]]] = {}
+
+    def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]]) -> None:
+        row = found.setdefault((store.level, store.tensor, action), ([], []))
+        row[0].extend(terms[0])
+        row[1].extend(terms[1])
+
+    for link in links(nest, e):
+        output = link.output
+        skips = (False, True) if output and link.parent.level in wires.skips else (False,)
+        for skip in skips:
+            add(link.parent, "read", [served(s, link, own, skip=skip) for own in (False, True)])
+        if output:
+            add(link.parent, "write", [written(s, link, own) for own in (False, True)])
+        for skip in skips if link.child else ():
+            add(link.child or link.parent, "write", [filled(s, link, own, skip=skip) for own in (False, True)])
+        if output and link.child:
+            add(link.child, "read", [filled(s, link, own) for own in (False, True)])
+    rows = [Row(*key, tuple(total), tuple(own)) for key, (total, own) in found.items()]
+    if added := tuple(term for link in links(nest, e) if link.output and link.child for term in merged(s, link)):
+        rows.append(Row("MAC", e.output.tensor, "merge", added, ()))
+    return Recipe(s, (*rows, *_steps(s, nest)))
+
+
+def steps(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
+    """The rows of `count` that no port moves anything for: operations, folds of systolic arrays. Their first instance is the busiest."""
+    at = reading(mapping, e, arch)
+    return tuple(Count(row.level, row.tensor, row.action, at.whole(row.total), at.whole(row.own)) for row in _steps(at.sums, shape(mapping)))
+
+
+def _steps(s: Sums, nest: Mapping) -> list[Row]:
+    points, lane = (Term(nonzero(s.e), passes(s, len(nest.nodes), lanes)) for lanes in (True, False))
+    entered = [(array.name, (folds(s, nest, array),)) for array in s.wires.systolic]
+    return [Row("MAC", "-", "compute", (points,), (lane,)), *(Row(name, "-", "enter", own, own) for name, own in entered)]
+
+
+def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
+    """What each storage node holds per instance (docs/model.md, Room): hulls unclipped, nodes sunk through the loops
+    directly below that move their tensor (same fetches, less room).
+
+    At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a tile there.
+    """
+    projections = {p.tensor: p for p in e.tensors()}
+    outer = arch.levels[0].name
+    seen: set[str] = set()
+    found = []
+    tile, moving = e.sizes(), False
+    for i, node in enumerate(mapping.nodes):
+        if isinstance(node, Loop):
+            moving = moving or (not node.over and node.tile < tile[node.rank])
+            tile[node.rank] = node.tile
+            continue
+        p = projections[node.tensor]
+        if node.level == outer:
+            found.append(Footprint(node.level, node.tensor, whole_words(p, e), False))
+            seen.add(node.tensor)
+            continue
+        sunk = mapping.nodes[i : sink(p, mapping, i)] if node.tensor in seen else ()
+        seen.add(node.tensor)
+        held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
+        refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)
+        found.append(Footprint(node.level, node.tensor, held_elems(p, held), refilled))
+    return tuple(found)
+
+
+def whole_words(p: Projection, e: Einsum) -> int:
+    """Words that a tensor takes where it stands whole, as it is stored; a further access (T_again) is of the same tensor and takes none."""
+    return p.stored_words() if accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor]) == p.tensor else 0
+
+
+def hull(p: Projection, tile: dict[str, int]) -> int:
+    """Elements between the first and the last that a tile touches, per dimension: 1 + sum |c| (s - 1)."""
+    return prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in p.dims)
+
+
+def held_elems(p: Projection, tile: dict[str, int]) -> int:
+    """Words that a tile occupies: its hull, or 2 per expected nonzero and one per row (CSR)."""
+    whole = hull(p, tile)
+    if p.format == "dense":
+        return whole
+    rows = prod(1 + sum(c * (tile[rank] - 1) for rank, c in dim.terms) for dim in p.dims[:-1])
+    return ceil(round(2 * p.density * whole, 6)) + rows  # a density of nnz / size is no exact float
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What one tensor moves across a fan-out, both ways. served: elements at the outer side, those that lanes share once; lanes: elements at all lanes.
+
+    unshared: ranks along which lanes share nothing; access: words that compute takes at a time, 1 where a node does.
+    """
+
+    tensor: Projection
+    served: float
+    lanes: float
+    unshared: frozenset[str]
+    access: float
+
+
+def delivered(mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, part_of: Einsum | None = None) -> list[Delivered]:
+    """Of every tensor whose parent node stands outside of a fan-out, and the next one, or compute, inside. part_of: the einsum that e is a share of."""
+    at, order = reading(mapping, e, arch), {level.name: v for v, level in enumerate(arch.levels)}
+    found = []
+    for link in links(mapping, e):
+        inner = order[link.child.level] if link.child else len(order)
+        if not order[link.parent.level] < f.outside <= inner:
+            continue
+        outer = [served(at.sums, link, False)]
+        if link.output:
+            outer += [written(at.sums, link, False, part_of=part_of)]
+            outer += [served(at.sums, link, False, skip=True, part_of=part_of)] if link.parent.level in at.sums.wires.skips else []
+        alone, access = (link.seen, 1.0) if link.child else (unshared(link.tensor, e), straight(link.tensor, e))
+        found.append(Delivered(link.tensor, sum(map(at.whole, outer)), at.whole(crossing(at.sums, link, part_of)), alone, access))
+    return found

@@ -1,0 +1,168 @@
+"""The vectorised twin of the evaluator: one nest, many tile sizes.
+
+A count is a sum of products of factors, and a factor depends on the tiles of one dimension's ranks only. So mappings that
+share a nest are given as one choice per rank out of that rank's options; each factor becomes a table over options, filled
+by the scalar closed form. Everything made of factors, counts as well as port times, is then the scalar path's own code over
+arrays of one number per mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.sim.counts.counts import Recipe, recipe, whole_words
+from dse.sim.counts.latency import largest, latency
+from dse.sim.counts.parts import action_pj, bits_of, busy
+from dse.sim.counts.spans import FIRST, OWN
+from dse.sim.counts.terms import Factor, Reading, Sums, Term, instances, passes, shape, sink, value, wiring
+from dse.sim.counts.times import port_times
+from hw.arch import Arch
+from workloads.einsum import Einsum, Projection
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+BLOCK = 4096  # mappings whose counts stay in the cache
+Options = Dict[str, Sequence[Sequence[int]]]  # rank -> tile sizes of its loops, outermost first, per option
+Lanes = tuple[tuple[int, int], ...]  # (number of the loop, lane)
+
+
+@dataclass(slots=True)
+class Tables:
+    """A nest compiled for one einsum, machine and set of options. lanes: instances that may be the busiest in some of the mappings.
+
+    held: (level, tensor) of every storage node; sizes: what it holds, refills: how often it is filled, as sums of products of factors.
+    filled: a factor's values over the options of its ranks, and the (rank, step) of each; made when it is asked for.
+    """
+
+    nest: Mapping
+    formulas: Recipe
+    options: Options
+    lanes: list[dict[int, int]]
+    held: tuple[tuple[str, str], ...]
+    sizes: list[list[Term]]
+    refills: list[list[Term]]
+    filled: dict[tuple[Factor, Lanes], tuple[Floats, list[tuple[int, int]]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of C mappings: energy [C] pJ, latency [C] cycles, bits [C, V] that an instance of each level holds."""
+
+    energy_pj: Floats
+    latency_cycles: Floats
+    held_bits: Floats
+
+
+def mapping_at(nest: Mapping, options: Options, choice: Dict[str, int]) -> Mapping:
+    """One of the mappings, as the scalar path takes it. choice: number of the option per rank."""
+    left = {rank: iter(options[rank][number]) for rank, number in choice.items()}
+    return Mapping(tuple(Loop(node.rank, next(left[node.rank]), node.over) if isinstance(node, Loop) else node for node in nest.nodes))
+
+
+def tables(nest: Mapping, e: Einsum, arch: Arch, options: Options) -> Tables:
+    """Compile a nest; tile sizes in `nest` are ignored. options: for every rank that has loops."""
+    formulas = recipe(shape(nest), e, wiring(arch))
+    s = formulas.sums
+    tiles = []
+    for i in range(max(len(own) for own in options.values())):  # every option of every rank is in one of these
+        left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
+        tiles.append([next(left[loop.rank]) for _, loop in s.loops])
+    projections = {p.tensor: p for p in e.tensors()}
+    seen: set[str] = set()
+    held, sizes, refills = [], [], []
+    for i, node in enumerate(nest.nodes):
+        if isinstance(node, Store):
+            p = projections[node.tensor]
+            rest = sink(p, nest, i) if node.tensor in seen else i
+            seen.add(node.tensor)
+            held.append((node.level, node.tensor))
+            outermost = node.level == arch.levels[0].name
+            sizes.append([Term(whole_words(p, e), ())] if outermost else _held(s, p, rest))
+            refills.append([Term(1, () if outermost else passes(s, rest, all_lanes=False))])
+    return Tables(nest, formulas, options, instances(s, tiles), tuple(held), sizes, refills)
+
+
+def _held(s: Sums, p: Projection, rest: int) -> list[Term]:
+    """Hull of the first tile: every loop above `rest` keeps its first trip only, nothing is clipped."""
+    cuts: dict[str, tuple[tuple[int, int], ...]] = {}
+    for number, (i, loop) in enumerate(s.loops):
+        if i < rest:
+            cuts[loop.rank] = (*cuts.get(loop.rank, ()), (number, FIRST))
+    whole = s.of_dims(p, cuts, clip=False)
+    return [Term(1, whole)] if p.format == "dense" else [Term(2 * p.density, whole), Term(1, whole[:-1])]
+
+
+def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
+    """Energy, latency and held bits of C mappings, as `cost.price` and `cost.overflow` have them.
+
+    choices [C, R]: number of the option per rank, ranks in the order of the einsum's extents.
+    """
+    parts = [_block(compiled, e, arch, choices[at : at + BLOCK]) for at in range(0, max(len(choices), 1), BLOCK)]
+    return Costs(*(np.concatenate(columns) for columns in zip(*((p.energy_pj, p.latency_cycles, p.held_bits) for p in parts), strict=True)))
+
+
+def reading(t: Tables, choices: Ints) -> Reading:
+    """The sums of C mappings at once."""
+    ranks = [rank for rank, _ in t.formulas.sums.e.extents]
+
+    def found(factor: Factor, lanes: dict[int, int]) -> Floats:
+        own = {number for _, cuts in factor.cuts for number, pick in cuts if pick == OWN}
+        key = factor, tuple((number, k) for number, k in lanes.items() if number in own)
+        if key not in t.filled:
+            t.filled[key] = _table(t, factor, dict(key[1]), ranks)
+        values, steps = t.filled[key]
+        if not steps:
+            return values  # one number for all
+        at = choices[:, steps[0][0]] * steps[0][1]
+        for r, step in steps[1:]:
+            at = at + choices[:, r] * step
+        many: Floats = values[at]
+        return many
+
+    return Reading(t.formulas.sums, found, t.lanes)
+
+
+def _table(t: Tables, factor: Factor, lanes: dict[int, int], ranks: Sequence[str]) -> tuple[Floats, list[tuple[int, int]]]:
+    """A factor's value for every combination of options of the ranks whose loops it has, and (rank, step per option) of these."""
+    loops: dict[str, list[int]] = {}
+    for number, (_, loop) in enumerate(t.formulas.sums.loops):
+        loops.setdefault(loop.rank, []).append(number)
+    used = {number for _, cuts in factor.cuts for number, _ in cuts}
+    own = [rank for rank in ranks if used & set(loops.get(rank, ()))]
+    values, tiles = [], [0] * len(t.formulas.sums.loops)
+    for choice in product(*(t.options[rank] for rank in own)):
+        for rank, sizes in zip(own, choice, strict=True):
+            for number, size in zip(loops[rank], sizes, strict=True):
+                tiles[number] = size
+        values.append(value(factor, tiles, lanes))
+    return np.array(values, np.float64), [(ranks.index(rank), prod(len(t.options[other]) for other in own[i + 1 :])) for i, rank in enumerate(own)]
+
+
+def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
+    at, rows, one = reading(t, choices), t.formulas.rows, np.ones(len(choices))
+    keys = [(row.level, row.tensor, row.action) for row in rows]
+    totals = [at.whole(row.total) * one for row in rows]
+    energy = sum(total * action_pj(key, e, arch) for key, total in zip(keys, totals, strict=True))
+    own = busy(keys, totals, [at.own(row.own) for row in rows], e, arch)
+    cycles = (latency(port_times(at, t.nest, e, arch, steady=False)[0], own.steps, own.ramp) if arch.overlap == "buffered"
+              else largest(own.steps, *own.levels) + own.ramp) * one
+    return Costs(energy + arch.leak_mw() * cycles / arch.clock_ghz, cycles, _held_bits(t, at, e, arch) * one[:, None])
+
+
+def _held_bits(t: Tables, at: Reading, e: Einsum, arch: Arch) -> Floats:
+    """[C, V] as footprints: expected sizes of compressed tiles rounded up, moving ones twice where a level double-buffers."""
+    bits, order, one = bits_of(e, arch), {level.name: v for v, level in enumerate(arch.levels)}, np.zeros(1)
+    columns = [one] * len(arch.levels)
+    for (name, tensor), size, refills in zip(t.held, t.sizes, t.refills, strict=True):
+        level = arch.levels[order[name]]
+        elems = np.ceil(np.round(at.whole(size) + one, 6))
+        columns[order[name]] = columns[order[name]] + elems * bits[tensor] * (1 + (level.double_buffer & (at.whole(refills) + one > 1)))
+    return np.stack(np.broadcast_arrays(*columns), axis=1)

@@ -1,0 +1,99 @@
+"""Elements -> actions -> energy, cycles: the one roll-up, of one mapping or of many at once (docs/model.md, Energy and Time)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dse.sim.counts.latency import Number, largest, some
+from hw.arch import Arch, Fanout, Level
+from workloads.einsum import Einsum
+
+Key = tuple[str, str, str]  # level, tensor, action
+
+
+def bits_of(e: Einsum, arch: Arch) -> dict[str, int]:
+    """Bits per element of every tensor."""
+    return {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
+
+
+def op_pj(e: Einsum, arch: Arch) -> float:
+    """Energy of one operation of the einsum's kind; moving data computes nothing."""
+    return {"mac": arch.compute.mac_pj, "copy": 0.0}.get(e.kind, arch.compute.alu_pj)
+
+
+def op_cycles(ops: Number, busiest_ops: Number, e: Einsum, arch: Arch) -> Number:
+    """Cycles of operations: of the busiest lane, or of the machine's one vector unit if it has one and the kind is no MAC."""
+    rate = arch.compute.alu_per_cycle
+    return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
+
+
+def ripples(e: Einsum, arch: Arch) -> bool:
+    """Whether the data of an einsum go through the PEs of systolic arrays: not what the vector unit does."""
+    return e.kind == "mac" or arch.compute.alu_per_cycle is None
+
+
+def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:
+    """Cycles per fold that a systolic array takes to fill and empty, less 1 in all."""
+    return fold_cycles(f) if ripples(e, arch) else 0
+
+
+def fold_cycles(f: Fanout) -> int:
+    """R + C - 2 of an output-stationary array of R x C PEs, 2 R + C - 2 otherwise.
+
+    Source: SCALE-Sim (Samajdar et al. 2020), as run in data/systolic_cycles_cases.json.
+    """
+    rows, columns = f.dims[0][1], f.dims[1][1]
+    return (rows if f.ramp == "os" else 2 * rows) + columns - 2
+
+
+def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
+    """Energy per element of a row of counts."""
+    name, tensor, action = key
+    if action in ("compute", "merge", "enter"):
+        return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "enter": 0.0}[action]
+    level = next(level for level in arch.levels if level.name == name)
+    return per_elem(level, bits_of(e, arch)[tensor]) * (level.read_pj if action == "read" else level.write_pj)
+
+
+def per_elem(level: Level, bits: int) -> float:
+    """Actions per element (ideal packing)."""
+    return bits / level.width_bits
+
+
+def elem_cycles(level: Level, bits: int) -> Number:
+    """Cycles that an element keeps a port busy."""
+    return per_elem(level, bits) / level.bandwidth
+
+
+def port(level: Level, action: str) -> str:
+    """Which port of a level an action uses: one for all, unless reads and writes each have one."""
+    return action if level.ports == "separate" else "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Cycles: per level of its busiest port; of the operations of the busiest lane; of systolic arrays that fill and empty."""
+
+    levels: tuple[Number, ...]
+    steps: Number
+    ramp: Number
+
+
+def busy(keys: Sequence[Key], totals: Sequence[Number], own: Sequence[Sequence[Number]], e: Einsum, arch: Arch) -> Busy:
+    """Of counted rows. own: elements of each row at the instances that may be the busiest."""
+    bits, order = bits_of(e, arch), {level.name: v for v, level in enumerate(arch.levels)}
+    arrays = {f.name: f for f in arch.fanouts}
+    ports: dict[tuple[int, str], list[Number]] = {}
+    steps: Number = 0.0
+    ramp: Number = 0.0
+    for (name, tensor, action), total, elems in zip(keys, totals, own, strict=True):
+        if action == "compute":
+            steps = op_cycles(total, elems[0], e, arch)
+        elif action == "enter":
+            ramp = ramp + largest(elems[0] * fill_cycles(arrays[name], e, arch) - 1, 0.0)
+        elif action != "merge" and some(cycles := elem_cycles(level := arch.levels[order[name]], bits[tensor])):
+            key = order[name], port(level, action)
+            ports[key] = [had + n * cycles for had, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)]
+    levels = tuple(largest(0.0, *(n for (at, _), found in ports.items() if at == v for n in found)) for v in range(len(arch.levels)))
+    return Busy(levels, steps, ramp)

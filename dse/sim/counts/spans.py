@@ -1,0 +1,81 @@
+"""Tiles of a rank as spans, and what they touch of a dimension: the sums of terms.py that no product of counts gives (padding, unions). Compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.run.compiled import njit
+
+Ints = NDArray[np.int64]
+
+# Picks: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of the
+# instance in question (OWN: LANE + number once that is known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest;
+# a shorter lane takes no part in it.
+ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)
+LANE = 1 << 20
+BELOW = 1 << 10  # added: the loop stands below the tile that is counted; it decides only whether the tile counts at all
+
+
+@njit(cache=True, nogil=True)
+def tile_spans(extent: int, cuts: Ints) -> tuple[Ints, Ints]:
+    """(origin, size) of every tile of one rank, in order. cuts [n, 2]: tile and pick of each loop, outermost first."""
+    low, size, longest = np.zeros(1, np.int64), np.full(1, extent), np.full(1, extent)  # longest: the tile of the first lane meanwhile
+    for c in range(cuts.shape[0]):
+        tile, pick = cuts[c]
+        decides = BELOW <= pick < LANE
+        trips = np.zeros(low.shape[0], np.int64)
+        for i in range(low.shape[0]):
+            last = (longest[i] - 1) // tile
+            if decides:
+                trips[i] = last == 0 or pick != BELOW + ONLY
+            elif pick in (ALL, LANES):
+                trips[i] = -(-size[i] // tile)
+            else:
+                begin = last if pick == LAST else max(pick - LANE, 0)
+                trips[i] = size[i] > begin * tile and (pick != ONLY or last == 0)
+        more = trips.sum()
+        inner, width, first, at = np.empty(more, np.int64), np.empty(more, np.int64), np.empty(more, np.int64), 0
+        for i in range(low.shape[0]):
+            last = (longest[i] - 1) // tile
+            begin = last if pick == LAST else max(pick - LANE, 0)
+            for step in range(begin, begin + trips[i]):
+                if decides:
+                    inner[at], width[at] = low[i], size[i]
+                    first[at] = longest[i] - last * tile if pick == BELOW + LAST else min(longest[i], tile)
+                else:
+                    inner[at], width[at] = low[i] + step * tile, min(size[i] - step * tile, tile)
+                    first[at] = min(longest[i] - (step * tile if pick in (ALL, LAST) else 0), tile)
+                at += 1
+        low, size, longest = inner, width, first
+    return low, size
+
+
+@njit(cache=True, nogil=True)
+def span_sum(offset: int, stored: int, ranks: Ints, cuts: Ints, clip: bool, distinct: bool) -> int:
+    """Sum over all tiles of a dimension's hull length, clipped to what is stored (0..stored-1); distinct: length of their union.
+
+    ranks [R, 4]: coefficient, extent, from, to in cuts [n, 2].
+    """
+    low, high = np.full(1, offset), np.full(1, offset)
+    for r in range(ranks.shape[0]):
+        c, extent, begin, end = ranks[r]
+        origin, size = tile_spans(extent, cuts[begin:end])
+        many, more_low, more_high = origin.shape[0], np.empty(low.shape[0] * origin.shape[0], np.int64), np.empty(low.shape[0] * origin.shape[0], np.int64)
+        for i in range(low.shape[0]):
+            for j in range(many):
+                more_low[i * many + j], more_high[i * many + j] = low[i] + c * origin[j], high[i] + c * (origin[j] + size[j] - 1)
+        low, high = more_low, more_high
+    total = 0
+    if clip:
+        low, high = np.maximum(low, 0), np.minimum(high, stored - 1)
+    if not distinct:
+        for i in range(low.shape[0]):
+            total += max(high[i] - low[i] + 1, 0)
+        return total
+    order, reach = np.argsort(low, kind="mergesort"), np.int64(-1 << 62)
+    for i in order:
+        if high[i] >= low[i]:
+            total += max(high[i] - max(low[i] - 1, reach), 0)
+            reach = max(reach, high[i])
+    return total

@@ -1,0 +1,192 @@
+"""The compiled twin of bounds.py: einsums in turn on many machines at once, equal bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from math import inf, isnan
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.run.compiled import njit
+from dse.sim.einsum.bounds import Needs, needs
+from hw.columns import Columns, Floats, Ints
+from workloads.einsum import Einsum
+
+Bools = NDArray[np.bool_]
+MAC, COPY, OTHER = 0, 1, 2  # kinds of operations
+APART = -1  # more operands than are bounded together
+
+
+class Asked(NamedTuple):
+    """`Needs` of einsums E as arrays, operands X. operands [E] how many there are; bits [E, X] 0: the machine's word; common [E, 2^X]; times [E]."""
+
+    kind: Ints
+    points: Ints
+    share: Floats
+    computed: Floats
+    operands: Ints
+    elems: Floats
+    bits: Ints
+    write: Bools
+    asked: Floats
+    alike: Floats
+    common: Ints
+    times: Floats
+
+
+class Machines(NamedTuple):
+    """Columns as the kernel takes them (hw/columns.py)."""
+
+    outside: Ints
+    read_pj: Floats
+    write_pj: Floats
+    bandwidth: Floats
+    width_bits: Ints
+    separate: Bools
+    sizes: Ints
+    shares: Bools
+    mac_pj: Floats
+    alu_pj: Floats
+    ops_per_cycle: Floats
+    alu_per_cycle: Floats
+    clock_ghz: Floats
+    word_bits: Ints
+    leak_mw: Floats
+
+
+def in_turn(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
+    """Energy and cycles [n] of einsums one after the other, each so often, on every machine: `bounds.in_turn`."""
+    found = _in_turn(_asked(tuple(runs)), Machines(*(np.ascontiguousarray(columns.named(name)) for name in Machines._fields)))
+    return found[0], found[1]
+
+
+@lru_cache(maxsize=64)
+def _asked(runs: tuple[tuple[Einsum, float], ...]) -> Asked:
+    known: list[Needs] = [needs(e) for e, _ in runs]
+    most = max(len(n.operands) for n in known)
+    masks = max((len(n.common) for n in known), default=0)
+    kinds = {"mac": MAC, "copy": COPY}
+
+    def padded(rows: Iterable[Iterable[float]], width: int = most, dtype: type = float) -> Any:
+        return np.array([[*row, *[0] * width][:width] for row in rows], dtype)
+
+    return Asked(
+        np.array([kinds.get(e.kind, OTHER) for e, _ in runs]), np.array([n.points for n in known]), np.array([n.share for n in known], float),
+        np.array([n.computed for n in known], float), np.array([len(n.operands) for n in known]), padded([elems for elems, _, _ in n.operands] for n in known),
+        padded(([bits or 0 for _, bits, _ in n.operands] for n in known), dtype=int),
+        padded(([write for _, _, write in n.operands] for n in known), dtype=bool), padded(n.asked for n in known), padded(n.alike for n in known),
+        padded((n.common or (APART,) for n in known), max(masks, 1), int), np.array([times for _, times in runs], float))
+
+
+@njit(cache=True, nogil=True)
+def _in_turn(a: Asked, m: Machines) -> Floats:
+    """[2, n]."""
+    n, levels = m.read_pj.shape
+    most = a.elems.shape[1]
+    found = np.zeros((2, n))
+    below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)  # lanes below a level; those along dimensions that share a read, a write
+    count, at = np.zeros(most, np.int64), np.zeros(most, np.int64)
+    places = np.zeros((5, most, levels))
+    lanes, alike, pj, charged, alone = places[0], places[1], places[2], places[3], places[4]
+    for i in range(n):
+        for v in range(levels):
+            below[v], shared[v, 0], shared[v, 1] = 1, 1, 1
+        whole = 1
+        for d in range(len(m.outside)):
+            whole *= m.sizes[i, d]
+            for v in range(levels):
+                if m.outside[d] > v:
+                    below[v] *= m.sizes[i, d]
+                    for way in range(2):
+                        if m.shares[i, d, way]:
+                            shared[v, way] *= m.sizes[i, d]
+        for e in range(len(a.kind)):
+            cycles = _cycles(a, m, i, e, whole)
+            op_pj = m.mac_pj[i] if a.kind[e] == MAC else 0.0 if a.kind[e] == COPY else m.alu_pj[i]
+            total = a.computed[e] * op_pj
+            for x in range(a.operands[e]):
+                bits = a.bits[e, x] or m.word_bits[i]
+                way = int(a.write[e, x])
+                moved = a.elems[e, x] * bits / m.width_bits[i, 0] * (m.write_pj[i, 0] if way else m.read_pj[i, 0])
+                total += moved
+                near, nearest = -1, inf
+                for v in range(levels):
+                    lanes[x, v] = below[v]
+                    alike[x, v] = min(float(shared[v, way]), a.alike[e, x])
+                    pj[x, v] = a.asked[e, x] * (bits / m.width_bits[i, v] * (m.write_pj[i, v] if way else m.read_pj[i, v]))
+                    charged[x, v] = moved if v == 0 else 0.0
+                    alone[x, v] = max(pj[x, v] / alike[x, v] - charged[x, v], 0.0)
+                    if alike[x, v] == 1 and (near < 0 or alone[x, v] < nearest):
+                        near, nearest = v, alone[x, v]
+                kept = 0
+                for v in range(levels):  # bounds._may_be
+                    if v == near or (alike[x, v] > 1 and (near < 0 or alone[x, v] < nearest)):
+                        lanes[x, kept], alike[x, kept], pj[x, kept] = lanes[x, v], alike[x, v], pj[x, v]
+                        charged[x, kept], alone[x, kept] = charged[x, v], alone[x, v]
+                        kept += 1
+                count[x] = kept
+            if a.common[e, 0] == APART:
+                rest = 0.0
+                for x in range(a.operands[e]):
+                    least = inf
+                    for v in range(count[x]):
+                        least = min(least, alone[x, v])
+                    rest += least
+                total += rest
+            else:
+                total += _together(a.common[e], a.operands[e], count, at, lanes, alike, pj, charged, alone)
+            found[0, i] += a.times[e] * (total + m.leak_mw[i] * cycles / m.clock_ghz[i])
+            found[1, i] += a.times[e] * cycles
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _together(common: Ints, operands: int, count: Ints, at: Ints, lanes: Floats, alike: Floats, pj: Floats, charged: Floats, alone: Floats) -> float:
+    """bounds._together_pj; at: scratch, the place of each operand."""
+    best = inf
+    at[:operands] = 0
+    while True:
+        each = 0.0
+        for x in range(operands):
+            each += alone[x, at[x]]
+        if each < best:
+            near, given, product, most, many, mask = 0.0, 0.0, 1.0, 1.0, 0, 0
+            for x in range(operands):
+                v = at[x]
+                if alike[x, v] == 1:
+                    near += alone[x, v]
+                else:
+                    most, product, given = max(most, lanes[x, v]), product * pj[x, v], given + charged[x, v]
+                    many, mask = many + 1, mask | 1 << x
+            if many:
+                each = max(each, near + many * (product / most ** float(min(common[mask], many))) ** (1 / many) - given)
+            best = min(best, each)
+        x = operands - 1
+        while x >= 0 and at[x] + 1 == count[x]:
+            at[x] = 0
+            x -= 1
+        if x < 0:
+            return best
+        at[x] += 1
+
+
+@njit(cache=True, nogil=True)
+def _cycles(a: Asked, m: Machines, i: int, e: int, lanes: int) -> float:
+    """bounds._cycles; the outermost level of a whole machine holds every tensor."""
+    if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
+        compute = -(-a.points[e] // lanes) * a.share[e] / m.ops_per_cycle[i]
+    else:
+        compute = a.computed[e] / m.alu_per_cycle[i]
+    read = written = 0.0
+    for x in range(a.operands[e]):
+        bits = a.elems[e, x] * (a.bits[e, x] or m.word_bits[i])
+        if a.write[e, x]:
+            written += bits
+        else:
+            read += bits
+    read, written = read / m.width_bits[i, 0], written / m.width_bits[i, 0]
+    least: float = max(compute, (max(read, written) if m.separate[i, 0] else read + written) / m.bandwidth[i, 0])
+    return least

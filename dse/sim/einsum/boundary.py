@@ -1,0 +1,249 @@
+"""What stands around an einsum's own nest in a schedule, and what it changes of counts and room (docs/model.md, Schedules).
+
+The whole nest of an einsum is the shared loops and storage nodes as it sees them, then its own: counts are those of that nest, but for
+* kept tensors: of every element a share lies inside, where its nodes further out do not exist: (1 - share) of the counts as written plus share of those;
+  in a level inside of lanes all of them hold an even part, which others read and write through the network: there the nest stays, its outermost node is those;
+* remote tensors: made by another stage of a pipeline and read out of the level in its lanes: the row of the parent, under that level's name;
+* gathered tensors: sums that lanes of this stage share, added up on the way to the first of them: likewise;
+* held tensors: filled in the first granule only: what moves into them is counted on the nest of one granule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.space import stationary
+from dse.sim.counts.counts import Count, Elems, Footprint, Key, busiest, count, each, footprints
+from dse.sim.counts.spans import ALL, FIRST
+from dse.sim.counts.terms import tile_count, wiring
+from dse.sim.levels import network, sharing, transfer
+from dse.sim.levels.network import Owned
+from hw.arch import Arch
+from workloads.einsum import Einsum
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """outer: shared loops and storage nodes of the einsum's tensors; of a tensor that another einsum brings in or makes, only the innermost one.
+
+    homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
+    begins. remote: (tensor, level that it is read out of, all of it over what the busiest of its lanes holds); gathered: the same of the einsum's own sums,
+    of which several lanes have a part. copies: (node, granules that it holds at once).
+    kept: (tensor, level, share); beside: (level, tensor, action, share of it) that is moved since more or less of it stays afterwards; hands: kept ones that
+    the segment hands on too, from a node of their own. branched: other einsums
+    stand below the shared part; forked: they use the machine between two trips of the shared loops: systolic arrays fill and empty once a trip.
+    pinned: tensors that are there before the run. given: what shared nodes hold that another einsum fills; owned: lanes that hold a remote tensor, where hops
+    are priced. taken: (level, bits) that others hold meanwhile.
+    """
+
+    outer: tuple[Loop | Store, ...] = ()
+    dims: tuple[str, ...] = ()
+    homes: tuple[Store, ...] = ()
+    remote: tuple[tuple[str, str, int | Fraction], ...] = ()
+    held: tuple[Store, ...] = ()
+    copies: tuple[tuple[Store, int], ...] = ()
+    kept: tuple[tuple[str, str, Fraction], ...] = ()
+    branched: bool = False
+    forked: bool = False
+    pinned: frozenset[str] = frozenset()
+    given: tuple[Footprint, ...] = ()
+    owned: tuple[tuple[str, tuple[Owned, ...]], ...] = ()
+    taken: tuple[tuple[str, int], ...] = ()
+    beside: tuple[tuple[str, str, str, Fraction], ...] = ()
+    hands: frozenset[str] = frozenset()
+    gathered: tuple[tuple[str, str, int | Fraction], ...] = ()
+
+    def marks(self) -> str:
+        """What changes counts beside the nest, as text."""
+        marks = (self.remote, self.held, self.kept, self.forked, self.beside, *([self.gathered] if self.gathered else []))
+        return f" {' '.join(map(str, marks))}" if any(marks) else ""
+
+    def timed(self, arch: Arch) -> bool:
+        """Whether its time is that of one nest: not of stages, not where a part of a tensor is kept and a part is not, or lies in slices in the lanes."""
+        partly = self.beside or self.hands or any(share != 1 or sliced(level, arch) for _, level, share in self.kept)
+        return not (self.dims or self.remote or self.held or partly)
+
+
+ALONE = Boundary()
+
+
+def nest_in_time(b: Boundary, whole: Mapping, arch: Arch) -> tuple[Mapping, int]:
+    """The nest whose cycles are an einsum's (without nodes: there is none), and the position from which it finds levels empty in every iteration of the loops
+    above."""
+    if not b.timed(arch):
+        return replace(whole, nodes=()), 0
+    for tensor, level, _ in b.kept:
+        whole = inside(whole, tensor, level, arch)
+    return whole, whole.fork if b.forked else 0
+
+
+def joined(b: Boundary, own: Mapping) -> Mapping:
+    """The whole nest of an einsum."""
+    if b is ALONE:
+        return own
+    lead = next((i for i, node in enumerate(own.nodes) if not (isinstance(node, Loop) and node.over in b.dims)), len(own.nodes))
+    return replace(own, nodes=(*b.outer, *own.nodes[:lead], *b.homes, *own.nodes[lead:]), fork=len(b.outer) if b.branched else 0)
+
+
+def counted(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:
+    """Rows of the whole nest; as `counts.count` where the einsum stands alone."""
+    if not b.marks() and not whole.shares:
+        return count(whole, e, arch)
+    rows = _mixed(b, b.kept, whole, e, arch)
+    for level, tensor, action, share in b.beside:
+        p = next(p for p in e.tensors() if p.tensor == tensor)
+        _add(rows, (level, tensor, action), share * p.stored_words(), arch)
+    return busiest({key: (float(total), [float(n) for n in own]) for key, (total, own) in rows.items()}, e, arch)
+
+
+def _mixed(b: Boundary, kept: Sequence[tuple[str, str, Fraction]], whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+    if not kept:
+        return _as_written(b, whole, e, arch)
+    (tensor, level, share), *rest = kept
+    slices = sliced(level, arch)
+    far = _mixed(b, rest, whole, e, arch) if slices or share != 1 else {}
+    near = _in_slices(far, tensor, level, arch) if slices else _mixed(b, rest, inside(whole, tensor, level, arch), e, arch)
+    if share == 1:
+        return near
+    none: Elems = (0, [0] * len(next(iter(far.values()))[1]))
+    shares = {key: (far.get(key, none), near.get(key, none)) for key in far | near}
+    return {key: ((1 - share) * a[0] + share * z[0], [(1 - share) * x + share * y for x, y in zip(a[1], z[1], strict=True)]) for key, (a, z) in shares.items()}
+
+
+def sliced(level: str, arch: Arch) -> bool:
+    """Whether a level stands inside of lanes, so that what is kept there lies spread over them."""
+    return any(f.outside <= v for v, one in enumerate(arch.levels) if one.name == level for f in arch.fanouts)
+
+
+def _in_slices(far: dict[Key, Elems], tensor: str, level: str, arch: Arch) -> dict[Key, Elems]:
+    """Rows of a nest whose outermost node of a tensor is all instances of a level, an even part in each."""
+    outer, found = arch.levels[0].name, dict(far)
+    for action in ("read", "write"):
+        if row := found.pop((outer, tensor, action), None):
+            _add(found, (level, tensor, action), row[0], arch)
+    return found
+
+
+def _add(rows: dict[Key, Elems], key: Key, n: float | Fraction, arch: Arch) -> None:
+    """So many elements more, spread over all instances."""
+    own = n / next(arch.instances(v) for v, level in enumerate(arch.levels) if level.name == key[0])
+    total, each_own = rows.get(key, (0, [0] * len(next(iter(rows.values()))[1])))
+    rows[key] = total + n, [one + own for one in each_own]
+
+
+def inside(whole: Mapping, tensor: str, level: str, arch: Arch) -> Mapping:
+    """The nest of what lies at a level: no node further out, and the level's own stands above all loops."""
+    order = [one.name for one in arch.levels]
+    near = order.index(level)
+    rest = [(i, node) for i, node in enumerate(whole.nodes) if not (isinstance(node, Store) and node.tensor == tensor and order.index(node.level) <= near)]
+    fork = 1 + sum(i < whole.fork for i, _ in rest) if whole.fork else 0
+    return replace(whole, nodes=(Store(level, tensor), *(node for _, node in rest)), layouts=(), fork=fork)
+
+
+def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+    rows = each(whole, e, arch)
+    order, many = [level.name for level in arch.levels], len(next(iter(rows.values()))[1])
+    if b.held:
+        once = {(row.level, row.tensor, row.action): row for row in count(*one_granule(b, whole, e), arch)}
+        for store in b.held:
+            at = order.index(store.level)
+            for key in [key for key in rows if key[1] == store.tensor and key[0] in order]:
+                if order.index(key[0]) < at or (key[0] == store.level and key[2] == "write"):
+                    rows[key] = (once[key].elems, [once[key].busiest_elems] * many) if key in once else (0, [0] * many)
+            for key in [(array.name, "-", "enter") for array in wiring(arch).systolic
+                        if store.level in array.inside and store.tensor == stationary(e, array.ramp).tensor]:
+                rows[key] = once[key].elems, [once[key].busiest_elems] * many
+    if b.forked:
+        trips = _trips(b, e)
+        rows |= {key: (max(n, trips), [max(n, trips)] * many) for key, (n, _) in rows.items() if key[2] == "enter"}
+    for tensor, level, _ in b.remote:
+        parents = [key for key in rows if key[1] == tensor and key[0] in order and order.index(key[0]) < order.index(level)]
+        for key in parents:
+            total, _ = rows.pop(key)
+            mine = rows.get((level, tensor, "read"), (0, [0] * many))
+            rows[level, tensor, "read"] = (mine[0] + total, mine[1])  # the other stage's port is the busy one: `remote_reads`
+    for tensor, level, lanes in b.gathered:
+        total, _ = rows.pop((order[order.index(level) - 1], tensor, "write"))
+        mine = rows.get((level, tensor, "write"), (0, [0] * many))
+        rows[level, tensor, "write"] = (mine[0] + total, [own + total / lanes for own in mine[1]])
+    return sharing.passed_round(rows, whole, e, arch)
+
+
+@lru_cache(maxsize=256)
+def ways(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[network.Way, ...]:
+    """What moves through priced networks; what fills a held node crosses them in one granule. Raises ValueError where hops are not counted."""
+    return tuple(_ways(b, whole, e, arch))
+
+
+def _ways(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> Iterator[network.Way]:
+    order = [level.name for level in arch.levels]
+    once = {(node.tensor, f.name) for node in b.held for f in arch.fanouts if f.outside <= order.index(node.level)}
+    for way in network.ways(whole, e, arch, b.owned):
+        if way.action.startswith("rotate") or (way.tensor, way.network) not in once:
+            yield way
+    for way in network.ways(*one_granule(b, whole, e), arch, b.owned) if once else ():
+        if not way.action.startswith("rotate") and (way.tensor, way.network) in once:
+            yield way
+
+
+def _trips(b: Boundary, e: Einsum) -> int:
+    """How often the fork is reached, lanes at once."""
+    loops = [node for node in b.outer if isinstance(node, Loop)]
+    return prod(tile_count(n, tuple((loop.tile, FIRST if loop.over else ALL) for loop in loops if loop.rank == rank)) for rank, n in e.extents)
+
+
+def remote_reads(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[str, Count]:
+    """What each remote tensor's lanes serve to this einsum, by what they hold of it; part of the rows of `counted`."""
+    order = [level.name for level in arch.levels]
+    rows = count(whole, e, arch) if b.remote else ()
+    found = {}
+    for tensor, level, lanes in b.remote:
+        total = sum(row.elems for row in rows if row.tensor == tensor and order.index(row.level) < order.index(level))
+        found[tensor] = Count(level, tensor, "read", total, float(total / lanes))
+    return found
+
+
+def one_granule(b: Boundary, whole: Mapping, e: Einsum) -> tuple[Mapping, Einsum]:
+    """The nest and the einsum of one trip of all shared loops."""
+    tiles = {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
+    shared = [i for i, node in enumerate(whole.nodes) if isinstance(node, Loop)][: sum(isinstance(node, Loop) for node in b.outer)]
+    rest = tuple(node for i, node in enumerate(whole.nodes) if i not in shared)
+    fork = whole.fork - len(shared) if whole.fork else 0
+    return replace(whole, nodes=rest, fork=fork), replace(e, extents=tuple((rank, tiles.get(rank, n)) for rank, n in e.extents))
+
+
+def held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
+    """Room per instance, in the order of the nodes. Shared nodes sink no further than to the fork; what is handed on is held whole, in as many copies as there
+    are granules under way."""
+    return tuple(sharing.parts(_held(b, whole, e, arch), whole, e, arch))
+
+
+def _held(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
+    """With whole tiles in every lane."""
+    found = transfer.footprints(whole, e, arch)
+    if b is ALONE:
+        return found
+    stores = [(i, node) for i, node in enumerate(whole.nodes) if isinstance(node, Store)]
+    fork = footprints(Mapping(b.outer), e, arch)
+    once = footprints(*one_granule(b, whole, e), arch)
+    copies, kept = dict(b.copies), {(level, tensor) for tensor, level, share in b.kept if share == 1 and not sliced(level, arch)}
+    remote, given = {tensor for tensor, _, _ in (*b.remote, *b.gathered)}, {(row.level, row.tensor): row for row in b.given}
+    rows = []
+    for number, (i, node) in enumerate(stores):
+        row = given.get((node.level, node.tensor), fork[number]) if i < len(b.outer) else found[number]
+        if node in b.homes:
+            row = footprints(replace(whole, nodes=whole.nodes[: i + 1]), e, arch)[-1]
+        if node in b.held:
+            row = once[number]
+        if node in copies:
+            row = replace(row, elems=row.elems * copies[node], moving=False)
+        if node.tensor in b.pinned and not any(other.tensor == node.tensor for _, other in stores[:number]):
+            row = replace(row, moving=False)
+        if ((node.level, node.tensor) not in kept or node.tensor in b.hands) and not (node.tensor in remote and i < len(b.outer)):
+            rows.append(row)
+    return tuple(rows)

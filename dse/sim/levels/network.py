@@ -1,0 +1,372 @@
+"""Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md, Networks).
+
+A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and
+in each of these along the column past all their rows: the union of those ways, a tree (`source: next_level`); or from lane to nearest lane (`same_level`).
+Sums that are added up on the way take the same tree inwards. Lanes
+that want the same words are, in each dimension of the mesh, some positions; all pairs of these want them. Where lanes have unequal shares (the last ones less,
+or none), groups are counted one by one, each as the einsum of its share. Nests that cut windows over a mesh, or share out in other parts from round to round,
+are refused where hops are priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.sim.counts.counts import Delivered, delivered
+from dse.sim.levels import sharing
+from hw.arch import Arch, Fanout
+from workloads.einsum import Dim, Einsum, Projection
+
+WAYS = ("hop", "lane", "rotate", "rotate_lane")  # actions of networks, in bits
+Place = tuple[int, int]  # row, column
+Span = tuple[int, int]  # first index, one past the last
+
+
+def tree(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Links of the tree from a source to all lanes of these rows and columns.
+
+    >>> tree((0, 0), (1, 2), (1, 3))
+    7
+    """
+    return _reach(source[1], columns) + len(columns) * _reach(source[0], rows)
+
+
+def _reach(start: int, places: Sequence[int]) -> int:
+    return max(start, *places) - min(start, *places)
+
+
+def rim(kind: str, grid: Place) -> tuple[Place, ...]:
+    """Where memory stands: at the corners, or all along the left and right edge."""
+    rows = range(grid[0]) if kind == "edge" else sorted({0, grid[0] - 1})
+    return tuple((row, column) for row in rows for column in sorted({0, grid[1] - 1}))
+
+
+def chain(source: Place, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Links from a source to the nearest lane of these rows and columns, and from lane to nearest lane until all have the word (a spanning tree).
+
+    The gaps between neighbouring rows and columns, shortest first: a gap between rows is crossed once per part that the columns are still in, and vice versa.
+    >>> chain((0, 0), (1, 11), (1, 2, 3))
+    16
+    """
+    gaps = sorted((b - a, kind) for kind, places in enumerate((rows, columns)) for a, b in zip(places, places[1:], strict=False))
+    parts, links = [len(rows), len(columns)], min(abs(source[0] - y) for y in rows) + min(abs(source[1] - x) for x in columns)
+    for gap, kind in gaps:
+        links += gap * parts[1 - kind]
+        parts[kind] -= 1
+    return links
+
+
+TREES = {"next_level": tree, "same_level": chain}
+
+
+def links(kind: str, source: Place, lanes: frozenset[Place]) -> int:
+    """Of the tree of a kind from a source to any lanes.
+
+    >>> links("next_level", (0, 0), frozenset({(1, 0), (1, 1), (2, 0)})), links("same_level", (0, 0), frozenset({(1, 0), (1, 1), (2, 0)}))
+    (4, 3)
+    """
+    rows, columns = sorted({y for y, _ in lanes}), sorted({x for _, x in lanes})
+    if len(lanes) == len(rows) * len(columns):
+        return TREES[kind](source, rows, columns)
+    if kind == "next_level":
+        return _reach(source[1], columns) + sum(_reach(source[0], [y for y, x in lanes if x == column]) for column in columns)
+    near, total = {lane: abs(source[0] - lane[0]) + abs(source[1] - lane[1]) for lane in lanes}, 0
+    first = True
+    while near:
+        lane = min(near, key=near.__getitem__)
+        total += near.pop(lane)
+        near = {one: n if n < (way := abs(one[0] - lane[0]) + abs(one[1] - lane[1])) and not first else way for one, n in near.items()}
+        first = False
+    return total
+
+
+def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Links once round all lanes of these rows and columns and back: row by row, every other one backwards, or column by column if that is shorter.
+
+    >>> ring((0, 1), (0, 1, 2)), ring((0,), (2, 5))
+    (6, 6)
+    """
+    down, right = rows[-1] - rows[0], columns[-1] - columns[0]
+    by_rows = len(rows) * right + 2 * down + right * (len(rows) % 2)
+    return min(by_rows, len(columns) * down + 2 * right + down * (len(columns) % 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A spatial loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of `whole` of the rank."""
+
+    rank: str
+    dim: int
+    stride: int
+    trips: int
+    tile: int
+    whole: int = 0
+
+
+def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
+    """The loops over a mesh, outermost first. Raises ValueError where lanes do not get the same share in every round."""
+    dims = [name for name, _ in f.dims]
+    left, found, ragged = e.sizes(), list[Cut](), set[str]()
+    for node in mapping.nodes:
+        if not isinstance(node, Loop):
+            continue
+        ragged |= {node.rank} if not node.over and left[node.rank] % node.tile else set()
+        if node.over in dims:
+            if node.rank in ragged:
+                raise ValueError(f"spatial {node.rank} over {node.over} gives lanes of {f.name} other shares in the last round: hops are not counted; take "
+                                 f"tiles that divide")
+            trips, dim = -(-left[node.rank] // node.tile), dims.index(node.over)
+            found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]
+            found.append(Cut(node.rank, dim, 1, trips, node.tile, left[node.rank]))
+        left[node.rank] = node.tile
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Lanes that want the same words: positions, the trips of the cuts that tell it from others."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    at: tuple[int, ...]
+    own: tuple[bool, ...]
+
+
+def groups(loops: Sequence[Cut], own: Sequence[bool], first: Place) -> list[Group]:
+    """own: whether lanes along a cut want words of their own (the tensor has its rank, or nothing is shared along its dimension)."""
+    found = []
+    for at in product(*(range(c.trips) if mine else (0,) for c, mine in zip(loops, own, strict=True))):
+        places = [[first[0]], [first[1]]]
+        for c, mine, i in zip(loops, own, at, strict=True):
+            places[c.dim] = [place + c.stride * n for place in places[c.dim] for n in ((i,) if mine else range(c.trips))]
+        found.append(Group(tuple(places[0]), tuple(places[1]), at, tuple(own)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What one lane holds of a tensor that its stage makes: the indices of each dimension."""
+
+    place: Place
+    spans: tuple[Span, ...]
+
+
+def owners(mapping: Mapping, e: Einsum, p: Projection, f: Fanout, granule: dict[str, int]) -> tuple[Owned, ...]:
+    """Lanes of a stage, whose spatial loops stand first, and what each holds of a granule of its output; of lanes that share sums the first."""
+    loops, found = cuts(mapping, e, f), []
+    for group in groups(loops, [c.rank in p.ranks() for c in loops], _first(f)):
+        if (share := _share(loops, group.at)) is not None:
+            found.append(Owned((group.rows[0], group.columns[0]), tuple(_made(p, d, share, granule) for d in p.dims)))
+    return tuple(found)
+
+
+def _made(p: Projection, d: Dim, share: dict[str, Span], granule: dict[str, int]) -> Span:
+    """Indices of a dimension that a lane makes; where several ranks make them, or one in steps, all that there are."""
+    rank, step = d.terms[0] if d.terms else ("", 0)
+    if (step, len(d.terms), d.offset) == (1, 1, 0):
+        return share.get(rank, (0, granule[rank]))
+    if parted := [rank for rank, _ in d.terms if rank in share]:
+        raise ValueError(f"spatial {parted[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank")
+    return 0, 1 << 60
+
+
+def _share(loops: Sequence[Cut], at: Sequence[int]) -> dict[str, Span] | None:
+    """What a lane, by its trips of the cuts, has of each rank that is cut; None: nothing is left for it."""
+    found: dict[str, Span] = {}
+    for c, i in zip(loops, at, strict=True):
+        low, high = found.get(c.rank, (0, c.whole))
+        found[c.rank] = low + i * c.tile, min(low + (i + 1) * c.tile, high)
+        if low + i * c.tile >= high:
+            return None
+    return found
+
+
+def _part(extent: int, rank: str, loops: Sequence[Cut], group: Group) -> Span:
+    """What a group of lanes has of a rank; all of it, where no cut gives it a part of its own."""
+    low = 0
+    for c, i, n in zip(loops, group.at, group.own, strict=True):
+        if c.rank == rank and n:
+            low, extent = low + i * c.tile, c.tile
+    return low, low + extent
+
+
+def _spans(f: Fanout) -> tuple[Place, Place]:
+    """Per dimension of the mesh the first lane of a fan-out, and how many the mesh has."""
+    rows, columns = (f.place or tuple((0, n) for _, n in f.dims))[:2]
+    return rows, columns
+
+
+def _first(f: Fanout) -> Place:
+    rows, columns = _spans(f)
+    return rows[0], columns[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What one tensor moves through a network. action: hop (bits times links, from and to outside), lane (bits that lanes take or give); rotate, rotate_lane:
+    the same of parts that lanes of a ring pass on."""
+
+    network: str
+    tensor: str
+    action: str
+    bits: float
+    energy_pj: float
+
+
+def ways(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tuple[Owned, ...]]] = ()) -> Iterator[Way]:
+    """Of every priced network. remote: tensors that lanes of another stage hold. Raises ValueError where hops are not counted."""
+    rings = sharing.rings(mapping, e, arch)
+    for f in arch.fanouts:
+        if not f.hop_pj and not f.lane_pj:
+            continue
+        own = {one.tensor.tensor: one for one in rings if one.fanout is f}
+        for one in delivered(mapping, e, arch, f):
+            ring_ = own.get(one.tensor.tensor)
+            word = one.tensor.bits or arch.word_bits
+            if f.lane_pj:
+                bits = one.lanes * word / (ring_.lanes if ring_ else 1)
+                yield Way(f.name, one.tensor.tensor, "lane", bits, bits * f.lane_pj)
+            if f.hop_pj:
+                hops = one.served * word * _mean(one, mapping, e, arch, f, dict(remote), ring_.shared.dims if ring_ else ())
+                yield Way(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
+        for tensor, ring_ in own.items():
+            bits = sharing.turned_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
+            if f.lane_pj:
+                yield Way(f.name, tensor, "rotate_lane", 2 * bits, 2 * bits * f.lane_pj)
+            if f.hop_pj:
+                hops = bits * _step(ring_, mapping, e, f)
+                yield Way(f.name, tensor, "rotate", hops, hops * f.hop_pj)
+
+
+def _step(one: sharing.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
+    """Links from a lane of a ring to the next on average; all rings are alike."""
+    dims = [name for name, _ in f.dims]
+    loops = cuts(mapping, e, f)
+    own = [c.rank in one.tensor.ranks() or dims[c.dim] not in one.shared.dims for c in loops]
+    if any(c.whole % c.tile for c in loops):
+        raise ValueError(f"lanes of {f.name} have unequal shares: hops of a tile that goes round are not counted; take tiles that divide")
+    first = groups(loops, own, _first(f))[0]
+    return ring(first.rows, first.columns) / one.lanes
+
+
+def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, remote: dict[str, tuple[Owned, ...]], parted: Sequence[str]) -> float:
+    """Links that a word takes on average, all its trips alike. parted: dimensions along which lanes share a tile out: each word goes to one of them."""
+    p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
+    short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
+    if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
+        raise ValueError(f"spatial {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")
+    shared = f.reduce if p is e.output else f.multicast
+    own = [c.rank in one.unshared or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]
+    if p.tensor in remote:
+        _whole_words(p, remote[p.tensor])
+    if any(c.whole % c.tile for c in loops):
+        return _uneven(one, loops, own, mapping, e, arch, f, remote.get(p.tensor)) / one.served if one.served else 0.0
+    wanted = groups(loops, own, _first(f))
+    if p.tensor not in remote:
+        sources = rim(f.rim, (rows[1], columns[1]))
+        return sum(min(TREES[f.source](source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
+    return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
+
+
+def _whole_words(p: Projection, held: Sequence[Owned]) -> None:
+    split = [d for d, *spans in zip(p.dims, *(one.spans for one in held), strict=True) if len(set(spans)) > 1]
+    if windows := [d.terms[0][0] for d in split if d.terms and (len(d.terms) != 1 or d.terms[0][1] != 1)]:
+        raise ValueError(f"{p.tensor} is read in windows over {windows[0]}, which the lanes that hold it split: hops are not counted; split another rank")
+
+
+def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: Mapping, e: Einsum, arch: Arch, f: Fanout,
+            held: Sequence[Owned] | None) -> float:
+    """Words times links where shares are unequal. A group is served what one lane is in the einsum of its share alone (`_alone`); of ranks that the tensor
+    does not have, and along which lanes share, no loop may stand in the lanes above its tile, or they would fetch it in other numbers of rounds."""
+    p, rows_columns = one.tensor, _spans(f)
+    if between := _between(mapping, e, f):
+        raise ValueError(f"for {between} stands between loops over lanes of {f.name}, whose shares are unequal: hops are not counted; take tiles that divide")
+    child = next((i for i, node in enumerate(mapping.nodes) if isinstance(node, Store) and node.tensor == p.tensor and i > _last_cut(mapping, f)),
+                 len(mapping.nodes))
+    for c in loops:
+        if c.whole % c.tile and c.rank not in one.unshared and (left := _turning(c.rank, mapping, f, child)):
+            raise ValueError(f"spatial {c.rank} over {f.dims[c.dim][0]} gives lanes of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
+                             f"hops are not counted; take tiles that divide")
+    wanted: dict[tuple[int, ...], set[Place]] = {}
+    shares: dict[tuple[int, ...], dict[str, Span]] = {}
+    for at in product(*(range(c.trips) for c in loops)):
+        if (share := _share(loops, at)) is not None:
+            key = tuple(i for i, mine in zip(at, own, strict=True) if mine)
+            y, x = (first + sum(c.stride * i for c, i in zip(loops, at, strict=True) if c.dim == dim) for dim, first in enumerate(_first(f)))
+            wanted.setdefault(key, set()).add((y, x))
+            shares.setdefault(key, {rank: span for rank, span in share.items() if rank in one.unshared})
+    served: dict[tuple[tuple[str, int], ...], float] = {}
+    total = 0.0
+    for key, lanes in wanted.items():
+        size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
+        if size not in served:
+            alone = _alone(loops, dict(size), mapping, e, f)
+            served[size] = next(other.served * one.access / other.access for other in delivered(*alone, arch, f, e) if other.tensor.tensor == p.tensor)
+        if held is None:
+            near = min(links(f.source, source, frozenset(lanes)) for source in rim(f.rim, (rows_columns[0][1], rows_columns[1][1])))
+            total += served[size] * near
+            continue
+        wants = [shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (d.offset, d.offset + 1) for d in p.dims]
+        words = [(prod(map(_common, wants, other.spans)), other.place) for other in held]
+        far = sum(n * links(f.source, place, frozenset(lanes)) for n, place in words if n)
+        total += served[size] * far / max(sum(n for n, _ in words), 1)
+    return total
+
+
+def _between(mapping: Mapping, e: Einsum, f: Fanout) -> str:
+    """The rank of a loop in time that lanes of a mesh make trips of before it is shared out further."""
+    left, begun, end = e.sizes(), False, _last_cut(mapping, f)
+    for node in mapping.nodes[:end]:
+        if isinstance(node, Loop):
+            if begun and not node.over and left[node.rank] > node.tile:
+                return node.rank
+            begun, left[node.rank] = begun or node.over in {name for name, _ in f.dims}, node.tile
+    return ""
+
+
+def _last_cut(mapping: Mapping, f: Fanout) -> int:
+    names = {name for name, _ in f.dims}
+    return max(i for i, node in enumerate(mapping.nodes) if isinstance(node, Loop) and node.over in names)
+
+
+def _turning(rank: str, mapping: Mapping, f: Fanout, end: int) -> int:
+    """Trips of loops over a rank inside of the lanes, down to a node."""
+    first, trips, left = _last_cut(mapping, f), 1, 0
+    for i, node in enumerate(mapping.nodes[:end]):
+        if isinstance(node, Loop) and node.rank == rank:
+            trips, left = trips * -(-left // node.tile) if i > first else trips, node.tile
+    return trips if trips > 1 else 0
+
+
+def _alone(loops: Sequence[Cut], size: dict[str, int], mapping: Mapping, e: Einsum, f: Fanout) -> tuple[Mapping, Einsum]:
+    """The nest and the einsum of one lane of those that share a mesh: of each rank that is cut its share, in every round of loops outside of the cut."""
+    names, sizes = {name for name, _ in f.dims}, e.sizes()
+    part = {c.rank: (size.get(c.rank, c.tile), next(one.whole for one in loops if one.rank == c.rank)) for c in loops}
+    nodes, inside = [], set[str]()
+    for node in mapping.nodes:
+        if isinstance(node, Loop) and node.rank in part:
+            mine, whole = part[node.rank]
+            inside |= {node.rank} if node.over in names else set()
+            node = replace(node, tile=min(node.tile, mine) if node.rank in inside else node.tile // whole * mine)
+        nodes.append(node)
+    extents = tuple((rank, n // part[rank][1] * part[rank][0] if rank in part else n) for rank, n in sizes.items())
+    return replace(mapping, nodes=tuple(nodes), shares=()), replace(e, extents=extents)
+
+
+def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequence[Cut], f: Fanout) -> float:
+    """The mean over the words of a group; each word comes from the lane that holds it."""
+    total, words = 0, 0
+    for one in held:
+        wanted = (_part(1 << 60, d.terms[0][0], loops, group) if d.terms else (d.offset, d.offset + 1) for d in p.dims)
+        common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
+        words += common
+        total += common * TREES[f.source](one.place, group.rows, group.columns) if common else 0
+    return total / max(words, 1)  # padding alone: no word is wanted
+
+
+def _common(a: Span, b: Span) -> int:
+    return max(min(a[1], b[1]) - max(a[0], b[0]), 0)

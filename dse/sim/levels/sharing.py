@@ -1,0 +1,177 @@
+"""Tiles that lanes share out and pass round: buffer sharing with rotation (docs/model.md, Networks).
+
+Without it, lanes that work on the same tile each hold a copy. Shared, each of the M lanes of a ring holds 1 / M of it, cut over the rank of the first loop
+below that moves it. Lane i begins that loop with part i, goes on with part i + 1, and so on round the ring, while the parts go the other way, one lane
+at a time: M - 1 steps per pass through the tile, of which there are as many as the loops between make trips.
+
+    before: a lane holds F words, and is filled with F of them             after: F / M; of each pass (M - 1) / M * F words come from the next lane of the ring
+
+A lane thus makes the trips of that loop in another order than its neighbour, which changes no other count as long as what lanes fetch together they fetch
+outside of it. Source: Gao et al., TETRIS and Tangram (nn_dataflow); KAPLA's `shr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from dse.mapping.nest import Loop, Mapping, Shared, Store
+from dse.sim.counts.counts import Elems, Footprint, Key, each
+from dse.sim.counts.terms import links, sink
+from hw.arch import Arch, Fanout
+from workloads.einsum import Einsum, Projection
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """at: position of the node; turned: of the loop whose trips the parts are. lanes: M; passes: through the tile, per fill."""
+
+    shared: Shared
+    tensor: Projection
+    fanout: Fanout
+    at: int
+    turned: int
+    lanes: int
+    passes: int
+
+
+def rings(nest: Mapping, e: Einsum, arch: Arch) -> list[Ring]:
+    """One per shared tile. Raises ValueError in one line where a tile cannot be shared."""
+    found: list[Ring] = []
+    for one in nest.shares:
+        try:
+            found.append(_ring(one, nest, e, arch))
+        except ValueError as why:
+            raise ValueError(f"mapping of {e.name}: share {one.level} {one.tensor} over {' '.join(one.dims)}: {why}") from None
+        if found[-1].turned in [other.turned for other in found[:-1]]:
+            raise ValueError(f"mapping of {e.name}: share {one.level} {one.tensor}: another tile goes round in the same loop "
+                             f"{_rank(nest, found[-1].turned)}; share one of them")
+    return found
+
+
+def faults(nest: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    try:
+        rings(nest, e, arch)
+    except ValueError as why:
+        return [str(why)]
+    return []
+
+
+def _ring(one: Shared, nest: Mapping, e: Einsum, arch: Arch) -> Ring:
+    order = {level.name: v for v, level in enumerate(arch.levels)}
+    p = next((p for p in e.inputs if p.tensor == one.tensor), None)
+    f = next((f for f in arch.fanouts if set(one.dims) <= {name for name, _ in f.dims}), None)
+    at = next((i for i, node in enumerate(nest.nodes) if node == Store(one.level, one.tensor)), None)
+    if p is None or at is None or p.format != "dense":
+        raise ValueError(f"must be a dense input of {e.name} that is stored at {one.level}")
+    if at < nest.fork:
+        raise ValueError("the tile is shared with other einsums of the segment; share one of the einsum's own nest")
+    if f is None or order[one.level] < f.outside:
+        raise ValueError("must name dimensions of one fan-out that the level stands inside of")
+    if arch.overlap != "free" or arch.described():
+        raise ValueError("waits for parts that come round, and layouts of parts, are not counted; take a machine with overlap: free and no lines or rows")
+    shares = {name: multicast for (name, _), multicast in zip(f.dims, f.multicast, strict=True)}
+    if alone := [dim for dim in one.dims if not shares[dim]]:
+        raise ValueError(f"{f.name} does not multicast along {alone[0]}")
+    parent = max((i for i in range(at) if isinstance(node := nest.nodes[i], Store) and node.tensor == one.tensor), default=-1)
+    if parent >= 0 and sum(order[_level(nest, parent)] < other.outside <= order[one.level] for other in arch.fanouts) > 1:
+        raise ValueError("the tile comes through several fan-outs at once; store it between them")
+    trips, ragged = _trips(nest, e)
+    loops = [i for i in range(parent + 1, at) if isinstance(node := nest.nodes[i], Loop) and node.over in one.dims and node.rank not in p.ranks()]
+    lanes = prod(trips[i] for i in loops)
+    if lanes < 2:
+        raise ValueError(f"no two lanes along them work on the same tile of {one.tensor}; split another rank there")
+    rest = sink(p, nest, at) if parent >= 0 else at
+    if rest > at + 1 and _rank(nest, rest - 1) not in p.full():
+        raise ValueError(f"the tile is a window that slides along {_rank(nest, rest - 1)}; raise its node")
+    passes, turned = _passes(one, p, nest, trips, rest)
+    rank = _rank(nest, turned)
+    d = next(d for d in p.dims if rank in d.ranks())
+    if uneven := [i for i in (*loops, turned, *_between(nest, rest, turned)) if i in ragged]:
+        raise ValueError(f"loop {_rank(nest, uneven[0])} is ragged: parts and passes are not alike; take tiles that divide")
+    if trips[turned] % lanes or d.offset or d.size < e.sizes()[rank]:
+        raise ValueError(f"loop {rank} makes {trips[turned]} trips, which {lanes} lanes do not share out evenly")
+    if any(rank in q.partial() for q in e.tensors()):
+        raise ValueError(f"loop {rank} slides a window of another tensor: its trips cannot come in another order")
+    for link in links(nest, e):
+        crosses = order[link.parent.level] < f.outside <= (order[link.child.level] if link.child else len(order))
+        own = all(_rank(nest, i) in link.seen for i in loops)
+        if crosses and link.tensor is not p and not own and (link.child is None or link.rest > turned):
+            raise ValueError(f"lanes fetch {link.tensor.tensor} together inside of loop {rank}, but are at different trips of it; raise its node above")
+    return Ring(one, p, f, at, turned, lanes, passes)
+
+
+def _passes(one: Shared, p: Projection, nest: Mapping, trips: dict[int, int], rest: int) -> tuple[int, int]:
+    """How often the tile is passed through, and the loop that does it: the first with trips that moves it."""
+    passes = 1
+    for i in range(rest, len(nest.nodes)):
+        node = nest.nodes[i]
+        if isinstance(node, Store) and node.tensor == one.tensor and node.level != one.level:
+            break
+        if isinstance(node, Loop) and not node.over and node.rank in p.full() and trips[i] > 1:
+            return passes, i
+        elif isinstance(node, Loop) and not node.over and node.rank in p.ranks() and trips[i] > 1:
+            raise ValueError(f"loop {node.rank} slides a window through the tile; put a loop over another of its ranks outside of it")
+        elif isinstance(node, Loop) and not node.over:
+            passes *= trips[i]
+    raise ValueError("no loop below it passes through the tile part by part")
+
+
+def _between(nest: Mapping, rest: int, turned: int) -> list[int]:
+    return [i for i in range(rest, turned) if isinstance(node := nest.nodes[i], Loop) and not node.over]
+
+
+def _trips(nest: Mapping, e: Einsum) -> tuple[dict[int, int], set[int]]:
+    """Per loop its trips, and the loops that do not make the same number everywhere."""
+    left, trips, uneven, ragged = e.sizes(), dict[int, int](), set[str](), set[int]()
+    for i, node in enumerate(nest.nodes):
+        if isinstance(node, Loop):
+            trips[i] = -(-left[node.rank] // node.tile)
+            uneven |= {node.rank} if left[node.rank] % node.tile else set()
+            ragged |= {i} if node.rank in uneven else set()
+            left[node.rank] = node.tile
+    return trips, ragged
+
+
+def _rank(nest: Mapping, at: int) -> str:
+    node = nest.nodes[at]
+    return node.rank if isinstance(node, Loop) else ""
+
+
+def _level(nest: Mapping, at: int) -> str:
+    node = nest.nodes[at]
+    return node.level if isinstance(node, Store) else ""
+
+
+def turned_words(ring: Ring, nest: Mapping, e: Einsum, arch: Arch) -> Elems:
+    """Words that lanes take from the next lane of their ring: of all, and of each that may be the busiest."""
+    above = Store(arch.levels[0].name, ring.shared.tensor)
+    if ring.at == _first(nest, ring.shared.tensor):
+        nest = replace(nest, nodes=(above, *nest.nodes), fork=nest.fork + bool(nest.fork))
+    total, own = each(nest, e, arch)[ring.shared.level, ring.shared.tensor, "write"]
+    share = ring.passes * (ring.lanes - 1) / ring.lanes
+    return share * total, [share * n for n in own]
+
+
+def _first(nest: Mapping, tensor: str) -> int:
+    return next(i for i, node in enumerate(nest.nodes) if isinstance(node, Store) and node.tensor == tensor)
+
+
+def passed_round(rows: dict[Key, Elems], nest: Mapping, e: Einsum, arch: Arch) -> dict[Key, Elems]:
+    """Counts of a nest as written, with its shared tiles: a lane is filled with its part only; what comes round is read there and written here."""
+    for ring in rings(nest, e, arch):
+        total, own = turned_words(ring, nest, e, arch)
+        for action, share in (("read", 1), ("write", ring.lanes)):
+            key = ring.shared.level, ring.shared.tensor, action
+            before, each_before = rows.get(key, (0, [0] * len(own)))
+            rows[key] = (before / share + total, [n / share + moved for n, moved in zip(each_before, own, strict=True)])
+    return rows
+
+
+def parts(held: Sequence[Footprint], nest: Mapping, e: Einsum, arch: Arch) -> Iterator[Footprint]:
+    """Room with shared tiles: a part each, which is exchanged."""
+    lanes = {(ring.shared.level, ring.shared.tensor): ring.lanes for ring in rings(nest, e, arch)}
+    for row in held:
+        n = lanes.get((row.level, row.tensor), 1)
+        yield row if n == 1 else replace(row, elems=-(-row.elems // n), moving=True)

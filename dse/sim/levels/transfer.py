@@ -1,0 +1,428 @@
+"""What a layout costs at levels that describe lines, rows or banks (hw/arch.py: Access): the boxes that a nest asks for, counted (docs/model.md, Layouts).
+
+One transfer is what all lanes ask a level for at once: their tiles at the next node of the tensor, united. At the outermost level a tensor lies whole, in the
+layout of its stored shape; further inside a tile lies alone, in the layout of the tile's shape. Each tensor has banks of its own. Machines without a
+description ask for nothing here. Longer than most files: what boxes are, how often each comes and in which order stands once, for lines, rows and banks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as Dict
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+
+from dse.layout import count as layouts
+from dse.layout.address import Ints, Layout, Spans, in_units, listable, row_major, values
+from dse.layout.count import Counts, Rows, Span
+from dse.layout.primitive import LayoutError
+from dse.layout.text import parse, show
+from dse.mapping.nest import Loop, Mapping
+from dse.sim.counts.counts import Count, Footprint, reading
+from dse.sim.counts.counts import footprints as counted
+from dse.sim.counts.parts import bits_of
+from dse.sim.counts.spans import ALL, FIRST, LANES
+from dse.sim.counts.terms import Link, links, nonzero, served, tile_count, tile_sizes
+from hw.arch import Access, Arch, Level
+from workloads.einsum import Dim, Einsum, Projection
+
+LISTED = 1 << 20  # elements whose addresses are listed where a cut divides no digit
+NONE = Span(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Of one tensor at one level, read or written, over a whole einsum. What its layout costs beside its elements: unused_bits that lines hold beyond
+    those, modified_bits of lines that are read since a part of them is written, extra_cycles of its port. exact: no count is a guess."""
+
+    level: str
+    tensor: str
+    action: str
+    layout: str
+    elems: int
+    runs: int
+    moved_bits: Span
+    activations: Span
+    conflict: Span
+    descriptors: int
+    misses: float
+    unused_bits: float
+    modified_bits: float
+    extra_cycles: float
+    exact: bool
+
+
+Key = tuple[str, str, str]  # (level, tensor, action)
+
+
+def transfers(mapping: Mapping, e: Einsum, arch: Arch) -> dict[Key, Transfer]:
+    """By (level, tensor, action); empty where no level is described."""
+    described = {level.name for level in arch.levels if level.access}
+    found: dict[Key, Transfer] = {}
+    for link in links(mapping, e) if described else ():
+        if link.parent.level in described:
+            found |= of_layout(mapping, link, e, arch, layout_of(mapping, link, e, arch))
+    return found
+
+
+def of_layout(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> dict[Key, Transfer]:
+    """The same of one tensor at one level, described, in a layout: its loops and its layout alone say what it moves. Sparse tensors move as if packed."""
+    if link.tensor.density != 1 or link.tensor.format != "dense" or not (link.child or nonzero(e) == 1):
+        return {}
+    return {(one.level, one.tensor, one.action): one for one in _of_link(mapping, link, e, arch, layout)}
+
+
+def slowed(arch: Arch, rows: Sequence[Count], e: Einsum, moved: Dict[Key, Transfer]) -> Arch:
+    """The machine whose described levels are as slow as the layouts make them, by what their ports are busy with: time is told by it."""
+    bits = bits_of(e, arch)
+
+    def at(level: Level) -> Level:
+        plain, felt = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
+        for row in rows:
+            if row.level == level.name:
+                actions, laid = row.busiest_elems * bits[row.tensor] / level.width_bits, moved.get((row.level, row.tensor, row.action))
+                plain[row.action] += actions
+                felt[row.action] += actions + (laid.unused_bits / level.width_bits + laid.extra_cycles * level.bandwidth if laid else 0.0)
+        busiest = max if level.ports == "separate" else sum
+        before, after = busiest(plain.values()), busiest(felt.values())
+        return replace(level, bandwidth=level.bandwidth * before / after) if after > before else level
+
+    return replace(arch, levels=tuple(at(level) if level.access and level.bandwidth < inf else level for level in arch.levels)) if moved else arch
+
+
+def parts(moved: Dict[Key, Transfer], arch: Arch) -> Iterator[tuple[str, str, str, float, float]]:
+    """(level, tensor, what for, actions, energy in pJ) beside those of the elements: bits that nobody asked for; lines read to be written, rows opened."""
+    levels = {level.name: level for level in arch.levels}
+    for one in moved.values():
+        level = levels[one.level]
+        if one.unused_bits:
+            actions = one.unused_bits / level.width_bits
+            yield one.level, one.tensor, "unused", actions, actions * (level.read_pj if one.action == "read" else level.write_pj)
+        if one.modified_bits:
+            yield one.level, one.tensor, "modify", one.modified_bits / level.width_bits, one.modified_bits / level.width_bits * level.read_pj
+        if level.access and (opened := one.activations.n * level.access.row_pj):
+            yield one.level, one.tensor, "open", one.activations.n, opened
+
+
+def dim_names(p: Projection) -> tuple[str, ...]:
+    """Names of a tensor's dimensions in the texts of layouts: that of the first rank in upper case; D0_, D1_ ... where two would be alike."""
+    names = tuple((d.terms[0][0].upper() if d.terms else f"D{k}") for k, d in enumerate(p.dims))
+    names = tuple(f"{name}_" if name[-1].isdigit() else name for name in names)
+    return names if len(set(names)) == len(names) and all(name != name.lower() for name in names) else tuple(f"D{k}_" for k in range(len(names)))
+
+
+def shape_at(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> tuple[int, ...]:
+    """What lies at the level: the stored tensor at the outermost one, elsewhere a tile."""
+    if link.parent.level == arch.levels[0].name:
+        return tuple(d.size for d in link.tensor.dims)
+    tile = e.sizes() | {node.rank: node.tile for node in mapping.nodes[:link.parent_at] if isinstance(node, Loop)}
+    return tuple(1 + sum(c * (tile[rank] - 1) for rank, c in d.terms) for d in link.tensor.dims)
+
+
+def layout_of(mapping: Mapping, link: Link, e: Einsum, arch: Arch) -> Layout:
+    """The one that the mapping names, else row-major. Raises LayoutError."""
+    names, shape = dim_names(link.tensor), shape_at(mapping, link, e, arch)
+    text = next((one.text for one in mapping.layouts if (one.level, one.tensor) == (link.parent.level, link.tensor.tensor)), None)
+    layout = row_major(names, shape) if text is None else parse(text, names, shape)
+    if any(guest == link.tensor.tensor for digit in layout.digits for guest, _ in digit.guests):
+        raise LayoutError(f'layout "{text}": {link.tensor.tensor} is no guest of itself; name another tensor behind &')
+    return layout
+
+
+def _of_link(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout) -> Iterator[Transfer]:
+    level = next(one for one in arch.levels if one.name == link.parent.level)
+    output = link.output
+    every, first = (_visits(mapping, link, e, arch, link.child_at, skip) for skip in (False, True))
+    skipped = level.skip_first_read and not link.tensor.partial()
+    at = reading(mapping, e, arch)
+    all_elems, begun = at.whole(served(at.sums, link, False)), at.whole(served(at.sums, link, False, skip=True)) if level.skip_first_read else 0.0
+    if not output:
+        yield _transfer(mapping, link, e, arch, level, layout, "read", every, False, all_elems)
+        return
+    yield _transfer(mapping, link, e, arch, level, layout, "write", every, False, all_elems)
+    if again := every - (first if skipped else 0):
+        yield _transfer(mapping, link, e, arch, level, layout, "read", again, skipped, all_elems + begun)
+
+
+def _shared(link: Link, arch: Arch) -> set[str]:
+    """Fan-out dimensions whose lanes share an access."""
+    return {name for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True)
+            if (reduce if link.output else multicast)}
+
+
+def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, first: bool = False) -> int:
+    """How often the loops above position `united` over ranks that the tensor does not see come by; lanes that share an access count once. first: without the
+    loops in time."""
+    shared = _shared(link, arch)
+    loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
+    picks = {i: FIRST if i >= united or (node.over in shared if node.over else first) else LANES if node.over else ALL for i, node in loops}
+    return prod(tile_count(extent, tuple((node.tile, picks[i]) for i, node in loops if node.rank == rank))
+                for rank, extent in e.extents if rank not in link.seen)
+
+
+def _transfer(mapping: Mapping, link: Link, e: Einsum, arch: Arch, level: Level, own: Layout, action: str, visits: int, skipped: bool,
+              counted_elems: float) -> Transfer:
+    """skipped: the first of the visits is none of these. counted_elems: elements of the traffic row; what its lines hold beyond them is moved for nothing."""
+    a = level.access
+    assert a is not None
+    bits = link.tensor.bits or arch.word_bits
+    layout, memory, unit = _in_units(own, bits, a)
+    c = layouts.cuts(layout, memory)
+    copies = action == "write"
+    found = _counted(c, _boxes(mapping, link, e, arch, layout, len(mapping.nodes), copies), visits)
+    elems = found.elems * unit // bits
+    opened = _opened(mapping, link, e, arch, c, copies, visits, skipped, found) if a.row_bits else NONE
+    if action == "read" and link.output and link.tensor.partial():
+        found, opened = replace(found, lines=_at_most(found.lines), conflict=_at_most(found.conflict)), _at_most(opened)
+    moved = Span(*(n * a.line_bits for n in (found.lines.n, found.lines.lo, found.lines.hi)))
+    port = moved.n / level.width_bits / level.bandwidth
+    runs, lines = found.runs, found.lines.n
+    described = layouts.descriptors(found, a.dma_strides) if a.descriptor_cycles else 0
+    missed = layouts.misses(runs, lines, a.prefetch_lines, a.prefetch_run, a.prefetch_line) if a.prefetch_lines else 0.0
+    open_cycles = opened.n * a.row_cycles / max(1.0, found.banks.n / max(found.boxes, 1)) if a.row_bits else 0.0
+    crowded = found.conflict.n * a.banks / level.bandwidth
+    modified = found.partial.n * a.line_bits if a.rmw and action == "write" else 0.0
+    extra_cycles = (max(0.0, open_cycles - port, crowded - port) + described * a.descriptor_cycles / a.dma_queues + missed * a.miss_cycles
+                    + modified / level.width_bits / level.bandwidth)
+    exact = found.lines.exact and opened.exact and found.conflict.exact and (not modified or found.partial.exact)
+    return Transfer(level.name, link.tensor.tensor, action, show(own), elems, runs, moved, opened, found.conflict, described, missed,
+                    max(0.0, moved.n - counted_elems * bits), modified, extra_cycles, exact)
+
+
+def _at_most(span: Span) -> Span:
+    """Of an output in which windows overlap: how much of a box was written before, and is read, is not counted."""
+    return Span(span.n, 0, span.hi)
+
+
+def _in_units(own: Layout, bits: int, a: Access) -> tuple[Layout, layouts.Memory, int]:
+    sizes = [n for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits if a.bank_map == "block" else 0) if n]
+    layout, unit = in_units(own, bits, sizes)
+    line, row, granule, capacity = (n // unit for n in (a.line_bits, a.row_bits, a.granule_bits, a.capacity_bits))
+    return layout, layouts.Memory(line, row, a.row_banks, granule, a.banks, a.bank_map, capacity), unit
+
+
+def _counted(c: layouts.Cuts, boxes: Sequence[Sequence[Rows]], visits: int) -> Counts:
+    found = layouts.combined(c, [layouts.sums(c, dim, rows) for dim, rows in enumerate(boxes)], visits)
+    if found.exact:
+        return found
+    several = prod(sum(len(times) for _, times in rows) for rows in boxes)
+    elems = prod(sum(v.size for v, _ in rows) for rows in boxes)
+    return layouts.listed(c, boxes, visits) if several <= LISTED >> 4 and max(elems, c.layout.room()) <= LISTED else found
+
+
+def _opened(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, visits: int, skipped: bool, alone: Counts) -> Span:
+    """Rows opened by all boxes in turn: each box on its own at most; or, of the boxes that the inner loops ask for, one united box, if it never has two rows of
+    one bank: then rows stay open. At least those of all boxes united. Where these differ the boxes are walked, if they are few enough."""
+    first = _first_loop(mapping, link, arch)
+    loops = sorted({first, *(i for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and not node.over and i >= first)})
+    best, lo = alone.activations, 0.0
+    if alone.boxes > 1 and not copies and any(s.tile for s in c.layout.stored):  # which copies are read depends on the box: united ones say nothing
+        loops, lo = [], min(1.0, best.lo)
+
+    def united(i: int, best: Span, lo: float) -> tuple[Span, float]:
+        rows = _boxes(mapping, link, e, arch, c.layout, i, copies)
+        if lo and prod(max(asked.shape[1] for asked, _ in each) for each in rows if each) > c.memory.row * c.memory.banks:
+            return best, lo  # more than one row of each bank holds
+        found = _counted(c, rows, min(_visits(mapping, link, e, arch, i), visits))
+        fits = found.activations.hi <= found.banks.lo and found.activations.hi < best.hi
+        return found.activations if fits else best, lo or found.activations.lo
+
+    for i in loops[:1]:
+        best, lo = united(i, best, lo)
+    if best.hi > lo and link.parent.level == arch.levels[0].name and (walked := _in_turn(mapping, link, e, arch, c, copies, skipped)) is not None:
+        return Span(walked, walked, walked)
+    for i in loops[1:] if best.hi > lo else ():
+        best, lo = united(i, best, lo)
+        if best.hi == lo:
+            break
+    return Span(max(best.n, lo), lo, best.hi)
+
+
+def _in_turn(mapping: Mapping, link: Link, e: Einsum, arch: Arch, c: layouts.Cuts, copies: bool, skipped: bool) -> int | None:
+    """Rows opened at the outermost level, box by box in the order of time; None where boxes or addresses are too many to list."""
+    shared = frozenset(_shared(link, arch))
+    of = {rank: _positions(mapping, link, rank, extent, len(mapping.nodes), True, frozenset() if rank in link.seen else shared) for rank, extent in e.extents}
+    if prod(len(one.times) for one in of.values()) > LISTED >> 4:
+        return None
+    which = _order(of, link.seen, skipped)
+    flat, start, at = list[Ints](), [0], list[Ints]()
+    same = np.zeros(len(which[e.extents[0][0]]), np.int64)  # number of the box
+    hulls = [_hulls(d, [of[rank] for rank in d.ranks()], True) for d in link.tensor.dims]
+    for dim, s in enumerate(c.layout.stored):
+        chosen = np.zeros(len(same), np.int64)
+        members = [(hulls[m], link.tensor.dims[m]) for m in s.members if m < len(hulls)]  # none: the units of an element
+        for found, d in members:
+            place = np.zeros(len(same), np.int64)
+            for rank in d.ranks():
+                place = place * len(of[rank].times) + which[rank]
+            chosen = chosen * len(found.spans) + found.which[place]
+        different, inverse = np.unique(chosen, return_inverse=True)
+        at.append(inverse.ravel() + len(start) - 1)
+        same = np.unique(same * len(different) + inverse.ravel(), return_inverse=True)[1].ravel()
+        for number in different.tolist():
+            spans = list[Spans]()
+            for found, _ in reversed(members):
+                number, k = divmod(number, len(found.spans))
+                spans.append(found.spans[k])
+            asked = values(s, spans[::-1], copies) if members else np.arange(s.extent())
+            flat.append(layouts.offset(c.layout, c.weights, dim, asked))
+            start.append(start[-1] + len(asked))
+    begin, boxes = np.array(start, np.int64), np.stack(at, axis=1)[np.unique(same, return_index=True)[1]]
+    elems = (begin[boxes + 1] - begin[boxes]).prod(axis=1)
+    granules = np.minimum(elems, c.layout.room() // (c.memory.granule or c.memory.row) + 1)[same].sum()
+    return layouts.opened(c, np.concatenate(flat), begin, boxes, same) if max(int(elems.sum()), int(granules)) <= LISTED else None
+
+
+def _order(of: Dict[str, Places], seen: frozenset[str], skipped: bool) -> dict[str, Ints]:
+    """Of every rank the number of its place, box after box in the order of time; lanes that share no access ask for the same box one after the other.
+    skipped: the boxes of the first turns of all loops that the tensor does not see are left out."""
+    many = [len(one.times) for one in of.values()]
+    which = dict(zip(of, np.unravel_index(np.arange(prod(many)), many), strict=True))
+    turns = {i: turn[which[rank]] for rank, one in of.items() for i, turn in one.turns.items()}
+    often, again = np.ones(prod(many), np.int64), np.full(prod(many), not skipped)
+    for rank in of.keys() - seen:
+        often *= (of[rank].size > 0).sum(axis=1)[which[rank]]
+        for i in of[rank].turns:
+            again |= turns[i] > 0
+    order = np.lexsort([turns[i] for i in sorted(turns, reverse=True)]) if turns else np.zeros(1, np.int64)
+    order = np.repeat(order, np.where(again, often, 0)[order])
+    return {rank: places[order] for rank, places in which.items()}
+
+
+def _first_loop(mapping: Mapping, link: Link, arch: Arch) -> int:
+    """The first loop whose turns find the same addresses: of a tile that is replaced, those below its node."""
+    return 0 if link.parent.level == arch.levels[0].name else link.parent_at
+
+
+def _boxes(mapping: Mapping, link: Link, e: Einsum, arch: Arch, layout: Layout, united: int, copies: bool) -> list[list[Rows]]:
+    """Per stored dimension the boxes' values, and how often each comes; loops from position `united` on are united into one box."""
+    home = link.parent.level == arch.levels[0].name
+    sizes = e.sizes()
+    by_dim = [_spans(d, [_positions(mapping, link, rank, sizes[rank], united, home) for rank in d.ranks()], home) for d in link.tensor.dims]
+    found = []
+    for s in layout.stored:
+        if s.members[0] >= len(by_dim):  # the units of an element
+            found.append([(np.arange(s.extent())[None, :], np.ones(1, np.int64))])
+            continue
+        by_length: dict[int, tuple[list[Ints], list[int]]] = {}
+        for combination in product(*(by_dim[m].items() for m in s.members)):
+            asked = values(s, [spans for spans, _ in combination], copies)
+            rows, times = by_length.setdefault(len(asked), ([], []))
+            rows.append(asked)
+            times.append(prod(n for _, n in combination))
+        found.append([(np.stack(rows), np.array(times, np.int64)) for length, (rows, times) in by_length.items() if length])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Of one rank at the child, every place in time: the first index and the size of each lane's tile [n, lanes], below 1 of lanes that idle; how often [n];
+    turns: by position of a loop in time, its turn [n]."""
+
+    low: Ints
+    size: Ints
+    times: Ints
+    turns: dict[int, Ints]
+
+
+def _positions(mapping: Mapping, link: Link, rank: str, extent: int, united: int, home: bool, once: frozenset[str] = frozenset()) -> Places:
+    """home: indices of the whole tensor; else from the corner of the tile at the parent, of each size that it takes. once: of these lanes the first one, which
+    is the longest."""
+    above = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop) and node.rank == rank]
+    starts = [(extent, 1)] if home else list(tile_sizes(extent, tuple((node.tile, LANES if node.over else ALL) for i, node in above if i < link.parent_at)))
+    low = np.zeros((len(starts), 1), np.int64)
+    size = np.array([[n] for n, _ in starts], np.int64)
+    times = np.array([n for _, n in starts], np.int64)
+    turns = dict[int, Ints]()
+    for i, node in above if home else [one for one in above if one[0] >= link.parent_at]:
+        if node.over or i >= united:
+            many = 1 if node.over in once else -(-int(size.max()) // node.tile)
+            listable(low.size * many)
+            trips = np.arange(many)
+            low = (low[:, :, None] + trips * node.tile).reshape(len(low), -1)
+            size = np.minimum(size[:, :, None] - trips * node.tile, node.tile).reshape(len(size), -1)
+            keep = (size > 0).any(axis=0)
+            low, size = low[:, keep], size[:, keep]
+        else:
+            each = -(-size.max(axis=1) // node.tile)
+            listable(int(each.sum()) * size.shape[1])
+            parent = np.repeat(np.arange(len(size)), each)
+            turn = np.arange(len(parent)) - np.repeat(np.cumsum(each) - each, each)
+            turns = {k: before[parent] for k, before in turns.items()} | {i: turn}
+            turn = turn[:, None]
+            low, size, times = low[parent] + turn * node.tile, np.minimum(size[parent] - turn * node.tile, node.tile), times[parent]
+    return Places(low, size, times, turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Hulls:
+    """What boxes ask for of one dimension, each once; of every combination of its ranks' places, which of them; how often each comes."""
+
+    spans: list[Spans]
+    which: Ints
+    often: list[int]
+
+
+def _hulls(d: Dim, ranks: Sequence[Places], home: bool) -> Hulls:
+    """Hulls of each lane's tile, what lies in the padding left out."""
+    low = np.full((1, 1), d.offset if home else 0, np.int64)
+    high, times = low.copy(), np.ones(1, np.int64)
+    idle = np.zeros((1, 1), bool)
+    for (_, c), one in zip(d.terms, ranks, strict=True):
+        low = (low[:, None, :, None] + c * one.low[None, :, None, :]).reshape(len(low) * len(one.low), -1)
+        high = (high[:, None, :, None] + c * (one.low + one.size - 1)[None, :, None, :]).reshape(low.shape)
+        idle = (idle[:, None, :, None] | (one.size < 1)[None, :, None, :]).reshape(low.shape)
+        times = np.outer(times, one.times).ravel()
+    if home:
+        low, high = np.maximum(low, 0), np.minimum(high, d.size - 1)
+    low, high = np.where(idle | (high < low), -1, low), np.where(idle | (high < low), -2, high)
+    several, inverse = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
+    often = np.bincount(inverse.ravel(), weights=times, minlength=len(several))
+    lanes = low.shape[1]
+    return Hulls([_united(row[:lanes], row[lanes:]) for row in several.tolist()], inverse.ravel(), [int(n) for n in often])
+
+
+def _spans(d: Dim, ranks: Sequence[Places], home: bool) -> dict[Spans, int]:
+    """Indices of one dimension that a box asks for, and how often."""
+    hulls, found = _hulls(d, ranks, home), dict[Spans, int]()
+    for spans, n in zip(hulls.spans, hulls.often, strict=True):
+        found[spans] = found.get(spans, 0) + n
+    return found
+
+
+def _united(low: Sequence[int], high: Sequence[int]) -> Spans:
+    """Lanes' hulls as spans that do not touch."""
+    found: list[list[int]] = []
+    for first, last in sorted(zip(low, high, strict=True)):
+        if last < first:
+            continue
+        if found and first <= found[-1][1] + 1:
+            found[-1][1] = max(found[-1][1], last)
+        else:
+            found.append([first, last])
+    return tuple((first, last - first + 1) for first, last in found)
+
+
+def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
+    """As `counts.footprints`; a tile in a layout that the mapping names takes that layout's room, padding and copies included."""
+    held = counted(mapping, e, arch)
+    if not mapping.layouts:
+        return held
+    laid = {(link.parent.level, link.tensor.tensor): link for link in links(mapping, e)}
+    named = {(one.level, one.tensor) for one in mapping.layouts}
+    return tuple(replace(f, elems=max(f.elems, layout_of(mapping, laid[place], e, arch).room())) if (place := (f.level, f.tensor)) in named else f
+                 for f in held)
+
+
+def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
+    """Texts of layouts that are none of what lies at their level, one line each; of a mapping that `nest.faults` has nothing against."""
+    lines = []
+    for link in links(mapping, e):
+        try:
+            layout_of(mapping, link, e, arch)
+        except LayoutError as fault:
+            lines.append(f"mapping of {e.name}: layout {link.parent.level} {link.tensor.tensor}: {fault}")
+    return lines

@@ -1,0 +1,119 @@
+"""First fills of an einsum while the one before still runs (docs/model.md, Schedules: `fills ahead`).
+
+Of two einsums A and B that run in turn, tiles that B takes from the outermost level, and A does not make, may come while A works, where its levels have room
+left. Levels are filled one after the other, from the outside in. With F(p) the time that these fills keep port p busy, summed over the levels whose fills p
+is the busiest port of, busy(p) what an einsum keeps it busy with, and L the latencies of each alone:
+
+    hidden = min(sum of min(F(p), L_A - busy_A(p) + first fills of B's levels outside), L_A + L_B - busy_A(p) - busy_B(p) for all p)      L = L_A + L_B - hidden
+
+No schedule is faster: what has come ahead saves B at most the time that it takes alone, and A then takes its port's time for both at least. What B's ports are
+relieved of, but saves B no time, is room for the fills of the next einsum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from dse.mapping.nest import Mapping
+from dse.sim.counts.counts import reading
+from dse.sim.counts.parts import bits_of, elem_cycles, port
+from dse.sim.counts.times import first_fills
+from dse.sim.einsum import boundary
+from dse.sim.einsum.evaluate import EinsumCost
+from dse.sim.schedule.placed import Placed
+from hw.arch import Arch
+
+Ports = dict[tuple[int, str], float]  # (level, port) -> cycles
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The einsum that runs now. left: bits free meanwhile by level, None: unbounded; made: what it makes; slack: idle cycles of each port; idle: the same
+    of all einsums in a row up to it, less what was hidden."""
+
+    left: dict[str, int | None]
+    made: Collection[str]
+    slack: Ports
+    idle: Ports
+
+
+def hidden(one: Placed, cost: EinsumCost, before: Waiting | None) -> tuple[float, Ports]:
+    """Cycles of first fills that come while the einsum before runs; how much more its ports may be relieved of, which makes it no shorter."""
+    nest = boundary.joined(one.boundary, one.nest)
+    if before is None or not _waits(one):
+        return 0.0, {}
+    levels = first_fills(reading(nest, one.einsum, one.arch), nest, one.einsum, one.arch, _fitting(one, nest, before))
+    wanted, every, beside = Ports(), Ports(), Ports()
+    for v, ports in levels.items():
+        key = max(ports, key=lambda port: (ports[port], before.slack[port]))
+        wanted[key] = wanted.get(key, 0.0) + ports[key]
+        beside[key] = sum(times.first for times in cost.price.times[:v])  # fills of levels outside, which it need not wait for now
+        every |= {port: every.get(port, 0.0) + n for port, n in ports.items()}
+    both = min(before.idle[key] + cost.latency_cycles - n for key, n in _busy(one, cost).items())
+    saved = max(min(sum(min(n, before.slack[key] + beside[key]) for key, n in wanted.items()), both), 0.0)
+    return saved, {key: max(min(n, before.slack[key]) - saved, 0.0) for key, n in every.items()}
+
+
+def _waits(one: Placed) -> bool:
+    """Whether an einsum's time is that of its own nest, begun once, whose fills are waited for."""
+    return not (one.boundary.kept or one.boundary.forked) and one.boundary.timed(one.arch) and one.arch.overlap == "buffered"
+
+
+def _fitting(one: Placed, nest: Mapping, before: Waiting) -> set[tuple[str, str]]:
+    """(level, tensor) of inputs whose first tile has room beside what the einsum before holds."""
+    bits, left, found = bits_of(one.einsum, one.arch), dict(before.left), set()
+    inputs = {p.tensor for p in one.einsum.inputs} - set(before.made)
+    for row in boundary.held(one.boundary, nest, one.einsum, one.arch):
+        room, need = left.get(row.level), row.elems * bits[row.tensor]
+        if row.tensor in inputs and row.level != one.arch.levels[0].name and (room is None or need <= room):
+            left[row.level] = None if room is None else room - need
+            found.add((row.level, row.tensor))
+    return found
+
+
+def waiting(one: Placed, cost: EinsumCost, arch: Arch, peak: dict[str, int], before: Waiting | None, saved: float, relieved: Ports) -> Waiting | None:
+    """What an einsum leaves free; None where its time is not that of a nest. Its own fills that came ahead leave its ports free as far as they save no time."""
+    if not _waits(one) or not cost.price.times:
+        return None
+    left = {level.name: None if level.capacity_bits is None else level.capacity_bits - peak.get(level.name, 0) for level in arch.levels}
+    own = {key: cost.latency_cycles - n for key, n in _busy(one, cost).items()}
+    slack = {key: n + relieved.get(key, 0.0) for key, n in own.items()}
+    return Waiting(left, {one.einsum.output.tensor}, slack, {key: n - saved + (before.idle[key] if before else 0.0) for key, n in own.items()})
+
+
+def _busy(one: Placed, cost: EinsumCost) -> Ports:
+    """What an einsum keeps every port busy with, of the instance that is the busiest."""
+    bits, found = bits_of(one.einsum, one.arch), Ports()
+    for v, level in enumerate(one.arch.levels):
+        found |= {(v, port(level, action)): 0.0 for action in ("read", "write")}
+        for row in cost.counts:
+            if row.level == level.name:
+                found[v, port(level, row.action)] += row.busiest_elems * elem_cycles(level, bits[row.tensor])
+    return found
+
+
+def sooner(cost: EinsumCost, cycles: float, arch: Arch) -> EinsumCost:
+    """An einsum's cost with so many cycles less."""
+    leak = arch.leak_mw() * cycles / arch.clock_ghz
+    parts = tuple(replace(part, actions=part.actions - cycles, energy_pj=part.energy_pj - leak) if part.action == "leak" else part for part in cost.price.parts)
+    price = replace(cost.price, energy_pj=cost.price.energy_pj - leak, latency_cycles=cost.price.latency_cycles - cycles, parts=parts)
+    return replace(cost, energy_pj=cost.energy_pj - leak, latency_cycles=cost.latency_cycles - cycles, price=price)
+
+
+def in_sequence(segments: Sequence[Sequence[Placed]], peaks: Sequence[dict[str, int]], priced: dict[str, EinsumCost], runs: dict[str, int],
+                arch: Arch) -> dict[str, float]:
+    """Cycles hidden, by einsum: those that stand alone in a segment, run once, and follow another one in a segment of its own."""
+    found: dict[str, float] = {}
+    before: Waiting | None = None
+    for own, peak in zip(segments, peaks, strict=True):
+        if len(own) != 1:
+            before = None
+            continue
+        (one,) = own
+        cost = priced[one.einsum.name]
+        saved, relieved = hidden(one, cost, before) if runs[one.einsum.name] == 1 else (0.0, {})
+        if saved:
+            found[one.einsum.name] = saved
+        before = waiting(one, cost, arch, peak, before, saved, relieved)
+    return found

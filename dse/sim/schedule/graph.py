@@ -1,0 +1,310 @@
+"""The evaluator of whole schedules: evaluate(arch, workload, schedule) -> Solution (docs/model.md, Schedules).
+
+Energies add up; segments, and branches of one, run in turn. A pipeline of B granules with stages that take g_s cycles for one:
+
+    latency = max(sum of g_s + (B - 1) * largest g_s, busy times of what the stages share: DRAM, levels outside of their lanes, the vector unit)
+    steady  = max(B * largest g_s, the same)                                          batches back to back
+
+Leakage is billed over the latency, whatever the schedule. Where the whole of it is one pipeline, batches can follow back to back: what one takes then is a
+figure beside it (`Solution.steady_cycles`, `Solution.energy_steady_pj`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dse.mapping.nest import Infeasible, Mapping, Store
+from dse.mapping.schedule import Schedule, Segment, renamed
+from dse.sim.counts.counts import Count, Footprint
+from dse.sim.counts.latency import Number, largest
+from dse.sim.counts.parts import bits_of, op_pj
+from dse.sim.einsum import boundary, bounds, cost
+from dse.sim.einsum.boundary import ALONE
+from dse.sim.einsum.evaluate import (
+    GIVEN,
+    GIVEN_SCHEDULE,
+    EinsumCost,
+    Problem,
+    SegmentCost,
+    Solution,
+    Violated,
+    above,
+    certified,
+    einsum_cost,
+    figure,
+    in_turn,
+    steady_pj,
+)
+from dse.sim.schedule import ahead, outermost, placed
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.placed import Graph, Placed
+from hw.arch import Arch
+from workloads.einsum import canonical_key
+from workloads.graph import Unique, Workload, counts, owner
+
+Bits = dict[str, int]  # by level
+UNTIMED = "cycles of stages, and of einsums with tensors kept in part, are busy times: fills that they wait for are not counted"
+
+
+def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str = "energy", reuse: bool = False, part: bool = False) -> Solution | Infeasible:
+    """Cost of a workload under a schedule; equal einsums that stand alone are costed once. Raises ValueError with one line per fault of the schedule.
+
+    reuse: einsums in turn are one of many schedules: they too are held against the bound of all, not of einsums in turn. part: of a longer schedule.
+    """
+    if lines := faults(arch, workload, schedule):
+        raise ValueError("\n".join(lines))
+    if short := outermost.scheduled(arch, workload, schedule):
+        return short
+    segments, peaks = with_room(arch, workload, schedule, part)
+    costs: dict[tuple[object, ...], tuple[Placed, EinsumCost | Infeasible, list[str], int]] = {}
+    times = dict(zip((e.name for e in workload.einsums), counts(workload), strict=True))
+    for i, segment in enumerate(segments):
+        for one in segment:
+            alone = one.boundary == ALONE and one.arch is arch and not schedule.ahead  # what comes ahead is each einsum's own
+            key = (canonical_key(one.einsum), str(renamed(one.nest, one.einsum))) if alone else (i, one.einsum.name)
+            if key not in costs:
+                costs[key] = (one, einsum_cost(Problem(one.arch, one.einsum, objective, one.boundary), one.nest), [], 0)
+            first, found, names, n = costs[key]
+            costs[key] = (first, found, [*names, one.einsum.name], n + times[one.einsum.name])
+    if schedule.plain():
+        groups = [Unique(str(key[0]), one.einsum, tuple(names), n) for key, (one, _, names, n) in costs.items()]
+        turns = in_turn([found for _, found, _, _ in costs.values()], groups, Problem(arch, groups[0].einsum, objective), GIVEN)
+        return among_schedules(turns, arch, workload, objective) if reuse and isinstance(turns, Solution) else turns
+    if infeasible := next((found for _, found, _, _ in costs.values() if isinstance(found, Infeasible)), None):
+        return infeasible
+    priced = {name: replace(found, count=n) for _, found, names, n in costs.values() if isinstance(found, EinsumCost) for name in names}
+    return _whole(arch, workload, schedule, segments, peaks, priced, times, objective, part)
+
+
+def among_schedules(turns: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
+    """Einsums in turn, held against the bound of all schedules."""
+    to_bound = above(figure(objective, turns.energy_pj, turns.latency_cycles), figure(objective, *least(arch, workload)))
+    return replace(turns, gap_in_space=to_bound, gap_to_bound=to_bound, certificate=certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload)), space=None)
+
+
+def any_schedule(workload: Workload, pinned: bool = False) -> str:
+    """What the bound of `least` is of, in words. pinned: weights are there before the run."""
+    return "any schedule" if pinned or not workload.weights else "any schedule that loads its weights"
+
+
+def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]], peaks: Sequence[Bits], priced: dict[str, EinsumCost],
+           times: dict[str, int], objective: str, part: bool) -> Solution:
+    g, streams = placed.graph(workload, schedule), placed.streams(schedule, part)
+    early = ahead.in_sequence(segments, peaks, priced, times, arch) if schedule.ahead else {}
+    if early:
+        priced = {name: ahead.sooner(c, early.get(name, 0.0), arch) for name, c in priced.items()}
+    rows, einsums = [], dict(priced)
+    for segment, own, peak in zip(schedule.segments, segments, peaks, strict=True):
+        mine = [priced[one.einsum.name] for one in own]
+        if segment.pipelined:
+            mine = [_without_leakage(one) for one in mine]
+            einsums |= {one.einsum.name: replace(c, count=1) for one, c in zip(own, mine, strict=True)}
+        rows.append(_segment(segment, own, mine, arch, g, times, peak))
+    energy, latency = sum(row.energy_pj for row in rows), sum(row.latency_cycles for row in rows)
+    value, floor = figure(objective, energy, latency), least(arch, workload, schedule.weights == "pinned")
+    if floor[0] > energy * (1 + 1e-9) or floor[1] > latency * (1 + 1e-9):
+        raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {energy, latency} of\n{schedule}")
+    to_bound = above(value, figure(objective, *floor))
+    said = f"weights pinned{_loaded(arch, workload, schedule)}: there before the run, never loaded; " if schedule.weights == "pinned" else ""
+    if arch.overlap == "buffered" and any(not one.boundary.timed(one.arch) for own in segments for one in own):
+        said += f"{UNTIMED}; "
+    said += f"first fills ahead: {sum(early.values()):.4g} cycles of them while the einsum before runs; " if early else ""
+    distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
+    steady, again = (rows[0].steady_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
+    return Solution(tuple(distinct.values()), energy, latency, steady, again, to_bound, to_bound,
+                    said + certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")), tuple(rows), schedule)
+
+
+def _loaded(arch: Arch, workload: Workload, schedule: Schedule) -> str:
+    """Weights that nests load all the same, in words."""
+    nodes = [node for segment in schedule.segments for node in (*segment.nodes, *(n for b in segment.branches for n in b.mapping.nodes))]
+    names = sorted({node.tensor for node in nodes if isinstance(node, Store) and node.level == arch.levels[0].name} & workload.weights)
+    return f" but for {', '.join(names)}" if names else ""
+
+
+def _without_leakage(one: EinsumCost) -> EinsumCost:
+    """A stage of a pipeline: what leaks meanwhile is the segment's."""
+    parts = tuple(part for part in one.price.parts if part.action != "leak")
+    energy = sum(part.energy_pj for part in parts)
+    return replace(one, energy_pj=energy, price=replace(one.price, energy_pj=energy, parts=parts))
+
+
+def _segment(segment: Segment, own: Sequence[Placed], costs: Sequence[EinsumCost], arch: Arch, g: Graph, times: dict[str, int], peak: Bits) -> SegmentCost:
+    names = tuple(one.einsum.name for one in own)
+    chip = tuple((t, node.level) for t, node in placed.homes(segment).items() if g.made.get(t) in names and node.level != arch.levels[0].name
+                 and not any(isinstance(n, Store) and n.tensor == t and n.level == arch.levels[0].name for n in segment.nodes))
+    held = tuple(sorted(peak.items()))
+    if not segment.pipelined:
+        energy, cycles = (sum(times[name] * value for name, value in zip(names, values, strict=True))
+                          for values in ([c.energy_pj for c in costs], [c.latency_cycles for c in costs]))
+        return SegmentCost(names, energy, cycles, cycles, energy, 0, (), chip, held)
+    b = placed.granules(segment, g)
+    stages = [cycles / b for cycles in stage_cycles(own, costs, segment, arch)]
+    shared = shared_cycles(own, costs, segment, arch)
+    steady, latency = max(b * max(stages), shared), max(filled_cycles(stages, b), shared)
+    energy = sum(c.energy_pj for c in costs) + arch.leak_mw() * latency / arch.clock_ghz
+    return SegmentCost(names, energy, latency, steady, steady_pj(energy, latency, steady, arch), b, tuple(stages), chip, held)
+
+
+def filled_cycles(stages: Sequence[float], granules: int) -> float:
+    """Cycles of a pipeline from empty to empty; stages: cycles of each for one granule, one behind the other in the order of the text."""
+    return sum(stages) + (granules - 1) * max(stages)
+
+
+def stage_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> list[float]:
+    """Cycles of each stage for all granules, with what it waits for in its own lanes alone: its compute, the ports of its levels, also those that other stages
+    read."""
+    f = placed.stage_array(segment, arch)
+    assert f is not None
+    inner = {level.name for level in arch.levels[f.outside:]}
+    asked: dict[str, list[Count]] = {}
+    for one in own:
+        for tensor, row in boundary.remote_reads(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, one.arch).items():
+            asked.setdefault(tensor, []).append(row)
+    found = []
+    for one, c in zip(own, costs, strict=True):
+        rows = [row for row in c.counts if row.level in inner or row.action in ("compute", "merge", "enter")] + asked.get(one.einsum.output.tensor, [])
+        found.append(cost.price(Mapping(()), rows, one.einsum, one.arch).latency_cycles)
+    return found
+
+
+def shared_cycles(own: Sequence[Placed], costs: Sequence[EinsumCost], segment: Segment, arch: Arch) -> float:
+    """Busy time of what all stages share: the levels outside of their lanes, the one vector unit."""
+    f = placed.stage_array(segment, arch)
+    assert f is not None
+    busy = [sum(dict(c.price.busy_cycles)[level.name] for c in costs) for level in arch.levels[: f.outside]]
+    on_unit = [arch.compute.alu_per_cycle is not None and one.einsum.kind != "mac" for one in own]
+    vector = sum(dict(c.price.busy_cycles)["MAC"] for c, there in zip(costs, on_unit, strict=True) if there)
+    return float(max([*busy, vector]))
+
+
+def with_room(arch: Arch, workload: Workload, schedule: Schedule, part: bool = False) -> tuple[list[list[Placed]], list[Bits]]:
+    """Einsums with the room that others take while they run; the most that one instance of a level holds during each segment."""
+    segments = placed.placed(arch, workload, schedule, part)
+    if schedule.plain():
+        return segments, []
+    found, peaks = [], []
+    for segment, own, beside in zip(schedule.segments, segments, _beside(arch, workload, schedule, segments), strict=True):
+        each, taken = needs(segment, own, arch), []
+        for one, need in zip(own, each, strict=True):
+            alone = _bits(one, _held(one))
+            room = {level.name: need.get(level.name, 0) + beside.get(level.name, 0) - alone.get(level.name, 0) for level in arch.levels}
+            taken.append(tuple((level, bits) for level, bits in room.items() if bits))
+        found.append([replace(one, boundary=replace(one.boundary, taken=bits)) if bits else one for one, bits in zip(own, taken, strict=True)])
+        peaks.append({level.name: bits for level in arch.levels[1:] if (bits := max(need.get(level.name, 0) for need in each) + beside.get(level.name, 0))})
+    return found, peaks
+
+
+def _held(one: Placed) -> tuple[Footprint, ...]:
+    return boundary.held(one.boundary, boundary.joined(one.boundary, one.nest), one.einsum, one.arch)
+
+
+def _room(row: Footprint, one: Placed) -> int:
+    """Bits that a node of an einsum takes."""
+    return cost.room_bits(row, next(level for level in one.arch.levels if level.name == row.level), bits_of(one.einsum, one.arch))
+
+
+def _bits(one: Placed, rows: Iterable[Footprint]) -> Bits:
+    """What nodes of an einsum take together."""
+    bits: Bits = {}
+    for row in rows:
+        bits[row.level] = bits.get(row.level, 0) + _room(row, one)
+    return bits
+
+
+def needs(segment: Segment, own: Sequence[Placed], arch: Arch) -> list[Bits]:
+    """Per branch, bits of one instance of every level while it runs: shared nodes once, its own, and weights that are pinned for the others; in a pipeline
+    those of all stages where levels are shared."""
+    f = placed.stage_array(segment, arch)
+    outside = {level.name for level in arch.levels[: f.outside]} if f else set()
+    nodes = {(node.level, node.tensor) for node in segment.nodes if isinstance(node, Store)}
+    shared: dict[tuple[str, str], int] = {}
+    private: list[Bits] = []
+    for one in own:
+        rows = _held(one)
+        together = [row for row in rows if (row.level, row.tensor) in nodes and (not f or row.level in outside)]
+        for row in together:
+            shared[row.level, row.tensor] = max(shared.get((row.level, row.tensor), 0), _room(row, one))
+        private.append(_bits(one, (row for row in rows if row not in together)))
+    pinned = [_pinned(one, nodes) for one in own]
+    found = []
+    for j, bits in enumerate(private):
+        need = dict(bits)
+        for other in () if f else (*pinned[:j], *pinned[j + 1:]):
+            for level, room in other.items():
+                need[level] = need.get(level, 0) + room
+        for level in outside:
+            need[level] = sum(other.get(level, 0) for other in private)
+        for (level, _), room in shared.items():
+            need[level] = need.get(level, 0) + room
+        found.append(need)
+    return found
+
+
+def _pinned(one: Placed, shared: Collection[tuple[str, str]] = ()) -> Bits:
+    """What weights that are there before the run take, but for shared nodes."""
+    outermost = {row.tensor: row for row in reversed(_held(one)) if row.tensor in one.boundary.pinned}
+    return _bits(one, (row for row in outermost.values() if (row.level, row.tensor) not in shared))
+
+
+def _beside(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequence[Sequence[Placed]]) -> list[Bits]:
+    """What each segment finds taken: kept tensors that are alive, weights that are pinned for others."""
+    g = placed.graph(workload, schedule)
+    found: list[Bits] = [{} for _ in segments]
+    spans = [(one, placed.lives(one.tensor, g)) for one in schedule.keeps]
+    for i, own_room in enumerate(found):
+        alive = replace(schedule, keeps=tuple(one for one, lives in spans if i in lives))
+        for level, room in placed.kept_bits(i, alive, g, arch).items():
+            own_room[level] = own_room.get(level, 0) + room
+    for i, own in enumerate(segments):
+        pinned = [_pinned(one) for one in own]
+        for level in {name for bits in pinned for name in bits}:
+            most = max if schedule.segments[i].pipelined else sum
+            for j, others in enumerate(found):
+                if j != i:
+                    others[level] = others.get(level, 0) + most(bits.get(level, 0) for bits in pinned)
+    return found
+
+
+def least(arch: Arch, workload: Workload, pinned: bool = False) -> tuple[Number, Number]:
+    """Energy and cycles that no schedule of the workload beats: operations; what nobody on the chip makes, or reads, once at the outermost level. pinned:
+    weights are there before the run."""
+    made = {e.output.tensor for e in workload.einsums}
+    read = {owner(p.tensor, made) for e in workload.einsums for p in e.inputs}
+    outer, bits, pj = arch.levels[0], {"read": 0.0, "write": 0.0}, 0.0
+    seen: dict[str, float] = {}
+    for e in workload.einsums:
+        for p in e.inputs:
+            if owner(p.tensor, made) not in made and not (pinned and p.tensor in workload.weights):
+                seen[p.tensor] = max(seen.get(p.tensor, 0.0), bounds.words(p, e) * (p.bits or arch.word_bits))
+        if e.output.tensor not in read:
+            bits["write"] += bounds.words(e.output, e) * (e.output.bits or arch.word_bits)
+    bits["read"] = sum(seen.values())
+    macs, vector, lanes = 0.0, 0.0, arch.instances(len(arch.levels))
+    for e, n in zip(workload.einsums, counts(workload), strict=True):
+        ops = n * bounds.needs(e).computed
+        pj += ops * op_pj(e, arch)
+        if e.kind == "mac" or arch.compute.alu_per_cycle is None:
+            macs += ops / lanes / arch.compute.ops_per_cycle
+        else:
+            vector += ops / arch.compute.alu_per_cycle
+    ports = max if outer.ports == "separate" else sum
+    moved = 0.0 if outer.bypass else ports(bits.values()) / outer.width_bits / outer.bandwidth
+    cycles = largest(macs, vector, moved)
+    pj += 0.0 if outer.bypass else (bits["read"] * outer.read_pj + bits["write"] * outer.write_pj) / outer.width_bits
+    return pj + arch.leak_mw() * cycles / arch.clock_ghz, cycles
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A tensor that never leaves the chip, or a share of one that stays."""
+
+    tensor: str
+    level: str
+    share: str = "all"
+
+
+def on_chip(solution: Solution) -> list[Chip]:
+    found = [Chip(tensor, level) for row in solution.segments for tensor, level in row.on_chip]
+    return found + [Chip(one.tensor, one.level, one.shares()) for one in (solution.schedule.keeps if solution.schedule else ())]

@@ -1,0 +1,168 @@
+"""Room at the outermost level, which holds tensors whole: nothing brings a tile there (docs/model.md, Room).
+
+How much an einsum needs there depends on no mapping. Over a workload what is alive is added up: weights all the time, what comes from outside until it is
+read for the last time, what is made from then on until it is read for the last time, results until the end. What a schedule hands on or keeps on the chip
+does not stand there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import update_wrapper
+from math import ceil
+from typing import Concatenate, ParamSpec, TypeVar
+
+from dse.mapping.nest import Infeasible, Store
+from dse.mapping.schedule import Schedule, Segment
+from dse.sim.einsum.evaluate import Problem
+from dse.sim.levels import transfer
+from dse.sim.schedule import placed
+from hw.arch import Arch
+from workloads.einsum import Einsum, Projection
+from workloads.graph import Workload, accessed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A tensor that stands at the outermost level from one step of a run to another, both included. bits: of all of it."""
+
+    tensor: str
+    bits: int
+    first: int
+    last: int
+
+
+def einsum_bits(e: Einsum, word_bits: int) -> int:
+    """Bits that the tensors of an einsum take whole; a further access (T_again) is of the same tensor."""
+    found: dict[str, int] = {}
+    for p in e.tensors():
+        name = accessed(p.tensor, [q.tensor for q in e.tensors()], [e.output.tensor])
+        found[name] = max(found.get(name, 0), _bits(p, word_bits))
+    return sum(found.values())
+
+
+def alone(e: Einsum, arch: Arch) -> Infeasible | None:
+    """What an einsum that stands alone needs, where the outermost level has less."""
+    return _short(einsum_bits(e, arch.word_bits), e.name, arch)
+
+
+def in_turn(arch: Arch, workload: Workload) -> Infeasible | None:
+    """What a workload needs whose einsums run in turn, where the outermost level has less: of the einsum that runs when most is alive."""
+    if arch.levels[0].capacity_bits is None:
+        return None
+    at, bits = most(standing(workload, arch.word_bits), len(workload.einsums))
+    return _short(bits, workload.einsums[at].name, arch)
+
+
+def least(arch: Arch, workload: Workload, pinned: bool = False) -> Infeasible | None:
+    """What every schedule of a workload needs, where the outermost level has less: before the first einsum all that comes from outside, after the last one all
+    results, and weights all the time. pinned: but for weights, which may stay on the chip."""
+    if arch.levels[0].capacity_bits is None:
+        return None
+    made = {e.output.tensor for e in workload.einsums}
+    read = {_named(p.tensor, workload) for e in workload.einsums for p in e.inputs}
+    handed = {t for t in made if t in read and t not in {result for result, _ in workload.carried}}
+    rows = [row for row in standing(workload, arch.word_bits) if row.tensor not in handed and not (pinned and row.tensor in workload.weights)]
+    end = len(workload.einsums) - 1
+    before = sum(row.bits for row in rows if row.tensor not in made)
+    after = sum(row.bits for row in rows if row.tensor in made or row.last == end)
+    at, bits = (0, before) if before >= after else (end, after)
+    return _short(bits, workload.einsums[at].name, arch)
+
+
+def scheduled(arch: Arch, workload: Workload, schedule: Schedule) -> Infeasible | None:
+    """The same of a schedule, segment by segment; all that a segment reads or makes is alive while it runs."""
+    if arch.levels[0].capacity_bits is None:
+        return None
+    at, bits = most(_standing_in(arch, workload, schedule), len(schedule.segments))
+    return _short(bits, schedule.segments[at].branches[0].einsum, arch)
+
+
+def most(rows: Sequence[Standing], steps: int) -> tuple[int, int]:
+    """The first step in which most is alive, and how many bits."""
+    alive = [sum(row.bits for row in rows if row.first <= step <= row.last) for step in range(steps)]
+    return alive.index(max(alive)), max(alive)
+
+
+def standing(workload: Workload, word_bits: int) -> list[Standing]:
+    """Every tensor of a workload whose einsums run in turn."""
+    bits, users = dict[str, int](), dict[str, list[int]]()
+    for i, e in enumerate(workload.einsums):
+        for p in e.tensors():
+            name = _named(p.tensor, workload)
+            bits[name] = max(bits.get(name, 0), _bits(p, word_bits))
+            users.setdefault(name, []).append(i)
+    made, end = {e.output.tensor for e in workload.einsums}, len(workload.einsums) - 1
+    always = workload.weights | {result for result, _ in workload.carried}
+    unread = made - {_named(p.tensor, workload) for e in workload.einsums for p in e.inputs}
+    return [Standing(name, bits[name], users[name][0] if name in made else 0, end if name in always | unread else users[name][-1]) for name in bits]
+
+
+def _standing_in(arch: Arch, workload: Workload, schedule: Schedule) -> list[Standing]:
+    """Every tensor with a node at the outermost level, of what is kept on the chip as much as is not there all the time."""
+    g, outer = placed.graph(workload, schedule), arch.levels[0].name
+    rooms = _rooms(arch, workload, schedule, g)
+    there = {_named(node.tensor, workload) for segment in schedule.segments for node in _stores(segment) if node.level == outer}
+    kept = {one.tensor: placed.always(one, g) for one in schedule.keeps if one.tensor in g.made}
+    place = {e.name: g.at[e.name][0] for e in workload.einsums}
+    in_order = replace(workload, einsums=tuple(sorted(workload.einsums, key=lambda e: g.at[e.name])))
+    found = []
+    for row in standing(in_order, arch.word_bits):
+        if row.tensor in there:
+            steps = [place[in_order.einsums[i].name] for i in (row.first, row.last)]
+            bits = ceil(rooms[row.tensor] * (1 - kept.get(row.tensor, Fraction(0))))
+            found.append(Standing(row.tensor, bits, steps[0], steps[1]))
+    return found
+
+
+def _stores(segment: Segment) -> Iterable[Store]:
+    nodes = (*segment.nodes, *(node for branch in segment.branches for node in branch.mapping.nodes))
+    return (node for node in nodes if isinstance(node, Store))
+
+
+def _rooms(arch: Arch, workload: Workload, schedule: Schedule, g: placed.Graph) -> dict[str, int]:
+    """Bits of every tensor, in the layouts of the schedule."""
+    found = {row.tensor: row.bits for row in standing(workload, arch.word_bits)}
+    for segment in schedule.segments:
+        for branch in segment.branches if not segment.nodes else ():
+            e = g.einsums[branch.einsum]
+            bits = {p.tensor: p.bits or arch.word_bits for p in e.tensors()}
+            for row in transfer.footprints(branch.mapping, e, arch) if branch.mapping.layouts else ():
+                if row.level == arch.levels[0].name:
+                    name = _named(row.tensor, workload)
+                    found[name] = max(found[name], row.elems * bits[row.tensor])
+    return found
+
+
+def _short(bits: int, name: str, arch: Arch) -> Infeasible | None:
+    outer = arch.levels[0]
+    if outer.capacity_bits is None or bits <= outer.capacity_bits:
+        return None
+    return Infeasible(outer.name, -(-bits // 8), outer.capacity_bits // 8, name)
+
+
+def _bits(p: Projection, word_bits: int) -> int:
+    return p.stored_words() * (p.bits or word_bits)
+
+
+def _named(tensor: str, workload: Workload) -> str:
+    """The tensor of the workload that a name is of."""
+    made = {e.output.tensor for e in workload.einsums}
+    return accessed(tensor, made.union(p.tensor for e in workload.einsums for p in e.inputs), made)
+
+
+def mapper(solve: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T | Infeasible]:
+    """A mapper that is asked only where the tensors of the einsum fit the outermost level, and on the machine without that limit, which no mapping changes."""
+    def asked(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T | Infeasible:
+        if problem.arch.levels[0].capacity_bits is None:
+            return solve(problem, *args, **kwargs)
+        open_ = replace(problem, arch=problem.arch.unbounded())
+        return alone(problem.einsum, problem.arch) or solve(open_, *args, **kwargs)
+
+    update_wrapper(asked, solve)
+    return asked

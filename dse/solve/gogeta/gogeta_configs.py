@@ -1,0 +1,167 @@
+"""The configurations of reuse as schedules: which phases run, in how much of the first on-chip level they work, what of the rest stays.
+
+Every configuration is tried with segments that work in all of the level, a half, a quarter, ... of it, and the one that moves least is taken. `optimal` takes
+what the linear program keeps, of its own order of operations, GOGETA's phases, and operations one by one: so it never moves more than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dse.mapping.nest import Infeasible
+from dse.mapping.schedule import Schedule
+from dse.mapping.searched import Mappings, Space, said
+from dse.sim.einsum.evaluate import Memory, Solution, Violated
+from dse.sim.schedule.graph import evaluate
+from dse.solve.gogeta import residency_plan as room
+from dse.solve.gogeta.accesses import AccessList, Phase, one_by_one
+from dse.solve.gogeta.emitted import Moved, Nests, moved, phases_of, rooms, segments
+from dse.solve.gogeta.operations import Graph, graph
+from dse.solve.gogeta.operations import words as words_of
+from dse.solve.gogeta.residency_plan import Gaps, Rooms
+from dse.solve.gogeta.traffic import Counting, counting, pipelines, searched_order
+from hw.arch import Arch
+from workloads.einsum import WorkloadError
+from workloads.graph import Workload, owner
+
+PARTS = (1, 2, 4, 8, 16)  # of the level that segments work in: all, a half, ...
+Keeper = Callable[[Rooms], Gaps]
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """families: the orders of phases that are tried. keeper: what stays; None: the linear program. listed: words that its list of accesses moves, in all of the
+    room and with every operand read once."""
+
+    families: Sequence[Sequence[Phase]]
+    keeper: Keeper | None
+    listed: Callable[[AccessList, int], float]
+
+
+def _configuration(name: str, one: Graph, words: int, word_bits: int, workload: Workload) -> Configuration:
+    alone, by = one_by_one(one), counting(name)
+    if name == "seq-flex":
+        return Configuration([alone], room.nothing, lambda listed, _: listed.streamed())
+    if name == "seq-overflow":
+        return Configuration([alone], room.overflow, lambda listed, space: by.policy(listed, space, replace=False).words())
+    if name in ("gogeta", "gogeta-published"):
+        phases = pipelines(one, words, word_bits, "corrected" if name == "gogeta" else name)
+        return Configuration([phases], room.gogeta, lambda listed, space: by.policy(listed, space).words())
+    order, least = searched_order(workload, words, word_bits)
+    return Configuration([order, pipelines(one, words, word_bits, "corrected"), alone], None, lambda _, __: least)
+
+
+CONFIGURATIONS = {
+    "seq-flex": "operations one by one, each from and to main memory",
+    "seq-overflow": "operations one by one; what is made or read stays until the room is full",
+    "gogeta": "operations that pipeline share a loop; what is needed latest leaves first (GOGETA)",
+    "gogeta-published": "the same with edges classified as printed there",
+    "optimal": "order, pipelines and room that move least: what stays by a linear program",
+}
+
+
+def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: str, mappings: tuple[Mappings, ...]) -> Solution | Infeasible:
+    """The schedule of a configuration, priced. mappings: what is searched for its nests.
+
+    Raises WorkloadError where there is no room to speak of, or the loop is not written out.
+    """
+    if len(arch.levels) < 2 or not arch.levels[1].capacity_bits:
+        raise WorkloadError(f"{arch.name}: solver.reuse = {name} needs a bounded memory below main memory; give its second memory a capacity")
+    if arch.felt():
+        raise WorkloadError(f"{arch.name}: solver.reuse = {name} counts no layouts and no hops, which this machine prices; take solver.reuse=none")
+    if workload.repeats and max(workload.repeats) > 1:
+        raise WorkloadError(f"{workload.name}: solver.reuse = {name} needs each repetition as einsums of its own; take form=unrolled")
+    words = arch.levels[1].capacity_bits * arch.instances(1) // arch.word_bits
+    one = graph(workload)
+    given = _configuration(name, one, words, arch.word_bits, workload)
+    listed = counting(name).listed(one, given.families[0], arch.word_bits)
+    found: list[_Tried] = []
+    blocked: Infeasible | None = None
+    for part in PARTS:
+        for family in given.families:
+            tried = _tried(arch, workload, one, family, arch.levels[1].capacity_bits // part, nests, given.keeper)
+            if isinstance(tried, Infeasible):
+                blocked = blocked or tried
+            else:
+                found.append(tried)
+    if not found:
+        assert blocked is not None
+        return blocked
+    best = min(found, key=lambda tried: tried.words)
+    schedule = Schedule(best.schedule.segments, room.keeps(best.rooms, best.gaps, arch.levels[1].name))
+    solution = evaluate(arch, workload, schedule, objective, reuse=True)
+    if isinstance(solution, Infeasible):
+        return solution
+    memory = _memory(arch, workload, one, best, listed, given.listed(listed, words), schedule, counting(name))
+    least = f"{'most' if best.proven else 'almost most'} words of main memory saved for these segments and mappings, by a linear program"
+    by = least if given.keeper is None else f"{name}, a policy"
+    space = _space(arch, found, best, given, mappings)
+    return replace(solution, memory=memory, certificate=f"reuse {name}: {by}{_beyond(memory)}; {solution.certificate}{said(space)}", space=space)
+
+
+def _space(arch: Arch, found: Sequence[_Tried], best: _Tried, given: Configuration, mappings: tuple[Mappings, ...]) -> Space:
+    """What the schedules that were tried may have; nothing is claimed of it but the bound."""
+    fused = max(len(segment.branches) for one in found for segment in one.schedule.segments)
+    retained = () if given.keeper is room.nothing else tuple(life.tensor for life in best.rooms.lives)
+    return Space(mappings, "some" if len(given.families) > 1 else "given", fused=fused, shared_loops=int(fused > 1), summed=fused > 1,
+                 levels=(arch.levels[1].name,), retained=retained, parts=bool(retained))
+
+
+CAUSES = {"small_words": "results that it does not count", "apart_words": "tensors that it hands over or reads once for all, and no shared loop does",
+          "again_words": "operands that nests read more than once", "room_words": "what has no room beside what works there"}
+
+
+def _beyond(memory: Memory) -> str:
+    """What moves beyond the list of phases, and why most of it; nothing where it is less than a hundredth."""
+    more = memory.moved_words - memory.listed_words
+    if abs(more) < 0.01 * max(memory.listed_words, 1.0):
+        return ""
+    cause = max(CAUSES, key=lambda name: getattr(memory, name) * (1 if more > 0 else -1))
+    return f"; {memory.moved_words:.4g} words move, {memory.listed_words:.4g} in the list of phases: {CAUSES[cause]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Segments without anything kept, what they move, and what stays. saved: words less per bit more of room in every instance."""
+
+    schedule: Schedule
+    far: Moved
+    rooms: Rooms
+    gaps: Gaps
+    words: float
+    saved: float
+    proven: bool
+
+
+def _tried(arch: Arch, workload: Workload, one: Graph, family: Sequence[Phase], bits: int, nests: Nests, keeper: Keeper | None) -> _Tried | Infeasible:
+    phases = phases_of(workload, one.operations, [[at for stage in phase.stages for at in stage] for phase in family])
+    own = segments(arch, workload, phases, bits, nests)
+    if isinstance(own, Infeasible):
+        return own
+    schedule = Schedule(tuple(own))
+    far = moved(arch, workload, schedule)
+    space = rooms(arch, workload, schedule, far)
+    least = room.least(space) if keeper is None else None
+    gaps = least.gaps if least else keeper(space) if keeper else {}
+    rest = sum(far.values()) - sum(sum(life.moved) for life in space.lives)
+    return _Tried(schedule, far, space, gaps, rest + room.moved(space, gaps), least.saved if least else 0.0, least is None or least.proven)
+
+
+def _memory(arch: Arch, workload: Workload, one: Graph, best: _Tried, listed: AccessList, words: float, schedule: Schedule, by: Counting) -> Memory:
+    """Where the words of the schedule that the list of accesses does not have come from; the parts add up to the words moved."""
+    made = {e.output.tensor for e in workload.einsums}
+    sizes = {(e.name, p.tensor): words_of(p, e.sizes(), arch.word_bits) for e in workload.einsums for p in e.tensors()}
+    size = one.words(arch.word_bits)
+    hidden = {t for t, n in size.items() if n <= by.small and (t in one.makers() or t in one.state)}
+    once = {key: sizes[key] for key, n in best.far.items() if n}
+    small = sum(n for (_, tensor), n in once.items() if owner(tensor, made) in hidden)
+    total = sum(moved(arch, workload, schedule).values())
+    if abs(total - best.words) > 1e-6 * max(total, 1.0):
+        raise Violated(f"{workload.name} on {arch.name}: what stays says {best.words} words of main memory, the schedule moves {total}:\n{schedule}")
+    again = sum(best.far.values()) - sum(once.values())
+    stays = sum(best.far.values()) - total
+    apart = sum(once.values()) - small - listed.streamed()
+    per_word = best.saved * arch.word_bits / arch.instances(1)
+    return Memory(total, words, small, apart, again, (listed.streamed() - words) - stays, per_word)
+

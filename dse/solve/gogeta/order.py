@@ -1,0 +1,165 @@
+"""Loop orders of all operations of a graph that pipeline where they can and read tensors as they were written: GOGETA's Algorithm 3 (arXiv 2303.11499).
+
+A tensor is swizzled if its consumer walks its stored dimensions in another order than its producer. So P[m,n] read as P[k,n] with k outside n is not swizzled,
+whichever of the two is called a transpose. All assignments of the least penalty can be listed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+from dse.solve.gogeta.classify import PIPELINED, WHOLE, Edge, barrier
+from dse.solve.gogeta.operations import Graph, blocks
+from workloads.einsum import Dim, Einsum, Projection
+
+MOST = 8  # swizzled edges, and pipelines given up, beyond which no assignment is looked for
+Order = tuple[str, ...]  # ranks, outermost first
+Walk = tuple[int, ...]  # dimensions of a tensor, slowest first
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Orders of an operation that are alike for all its edges: outermost rank, walks of the output and of each input; beside: per input, its dimensions among
+    the ranks that it lacks (-1), which operations that share it must have in common."""
+
+    orders: tuple[Order, ...]
+    outermost: str
+    written: Walk
+    read: tuple[Walk, ...]
+    beside: tuple[Walk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """An edge of a period, its ends as operations of the period, its reads as inputs of the target. pairs: per read, runs of dimensions as written and read."""
+
+    edge: Edge
+    source: int
+    target: int
+    inputs: tuple[int, ...]
+    pairs: tuple[list[tuple[Walk, Walk]] | None, ...]
+
+
+def orders(graph: Graph, edges: Sequence[Edge], penalty: int, lost: int = 0) -> Iterator[tuple[Order, ...]]:
+    """Every assignment of loop orders to the operations of a period that swizzles at most so many edges that do not pipeline.
+
+    An edge pipelines if the producer's outermost rank leaves its output step by step, the consumer's outermost rank is one of the tensor, and nothing is
+    swizzled. All edges whose pattern says so do, but for those that do under no pair of orders, and at most `lost` others. Consumers of a multicast share
+    their order. What an operation needs whole (the matrix that it inverts) may lie in any order.
+    """
+    at = min(1, graph.periods - 1) * graph.per  # a period with a period before it
+    operations = graph.operations[at:at + graph.per]
+    ways = [_ways(e) for e in operations]
+    links = [link for e in edges if at <= e.source < at + graph.per and (link := _link(graph, e, at)).inputs]
+    hard = [link.edge.pattern in PIPELINED and any(_pipes(operations, link, a, b) for a in ways[link.source] for b in ways[link.target]) for link in links]
+    due: dict[int, list[tuple[_Link, bool]]] = defaultdict(list)
+    for link, strict in zip(links, hard, strict=True):
+        due[max(link.source, link.target)].append((link, strict))
+    together: dict[int, list[_Link]] = defaultdict(list)
+    for link in links:
+        if link.edge.multicast:
+            together[link.source].append(link)
+    return _assigned(operations, ways, due, list(together.values()), penalty, lost)
+
+
+def _assigned(operations: Sequence[Einsum], ways: Sequence[Sequence[_Way]], due: Mapping[int, Sequence[tuple[_Link, bool]]],
+              together: Sequence[Sequence[_Link]], penalty: int, lost: int) -> Iterator[tuple[Order, ...]]:
+    """Depth first with a stack of its own: operations may be thousands. due: edges whose later end each operation is."""
+    chosen: list[_Way] = []
+    stack = [(iter(ways[0]), penalty, lost)]  # per operation: ways to try, what may still be swizzled and given up
+    while stack:
+        untried, left, losses = stack[-1]
+        del chosen[len(stack) - 1:]
+        way = next(untried, None)
+        if way is None:
+            stack.pop()
+            continue
+        chosen.append(way)
+        swizzles, broken = _spent(operations, chosen, due.get(len(stack) - 1, ()))
+        if swizzles > left or broken > losses or not all(_alike(chosen, links) for links in together):
+            continue
+        if len(chosen) == len(operations):
+            yield from product(*(each.orders for each in chosen))
+        else:
+            stack.append((iter(ways[len(chosen)]), left - swizzles, losses - broken))
+
+
+def least(graph: Graph, edges: Sequence[Edge]) -> tuple[int, int, Iterator[tuple[Order, ...]]]:
+    """The fewest edges that have to give up pipelining, then the least penalty, and all assignments that have both.
+
+    Exhaustive, so for graphs of some tens of operations. Raises ValueError where even MOST of either is too few.
+    """
+    for lost, penalty in product(range(MOST + 1), repeat=2):
+        if next(orders(graph, edges, penalty, lost), None):
+            return lost, penalty, orders(graph, edges, penalty, lost)
+    raise ValueError(f"no loop orders of {graph.per} operations swizzle at most {MOST} edges and give up at most {MOST} pipelines")
+
+
+def _ways(e: Einsum) -> list[_Way]:
+    found: dict[tuple[object, ...], list[Order]] = defaultdict(list)
+    for order in permutations(rank for rank, _ in e.extents):
+        place = {rank: i for i, rank in enumerate(order)}
+        key = (order[0] if order else "", _walk(e.output, place), tuple(_walk(p, place) for p in e.inputs), tuple(_beside(p, order) for p in e.inputs))
+        found[key].append(order)
+    return [_Way(tuple(alike), *key) for key, alike in found.items()]  # type: ignore[arg-type]
+
+
+def _walk(p: Projection, place: Mapping[str, int]) -> Walk:
+    """Dimensions by their outermost rank, slowest first."""
+    return tuple(sorted((i for i, d in enumerate(p.dims) if d.terms), key=lambda i: min(place[rank] for rank in p.dims[i].ranks())))
+
+
+def _beside(p: Projection, order: Order) -> Walk:
+    at = {rank: i for i, d in enumerate(p.dims) for rank in d.ranks()}
+    places = [at.get(rank, -1) for rank in order]
+    return tuple(i for n, i in enumerate(places) if n == 0 or i != places[n - 1])
+
+
+def _link(graph: Graph, edge: Edge, at: int) -> _Link:
+    target, written = graph.operations[edge.target], graph.operations[edge.source].output
+    first = 1 if target.kind in WHOLE else 0
+    inputs = tuple(i for i, p in enumerate(target.inputs) if p.tensor == edge.tensor and i >= first)
+    pairs = tuple(_significant(written.dims, target.inputs[i].dims) for i in inputs)
+    return _Link(edge, edge.source - at, (edge.target - at) % graph.per, inputs, pairs)
+
+
+def _significant(written: Sequence[Dim], read: Sequence[Dim]) -> list[tuple[Walk, Walk]] | None:
+    """Runs of dimensions that ranks walk through."""
+    found = blocks(written, read)
+    return None if found is None else [(tuple(i for i in a if written[i].terms), tuple(j for j in b if read[j].terms)) for a, b in found]
+
+
+def _swizzled(link: _Link, source: _Way, target: _Way) -> bool:
+    """Runs come in one order, and inside a run the dimensions in theirs."""
+    for i, pairs in zip(link.inputs, link.pairs, strict=True):
+        if pairs is None:
+            return True
+        runs = sorted(((a, b) for a, b in pairs if a and b), key=lambda run: source.written.index(run[0][0]))
+        if tuple(d for a, _ in runs for d in a) != source.written or tuple(d for _, b in runs for d in b) != target.read[i]:
+            return True
+    return False
+
+
+def _pipes(operations: Sequence[Einsum], link: _Link, source: _Way, target: _Way) -> bool:
+    producer, consumer = operations[link.source], operations[link.target]
+    return (source.outermost in producer.output.ranks() - barrier(producer) and all(target.outermost in consumer.inputs[i].ranks() for i in link.inputs)
+            and not _swizzled(link, source, target))
+
+
+def _spent(operations: Sequence[Einsum], chosen: Sequence[_Way], due: Sequence[tuple[_Link, bool]]) -> tuple[int, int]:
+    """Among edges whose ends are chosen: those that are swizzled, and those that give up pipelining."""
+    swizzles = broken = 0
+    for link, strict in due:
+        source, target = chosen[link.source], chosen[link.target]
+        if not strict or not _pipes(operations, link, source, target):
+            swizzles += _swizzled(link, source, target)
+            broken += strict
+    return swizzles, broken
+
+
+def _alike(chosen: Sequence[_Way], links: Sequence[_Link]) -> bool:
+    """Whether the consumers of a multicast, as far as they are chosen, walk it alike."""
+    return len({chosen[link.target].beside[i] for link in links if link.target < len(chosen) for i in link.inputs}) <= 1

@@ -1,0 +1,245 @@
+"""How much of every tensor stays on chip while the segments of a schedule run: the policies, and the optimum, of what the schedule's nests move.
+
+A tensor lives from the segment that makes it, of one from outside the first that reads it, to the last that reads it. Between two of its segments x words stay,
+while the segments between run, both ends included; each has so much room left. What a segment finds is not fetched, however often its nests would:
+
+    minimise   sum over reads n * (1 - x / size) + sum over makes (n * (1 - x / size) + (x - y) * words / size)       y: stays all along; of results 0
+    subject to what stays <= room, in every segment; one tensor in the place of another counts as the larger of both
+
+What stays whole also gives back the room of the tile that a segment would hold of it: a choice per segment and tensor, where that is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapping.schedule import Keep
+
+NODES = 2000  # of the search for whole choices
+SURE = 1 - 1e-9  # of all that could be saved: nothing is left to choose
+Gaps = Mapping[str, Sequence[int]]  # words of one instance of the level that stay, per tensor and pair of its segments
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What a schedule without anything kept does with a tensor. stops: segments that make or read it; first: the first einsum that does, last: of every stop
+    the last one.
+
+    size, bits: elements in one instance of the level, and bits of each; words: machine words of all of it. moved: machine words that each stop moves from and
+    to further out. made, result: the first stop makes it; it leaves the chip in any case.
+    """
+
+    tensor: str
+    stops: tuple[int, ...]
+    first: str
+    last: tuple[str, ...]
+    size: int
+    bits: int
+    words: float
+    moved: tuple[float, ...]
+    made: bool
+    result: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """lives; free: bits of one instance that every segment leaves; heirs: (segment, old tensor, new tensor that takes its place).
+
+    tiles: (segment, tensor, bits) of a tile that the segment needs no room for if it finds the tensor whole; the program makes use of it, policies do not.
+    """
+
+    lives: tuple[Life, ...]
+    free: tuple[int, ...]
+    heirs: tuple[tuple[int, str, str], ...]
+    tiles: tuple[tuple[int, str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """gaps: what stays; words: that the schedule moves, before shares are rounded down to whole words; saved: words less per bit more of room in every
+    instance, as the linear program has it; proven: no choice of what stays moves less."""
+
+    gaps: Gaps
+    words: float
+    saved: float
+    proven: bool = True
+
+
+def moved(rooms: Rooms, gaps: Gaps) -> float:
+    """Machine words from and to the level outside, of all tensors that could stay."""
+    return sum(_moved(one, [n / one.size for n in gaps.get(one.tensor, ())] or [0.0] * (len(one.stops) - 1)) for one in rooms.lives)
+
+
+def _moved(one: Life, shares: Sequence[float]) -> float:
+    found = one.moved[0] * (1 - shares[0]) if one.made else one.moved[0]
+    found += sum(n * (1 - share) for n, share in zip(one.moved[1:], shares, strict=True))
+    always = 0.0 if one.result else min(shares)
+    return found + (max(0.0, shares[0] - always) * one.words if one.made else 0.0)
+
+
+def keeps(rooms: Rooms, gaps: Gaps, level: str) -> tuple[Keep, ...]:
+    """As a schedule says it; shares of what each instance holds."""
+    found = []
+    for one in rooms.lives:
+        shares = [Fraction(n, one.size) for n in gaps.get(one.tensor, ())]
+        if not any(shares):
+            continue
+        first = shares[0] if one.made or one.first == one.last[0] else Fraction(0)
+        changes, now = [], first
+        for name, share in zip(one.last, shares, strict=False):
+            if share != now:
+                changes.append((name, share))
+                now = share
+        found.append(Keep(level, one.tensor, first, tuple(changes)))
+    return tuple(sorted(found, key=lambda keep: (keep.level, keep.tensor)))
+
+
+def nothing(rooms: Rooms) -> Gaps:
+    """SEQ-Flex."""
+    return {}
+
+
+def overflow(rooms: Rooms) -> Gaps:
+    """First in, first out, until the room is full."""
+    return _filled(rooms, replace=False)
+
+
+def gogeta(rooms: Rooms) -> Gaps:
+    """What is made evicts the tail of what is needed latest, if that is later than its own next use; what is read fills free room. GOGETA, section 5.3."""
+    return _filled(rooms, replace=True)
+
+
+def _filled(rooms: Rooms, replace: bool) -> Gaps:
+    """Segment by segment. What is read for the last time gives its room back when the segment ends, or to what takes its place."""
+    lives = {one.tensor: one for one in rooms.lives}
+    heirs = {(at, new): old for at, old, new in rooms.heirs}
+    kept = dict.fromkeys(lives, 0)
+    gaps: dict[str, list[int]] = {t: [] for t in lives}
+    for at, free in enumerate(rooms.free):
+        later = {t: next((stop for stop in one.stops if stop > at), 0) for t, one in lives.items()}  # 0: nobody
+        here = [one for one in rooms.lives if at in one.stops]
+        born = [one for one in here if one.made and at == one.stops[0]]
+        room = free - sum(n * lives[t].bits for t, n in kept.items())
+        users = {one.tensor for one in here}
+        idle = sorted((t for t in lives if t not in users), key=lambda t: -later[t])
+        room += _evicted(kept, lives, [*idle, *users], -room)
+        for one in here:
+            if at != one.stops[0]:
+                gaps[one.tensor].append(kept[one.tensor])
+        for one in born:
+            old = heirs.get((at, one.tensor))
+            if old and later[one.tensor]:
+                kept[one.tensor] = min(kept[old], one.size)
+        for one in sorted((one for one in here if later[one.tensor]), key=lambda one: (one not in born, later[one.tensor])):
+            want = one.size - kept[one.tensor]
+            if replace and one in born:
+                room += _evicted(kept, lives, [t for t in idle if later[t] > later[one.tensor]], want * one.bits - room)
+            more = max(0, min(want, room // one.bits))
+            kept[one.tensor] += more
+            room -= more * one.bits
+        kept = {t: n if later[t] else 0 for t, n in kept.items()}
+    return {t: own for t, own in gaps.items() if any(own)}
+
+
+def _evicted(kept: dict[str, int], lives: Mapping[str, Life], tensors: Sequence[str], bits: int) -> int:
+    """Bits that the tails of these tensors, the first one's first, give back, until there are so many."""
+    found = 0
+    for t in tensors:
+        gone = min(kept[t], max(0, -(-(bits - found) // lives[t].bits)))
+        kept[t] -= gone
+        found += gone * lives[t].bits
+    return found
+
+
+def least(rooms: Rooms) -> Least:
+    """The linear program; with `tiles` then the one of whole choices, within NODES of its search."""
+    from scipy.optimize import LinearConstraint, linprog, milp  # type: ignore[attr-defined, unused-ignore]
+    from scipy.sparse import coo_array
+
+    p = _Program([], [], [])
+    gap: dict[tuple[str, int], int] = {}
+    taken: list[list[tuple[int, float]]] = [[] for _ in rooms.free]  # variables that take room, per segment
+    most: dict[tuple[str, int], int] = {}
+    for one in rooms.lives:
+        for k in range(len(one.stops) - 1):
+            gap[one.tensor, k] = p.variable(-one.moved[k + 1] / one.size, one.size)
+        if one.made:
+            p.cost[gap[one.tensor, 0]] += (one.words - one.moved[0]) / one.size
+            if not one.result:
+                always = p.variable(-one.words / one.size, one.size)
+                for k in range(len(one.stops) - 1):
+                    p.at_least(gap[one.tensor, k], always)
+        for at in range(one.stops[0], one.stops[-1] + 1):
+            there = [gap[one.tensor, k] for k, (a, b) in enumerate(zip(one.stops, one.stops[1:], strict=False)) if a <= at <= b]
+            most[one.tensor, at] = p.larger(there, one.size)
+    size = {one.tensor: one for one in rooms.lives}
+    pairs, new = {(old, at): heir for at, old, heir in rooms.heirs}, {(at, heir) for at, _, heir in rooms.heirs}
+    for (tensor, at), variable in most.items():
+        if (tensor, at) in pairs:
+            heir = pairs[tensor, at]
+            variable = p.larger([variable, most[heir, at]], max(size[tensor].size, size[heir].size))
+        if (at, tensor) not in new:
+            taken[at].append((variable, float(size[tensor].bits)))
+    for at, tensor, bits in rooms.tiles:
+        one = size[tensor]
+        whole = p.variable(0.0, 1.0)
+        p.rows.append([(whole, float(one.size)), (gap[tensor, max(one.stops.index(at) - 1, 0)], -1.0)])
+        taken[at].append((whole, -float(bits)))
+    choices = range(len(p.cost) - len(rooms.tiles), len(p.cost))
+    fixed = sum(sum(one.moved) for one in rooms.lives)
+    if not p.cost:
+        return Least({}, fixed, 0.0)
+    rows = [*p.rows, *taken]
+    limit = [*([0.0] * len(p.rows)), *map(float, rooms.free)]
+    entries = [(i, column, value) for i, row in enumerate(rows) for column, value in row]
+    numbers, columns, values = (np.array(each) for each in zip(*entries, strict=True))
+    matrix = coo_array((values, (numbers, columns)), shape=(len(rows), len(p.cost))).tocsc()  # type: ignore[no-untyped-call, unused-ignore]
+    upper = np.array(p.upper)
+    upper[choices] = 0.0
+    solved = linprog(p.cost, matrix, limit, bounds=np.column_stack((np.zeros(len(upper)), upper)), method="highs")  # type: ignore[no-untyped-call, unused-ignore]
+    if solved.status != 0:
+        raise RuntimeError(f"rooms of {len(rooms.free)} segments: {solved.message}")
+    best, proven = solved, True
+    if rooms.tiles and -solved.fun < SURE * sum(max(0.0, -cost * most) for cost, most in zip(p.cost, p.upper, strict=True)):
+        integral = np.zeros(len(upper))
+        integral[choices] = 1
+        fits = LinearConstraint(matrix, -np.inf, np.array(limit))  # type: ignore[no-untyped-call, unused-ignore]
+        found = milp(  # type: ignore[no-untyped-call, unused-ignore]
+            np.array(p.cost), integrality=integral, bounds=(0.0, np.array(p.upper)), constraints=fits, options={"node_limit": NODES, "mip_rel_gap": 0.0})
+        proven = found.status == 0
+        best = found if found.x is not None and found.fun < solved.fun else solved
+    x: NDArray[np.int64] = np.floor(best.x + 1e-6).astype(int)
+    gaps = {one.tensor: [int(x[gap[one.tensor, k]]) for k in range(len(one.stops) - 1)] for one in rooms.lives}
+    saved = max(0.0, -float(solved.ineqlin.marginals[len(p.rows):].sum()))
+    return Least({t: own for t, own in gaps.items() if any(own)}, fixed + float(best.fun), saved, proven)
+
+
+@dataclass(slots=True)
+class _Program:
+    """minimise cost * x, 0 <= x <= upper, rows * x <= 0."""
+
+    cost: list[float]
+    upper: list[float]
+    rows: list[list[tuple[int, float]]]
+
+    def variable(self, cost: float, upper: float) -> int:
+        self.cost.append(cost)
+        self.upper.append(float(upper))
+        return len(self.cost) - 1
+
+    def at_least(self, more: int, less: int) -> None:
+        self.rows.append([(less, 1.0), (more, -1.0)])
+
+    def larger(self, variables: Sequence[int], upper: float) -> int:
+        """A variable that is at least each of these."""
+        if len(variables) == 1:
+            return variables[0]
+        found = self.variable(0.0, upper)
+        for one in variables:
+            self.at_least(found, one)
+        return found

@@ -1,0 +1,373 @@
+"""The least traffic of a list of phases, each of which runs as a whole, with a bound that proves it, and the policies on the same list.
+
+What a phase finds on chip, of tensors that it reads or that others wait for, holds its room until the phase's results are complete; what it leaves on chip has
+room by then. So while a phase runs, of every tensor the larger part of before and after counts, and what stays of all tensors fits together. A result that
+follows an operand element for element, read for the last time, takes its place: both count once. What a phase needs whole in each of its steps takes room all
+the time, and what stays of it takes none beside.
+
+    minimise   sum over reads (size - x) + sum over results written + outputs      x: words that stay from one phase of a tensor to the next that reads it
+    subject to in each phase, sum over tensors of max(x before, x after) <= room;  written >= size - x   for results that are read again and are no outputs
+
+The same rules as for the segments of a schedule (`rooms.py`), where operands are read as often as nests read them. `optimum.py` is the looser list of single
+accesses that GOGETA's published figures rest on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.solve.gogeta.accesses import Access, AccessList
+from dse.solve.gogeta.optimum import EDGE, Optimum, Stay
+from dse.solve.gogeta.residency import DEAD, FINAL, Traffic
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+WHOLE = 400  # phases of a loop that are solved one by one if few periods do not tell
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """From a phase of a tensor to the next one that reads it. read: which of that phase's reads it is."""
+
+    tensor: str
+    first: int
+    last: int
+    read: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What takes room together in a phase: the more of what is there before (`found`) and after (`left`), gaps by number. at: which place of its phase."""
+
+    phase: int
+    at: int
+    found: tuple[int, ...]
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """Of a list. spills: per gap the number of its tensor among those that are written only if not all of them stays, -1: of another one. made: phase and words
+    of these. fixed: words of first reads and outputs, which nothing saves."""
+
+    gaps: tuple[_Gap, ...]
+    first: Ints
+    last: Ints
+    size: Ints
+    spills: Ints
+    made: tuple[tuple[int, int], ...]
+    places: tuple[_Place, ...]
+    fixed: int
+
+
+def _gaps(listed: AccessList) -> _Gaps:
+    at: dict[str, int] = {}
+    made: dict[str, int] = {}
+    found: list[_Gap] = []
+    ends: dict[tuple[int, str], int] = {}
+    starts: dict[tuple[int, str], int] = {}
+    fixed = sum(listed.words[t] for t in listed.outputs)
+    for i, a in enumerate(listed.accesses):
+        for k, t in enumerate(a.read):
+            if t in at:
+                ends[i, t] = starts[at[t], t] = len(found)
+                found.append(_Gap(t, at[t], i, k))
+            else:
+                fixed += listed.words[t]
+            at[t] = i
+        for t in a.made:
+            at[t] = made[t] = i
+    numbers: dict[str, int] = {}
+    spills = [numbers.setdefault(gap.tensor, len(numbers)) if gap.tensor in made and gap.tensor not in listed.outputs else -1 for gap in found]
+    places = []
+    for i, a in enumerate(listed.accesses):
+        for n, own in enumerate(_together(a)):
+            before, after = (tuple(where[i, t] for t in own if (i, t) in where) for where in (ends, starts))
+            if before or after:
+                places.append(_Place(i, n, before, after))
+    first, last, size = np.array([(gap.first, gap.last, listed.words[gap.tensor]) for gap in found], dtype=np.int64).reshape(-1, 3).T
+    return _Gaps(tuple(found), first, last, size, np.array(spills, dtype=np.int64), tuple((made[t], listed.words[t]) for t in numbers), tuple(places), fixed)
+
+
+def _together(a: Access) -> list[list[str]]:
+    """Tensors of a phase that share a place: one that takes another one's, else each by itself. What is needed whole has its room in any case (`held`)."""
+    group = {t: [t] for t in (*a.read, *a.made) if t not in a.whole}
+    for old, new in a.heirs:
+        if group[old] is not group[new]:
+            joined = group[old] + group[new]
+            for t in joined:
+                group[t] = joined
+    return list({id(own): own for own in group.values()}.values())
+
+
+def _free(listed: AccessList, room: int) -> Floats:
+    return np.array([max(0.0, float(room - a.held)) for a in listed.accesses])
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """phase: of a word of room in each phase; found: of each place with a before and an after, what of it the before pays."""
+
+    phase: Floats
+    found: dict[tuple[int, int], float]
+
+
+def least(listed: AccessList, room: int) -> Optimum:
+    """The least words of main memory of a list, and a bound on all that fits."""
+    g = _gaps(listed)
+    value, stay, prices = _solved(_Asked(listed, g, room, np.ones(len(g.gaps)), np.ones(len(g.made)), np.arange(len(g.gaps))))
+    cost = g.fixed + float(g.size.sum()) + value
+    return Optimum(cost, cost, _bound(listed, g, room, prices), (float(prices.phase.sum()),), _stays(g, stay, range(len(g.gaps))))
+
+
+def steady(lists: Callable[[int], AccessList], periods: int, room: int) -> Optimum:
+    """The least words of so many periods, solved as few: two at each end for themselves, two that stand for all between. Cost: those are made alike, which is a
+    schedule that can be run. Bound: they fit on average only; its prices then bound all periods. Where the two differ and the list is no longer than WHOLE, all
+    of it is solved. stays: of a period between."""
+    few = 2 * EDGE + 2
+    if periods <= few:
+        return least(lists(periods), room)
+    listed, whole = lists(few), lists(periods)
+    g, per, between = _gaps(listed), listed.per, periods - 2 * EDGE
+    times = np.where(np.arange(few) == EDGE, between - 1.0, 1.0)
+    weight, spill = times[g.last // per], times[np.array([i // per for i, _ in g.made], dtype=np.int64)]
+    value, stay, prices = _solved(_Asked(listed, g, room, weight, spill, _tied(g, per)))
+    every = _gaps(whole)
+    cost = every.fixed + float((weight * g.size).sum()) + value
+    born = dict(zip((gap.tensor for gap in g.gaps), (spill[v] if v >= 0 else 0.0 for v in g.spills), strict=True))
+    scale = np.array([born[gap.tensor] or times[gap.first // per] for gap in g.gaps])
+    relaxed = _solved(_Asked(listed, g, room, scale, spill, np.arange(len(g.gaps)), scale, (EDGE * per, per, between)))[2]
+    bound = _bound(whole, every, room, _repeated(relaxed, per, between))
+    if cost > bound * (1 + 1e-9) and len(whole.accesses) <= WHOLE:
+        found = least(whole, room)
+        return replace(found, stays=tuple(stay for stay in found.stays if stay.last // per == EDGE))
+    shown = np.flatnonzero(g.last // per == EDGE).tolist()
+    return Optimum(cost, cost, bound, (float(prices.phase.sum()),), _stays(g, stay, shown))
+
+
+def _repeated(prices: _Prices, per: int, between: int) -> _Prices:
+    """Of all periods: those between have the price of the two that stood for them."""
+    one, two, rest = EDGE * per, (EDGE + 1) * per, (EDGE + 2) * per
+    phase = np.concatenate((prices.phase[:one], np.tile(prices.phase[one:two], between), prices.phase[rest:]))
+    found = {key if key[0] < one else (key[0] + (between - 2) * per, key[1]): n for key, n in prices.found.items() if not one <= key[0] < rest}
+    found |= {(i + t * per, at): n for (i, at), n in prices.found.items() if one <= i < two for t in range(between)}
+    return _Prices(phase, found)
+
+
+def _tied(g: _Gaps, per: int) -> Ints:
+    """Of every gap the one that it is tied to: the latest that lies alike in the two periods that stand for others, or leads into or out of them."""
+    number = {(gap.first, gap.last, gap.read): i for i, gap in enumerate(g.gaps)}
+    found = []
+    for i, gap in enumerate(g.gaps):
+        first, last = gap.first, gap.last
+        while EDGE - 1 <= first // per <= EDGE <= last // per <= EDGE + 1:
+            first, last = first + per, last + per
+        found.append(number.get((first, last, gap.read), i))
+    return np.array(found, dtype=np.int64)
+
+
+def _stays(g: _Gaps, stay: Floats, shown: Sequence[int]) -> tuple[Stay, ...]:
+    return tuple(Stay(g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, 0, float(stay[i]), int(g.size[i])) for i in shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A linear program over the gaps of a list. weight: reads that each gap stands for; spill: writes of each tensor; tied: gaps that stay alike share
+    a column. scale: how often each gap takes room; mean: two periods whose room counts together: first phase, phases of each, how many periods they
+    stand for."""
+
+    listed: AccessList
+    g: _Gaps
+    room: int
+    weight: Floats
+    spill: Floats
+    tied: Ints
+    scale: Floats | None = None
+    mean: tuple[int, int, int] = (0, 0, 0)
+
+    def twin(self, phase: int) -> int:
+        """The phase that counts together with it: of the first of the two periods."""
+        first, per, _ = self.mean
+        return phase - per if first + per <= phase < first + 2 * per else phase
+
+
+@dataclass(slots=True)
+class _Program:
+    """Columns: words of each gap, of each tensor that never leaves the chip, of each place; rows: (sums of columns, columns whose sum is no less);
+    pieces: (first phase, last, column, how often): who takes room when."""
+
+    cost: list[float]
+    upper: list[float]
+    rows: list[tuple[list[tuple[int, float]], list[int]]]
+    pieces: list[tuple[int, int, int, float]]
+
+    def column(self, cost: float, upper: float) -> int:
+        self.cost.append(cost)
+        self.upper.append(upper)
+        return len(self.cost) - 1
+
+
+def _solved(asked: _Asked) -> tuple[float, Floats, _Prices]:
+    """(what spills less what staying saves; words of each gap that stay; prices of room).
+
+    Words that take room in a phase are those of the phase before, more by what begins, less by what ended: so every column has few entries, and the prices of
+    room belong to bounds of the last columns.
+    """
+    from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]  # imported here: only this question needs the time that it takes
+
+    g, phases = asked.g, len(asked.listed.accesses)
+    if not g.gaps:
+        return 0.0, np.zeros(0), _Prices(np.zeros(phases), {})
+    own, column = np.unique(asked.tied, return_inverse=True)
+    costs = np.zeros(len(own))
+    np.add.at(costs, column, -asked.weight)
+    p = _Program(costs.tolist(), [float(n) for n in g.size[own]], [], [])
+    always = [p.column(-float(n), float(words)) for n, (_, words) in zip(asked.spill, g.made, strict=True)]
+    p.rows += [([(always[v], 1.0)], [int(column[i])]) for i, v in enumerate(g.spills) if v >= 0]
+    shared = _places(asked, p, column)
+    width, free = len(p.cost), _free(asked.listed, asked.room)
+    first, per, many = asked.mean
+    joint = np.arange(first, first + per)
+    limit = np.concatenate((np.zeros(len(p.rows)), many * free[joint]))
+    free[joint] = free[joint + per] = inf
+    balance, none = _balance(p, phases)
+    solved = linprog(  # type: ignore[no-untyped-call, unused-ignore]
+        [*p.cost, *[0.0] * phases], _fewer(p, phases, joint, per), limit, balance, none,
+        np.column_stack((np.zeros(width + phases), [*p.upper, *free])), method="highs")
+    if solved.status != 0:
+        raise RuntimeError(f"residency of {phases} phases in {asked.room} words: {solved.message}")
+    spilled = float((asked.spill * np.array([words for _, words in g.made], dtype=float)).sum())
+    prices = np.maximum(-solved.upper.marginals[width:], 0.0)
+    prices[joint] = prices[joint + per] = np.maximum(-solved.ineqlin.marginals[len(p.rows):], 0.0)
+    found = {key: float(-solved.ineqlin.marginals[row]) for key, row in shared.items()}
+    return float(solved.fun) + spilled, np.asarray(solved.x)[column], _Prices(prices, found)
+
+
+def _places(asked: _Asked, p: _Program, column: NDArray[np.intp]) -> dict[tuple[int, int], int]:
+    """Adds who takes room when. Of places with a before and an after the row that says that the before fits."""
+    g, shared = asked.g, dict[tuple[int, int], int]()
+    scale = np.ones(len(g.gaps)) if asked.scale is None else asked.scale
+    p.pieces += [(gap.first + 1, gap.last - 1, int(column[i]), float(scale[i])) for i, gap in enumerate(g.gaps) if gap.last > gap.first + 1]
+    groups: dict[tuple[int, int], list[_Place]] = defaultdict(list)
+    for place in g.places:
+        groups[asked.twin(place.phase), place.at].append(place)
+    for group in groups.values():
+        before = [(int(column[i]), float(scale[i])) for place in group for i in place.found]
+        after = [(int(column[i]), float(scale[i])) for place in group for i in place.left]
+        if not before or not after or (before == after and len(group) == 1):
+            p.pieces += [(place.phase, place.phase, int(column[i]), float(scale[i])) for place in group for i in (place.left if not before else place.found)]
+            continue
+        larger = [p.column(0.0, inf) for _ in group]
+        shared |= {(place.phase, place.at): len(p.rows) for place in group}
+        p.rows += [(before, larger), (after, larger)]
+        p.pieces += [(place.phase, place.phase, at, 1.0) for place, at in zip(group, larger, strict=True)]
+    return shared
+
+
+def _fewer(p: _Program, phases: int, joint: Ints, per: int) -> Any:
+    """Rows: a sum of columns less others <= 0; what two periods hold <= the room of those that they stand for."""
+    width = len(p.cost)
+    entries = [(row, at, n) for row, (few, _) in enumerate(p.rows) for at, n in few]
+    entries += [(row, at, -1.0) for row, (_, most) in enumerate(p.rows) for at in most]
+    entries += [(len(p.rows) + n, width + i, 1.0) for n, phase in enumerate(joint.tolist()) for i in (phase, phase + per)]
+    return _sparse(entries, len(p.rows) + len(joint), width + phases)
+
+
+def _balance(p: _Program, phases: int) -> tuple[Any, Floats]:
+    """Rows: words in a phase less words in the one before, less what begins, more what ended = 0."""
+    begin = len(p.cost)
+    entries = [(i, begin + i, 1.0) for i in range(phases)] + [(i, begin + i - 1, -1.0) for i in range(1, phases)]
+    entries += [(first, at, -n) for first, _, at, n in p.pieces] + [(last + 1, at, n) for _, last, at, n in p.pieces if last + 1 < phases]
+    return _sparse(entries, phases, begin + phases), np.zeros(phases)
+
+
+def _sparse(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) -> Any:
+    from scipy.sparse import csc_array
+
+    numbers, at, values = np.array(entries, dtype=float).reshape(-1, 3).T
+    return csc_array((values, (numbers.astype(int), at.astype(int))), shape=(rows, columns))  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def _bound(listed: AccessList, g: _Gaps, room: int, prices: _Prices) -> float:
+    """No choice of what stays costs less, whatever the prices >= 0: what takes room pays for it instead of fitting, before and after share the price of a place
+    in any way, and so each tensor by itself does what is cheapest: it stays whole all the time, or is written and stays only where that pays."""
+    paid = np.concatenate(([0.0], np.cumsum(prices.phase)))
+    net = paid[g.last] - paid[np.minimum(g.first + 1, g.last)] - 1.0
+    for place in g.places:
+        price = float(prices.phase[place.phase])
+        part = price if not place.left else 0.0 if not place.found else min(max(prices.found.get((place.phase, place.at), price / 2), 0.0), price)
+        net[list(place.found)] += part
+        net[list(place.left)] += price - part
+    words = np.array([n for _, n in g.made], dtype=float)
+    always, where = np.zeros(len(words)), np.zeros(len(words))
+    some = g.spills >= 0
+    np.add.at(always, g.spills[some], (g.size * net)[some])
+    np.add.at(where, g.spills[some], (g.size * np.minimum(net, 0.0))[some])
+    rest = float((g.size * np.minimum(net, 0.0))[~some].sum())
+    return float(g.fixed + g.size.sum() + rest + np.minimum(always, words + where).sum() - (prices.phase * _free(listed, room)).sum())
+
+
+def policy(listed: AccessList, room: int, replace: bool = True, reads_evict: bool = False) -> Traffic:
+    """Words that first in, first out filling moves, phase by phase, under the rules of above. replace: what is made may evict what is needed strictly later, as
+    in GOGETA; without, only free room is filled (SEQ-Overflow). reads_evict: what is read may, too."""
+    uses: dict[str, list[int]] = defaultdict(list)
+    for i in reversed(range(len(listed.accesses))):
+        for t in listed.accesses[i].read:
+            uses[t].append(i)
+    size, kept, coming = listed.words, dict[str, int](), dict[str, int]()
+    least_kept: dict[str, int] = {}
+    first_kept: dict[str, int] = {}
+    read = 0
+    for a in listed.accesses:
+        users = dict.fromkeys((*a.read, *a.made))
+        whole = sum(n for t, n in kept.items() if t in a.whole)
+        free = room - a.held - sum(kept.values()) + whole
+        idle = sorted((t for t in kept if t not in users), key=lambda t: -coming[t])
+        free += _evicted(kept, [*idle, *(t for t in kept if t in users and t not in a.whole)], -free)
+        for t in a.read:
+            uses[t].pop()
+            there = kept.get(t, 0)
+            read += size[t] - there
+            if t in least_kept:
+                least_kept[t] = min(least_kept[t], there)
+        for t in users:
+            coming[t] = uses[t][-1] if uses[t] else FINAL if t in listed.outputs else DEAD
+        fresh = dict(kept)
+        for own in _together(a):
+            left = sum(kept.get(t, 0) for t in own if coming[t] >= FINAL)
+            for t in (t for t in own if coming[t] < FINAL and t in a.made):
+                fresh[t] = min(left, size[t])
+                left -= fresh[t]
+        for t in sorted((t for t in users if coming[t] < FINAL), key=lambda t: (t not in a.made, coming[t])):
+            want = size[t] - fresh.get(t, 0)
+            if replace and (t in a.made or reads_evict):
+                free += _evicted(fresh, [o for o in idle if coming[o] > coming[t]], want - free)
+            more = want if t in a.whole else max(0, min(want, free))
+            fresh[t] = fresh.get(t, 0) + more
+            free -= 0 if t in a.whole else more
+        for t in a.made:
+            first_kept[t] = fresh.get(t, 0) if coming[t] < FINAL else 0
+            if coming[t] < FINAL and t not in listed.outputs:
+                least_kept[t] = first_kept[t]
+        kept = {t: n for t, n in fresh.items() if n and coming[t] < FINAL}
+    makes = {t for a in listed.accesses for t in a.made}
+    wrote = sum(size[t] - first_kept[t] for t in makes)
+    return Traffic(read, wrote, sum(first_kept[t] - n for t, n in least_kept.items()), sum(first_kept[t] for t in makes if t in listed.outputs))
+
+
+def _evicted(kept: dict[str, int], tensors: Sequence[str], words: int) -> int:
+    """Words that the tails of these tensors, the first one's first, give back, until there are so many."""
+    found = 0
+    for t in tensors:
+        gone = max(0, min(kept.get(t, 0), words - found))
+        if gone:
+            kept[t] -= gone
+            found += gone
+    return found

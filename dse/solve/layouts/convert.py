@@ -1,0 +1,284 @@
+"""What turns a tensor from one layout into another: a copy that reads the one and writes the other, priced as any
+einsum (docs/model.md, Layouts).
+
+A block is a box that lies in one piece in a layout: its innermost digits. A copy reads lines of one layout and
+writes lines of the other, so its tiles are made of blocks of both. Nests that are priced: the mapper's own, and
+
+    for ...                 until T, the least box that holds a block of each layout, or a larger one
+      store LEVEL A B       both, or one of them; or one here and the other one below, of a block of its own
+      for ...
+        spatial ...         a block of the layout of what is staged nowhere, as far as there are lanes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import gcd, inf, prod
+
+from dse.layout.address import Digit, Layout, row_major
+from dse.mapper.exact.layout_aware import Felt, Place, felt, laid, pairs, settled
+from dse.mapper.exact.spatial import divisors
+from dse.mapping.conversion import copied
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, holdable
+from dse.mapping.space import FREE
+from dse.sim.counts.counts import footprints
+from dse.sim.einsum import bounds
+from dse.sim.einsum.cost import overflow
+from dse.sim.einsum.evaluate import Problem, above, figure
+from dse.sim.levels.transfer import dim_names
+from hw.arch import Arch, Level
+from workloads.einsum import Einsum
+
+NEAR = 1e-3  # a copy as near to its bound is looked for no further
+TRIED = 4  # boxes per way of staging that are priced
+Box = tuple[int, ...]  # extents, one per dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy between two layouts. mapping: with the layouts of inner levels; gap: how far it may lie above the
+    least copy in ragged lanes."""
+
+    mapping: Mapping
+    energy: float
+    cycles: float
+    gap: float
+
+
+@dataclass(slots=True)
+class Conversions:
+    """Copies on one machine, each looked for once."""
+
+    arch: Arch
+    objective: str
+    known: dict[tuple[int | None, Layout, Layout], Copy] = field(default_factory=dict)
+    own: dict[tuple[tuple[int, ...], int | None], tuple[list[Felt], float]] = field(default_factory=dict)
+    felts: dict[tuple[Einsum, Mapping], Felt | None] = field(default_factory=dict)
+    inner: dict[tuple[Einsum, Mapping], dict[Place, Layout]] = field(default_factory=dict)
+    floors: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
+
+    def floor(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:
+        """(energy, cycles) that no copy of such a tensor falls below."""
+        if (shape, bits) not in self.floors:
+            e = copied(shape, bits)
+            self.floors[shape, bits] = bounds.energy_pj(e, self.arch), bounds.latency_cycles(e, self.arch)
+        return self.floors[shape, bits]
+
+    def cost(self, bits: int | None, a: Layout, b: Layout) -> Copy:
+        """The best copy found; layouts in names that all tensors of a shape share."""
+        if (bits, a, b) not in self.known:
+            self.known[bits, a, b] = self._found(bits, a, b)
+        return self.known[bits, a, b]
+
+    def _found(self, bits: int | None, a: Layout, b: Layout) -> Copy:
+        """Nests are priced in the order of what they cost at least, about, until none may cost less than the best."""
+        home, e = self.arch.levels[0].name, copied(a.shape, bits)
+        own, floor = self._own(a.shape, bits)
+        ends = {(home, "A"): a, (home, "B"): b}
+        rows = [(0.0, one) for one in own]
+        for nest, asked in dict(between(e, self.arch, a, b)).items():
+            if one := self._felt(e, nest):
+                rows.append((self._about(one, asked), one))
+        best, chosen = inf, None
+        for about, one in sorted(rows, key=lambda row: (row[0], str(row[1].mapping))):
+            if about >= best or best <= floor * (1 + NEAR):
+                break
+            if figure(self.objective, *one.cost(ends)) >= best:
+                continue
+            inner = self._inner(e, one)
+            energy, cycles = one.cost(inner | ends)
+            if (value := figure(self.objective, energy, cycles)) < best:
+                best, chosen = value, (laid(one.mapping, inner), energy, cycles)
+        assert chosen
+        return Copy(*chosen, above(best, floor))
+
+    def _about(self, one: Felt, asked: float) -> float:
+        """What a nest costs that asks main memory for so many lines: rows and misses come on top."""
+        (energy, cycles), outer, e = one.cost({}), self.arch.levels[0], one.problem.einsum
+        words = 2 * e.points() * (e.output.bits or self.arch.word_bits)
+        moved = max(words, asked * outer.access.line_bits) if outer.access else words
+        energy += (moved - words) / outer.width_bits * min(outer.read_pj, outer.write_pj)
+        port = moved / outer.width_bits / outer.bandwidth / (2 if outer.ports == "separate" else 1)
+        return figure(self.objective, energy, max(cycles, port))
+
+    def _own(self, shape: tuple[int, ...], bits: int | None) -> tuple[list[Felt], float]:
+        """The mapper's nests of a copy, and what no copy in any layouts costs less than."""
+        if (shape, bits) not in self.own:
+            one = Problem(self.arch, copied(shape, bits), self.objective)
+            found = pairs(one, "ragged_lanes", FREE, 0.01, frozenset())
+            nests, floor = ([], 0.0) if isinstance(found, Infeasible) else (list(found.mappings), found.floor)
+            self.own[shape, bits] = nests, max(floor, figure(self.objective, *self.floor(bits, shape)))
+        return self.own[shape, bits]
+
+    def _felt(self, e: Einsum, nest: Mapping) -> Felt | None:
+        """None of a nest that does not fit."""
+        if (e, nest) not in self.felts:
+            fits = not faults(nest, e, self.arch) and not overflow(footprints(nest, e, self.arch), e, self.arch)
+            self.felts[e, nest] = felt(Problem(self.arch, e, self.objective), nest) if fits else None
+        return self.felts[e, nest]
+
+    def _inner(self, e: Einsum, one: Felt) -> dict[Place, Layout]:
+        """Layouts of the tiles at inner levels, as is best where the tensors lie row-major."""
+        if (e, one.mapping) not in self.inner:
+            home = self.arch.levels[0].name
+            ends = {place: row_major(dim_names(link.tensor), tuple(d.size for d in link.tensor.dims))
+                    for place, link in one.links.items() if place[0] == home}
+            found = settled(one, ends)[2] if len(ends) < len(one.links) else ends
+            self.inner[e, one.mapping] = {place: layout for place, layout in found.items() if place[0] != home}
+        return self.inner[e, one.mapping]
+
+
+def blocks(layout: Layout) -> list[Box]:
+    """Boxes that lie in one piece, smallest first: the innermost digits, the next one in all parts that divide it.
+
+    >>> blocks(row_major(("A", "B"), (2, 6)))
+    [(1, 1), (1, 2), (1, 3), (1, 6), (2, 6)]
+    """
+    own = [1] * len(layout.shape)
+    found = [tuple(own)]
+    for k, digit in _chain(layout):
+        if digit.step != own[k] or digit.room != digit.size:
+            break
+        for part in divisors(digit.size)[1:]:
+            found.append(tuple(min(n * part, layout.shape[k]) if i == k else n for i, n in enumerate(own)))
+        own[k] *= digit.size
+    return found
+
+
+def _chain(layout: Layout) -> Iterator[tuple[int, Digit]]:
+    """Digits, innermost first, with their dimensions; up to one of dimensions that are fused or unfolded."""
+    for digit in reversed(layout.digits):
+        one = layout.stored[digit.dim]
+        if len(one.members) != 1 or one.tile:
+            return
+        yield one.members[0], digit
+
+
+def lines(layout: Layout, box: Box, line: int) -> float:
+    """About how many lines, of so many elements, boxes of a size ask for that together are the tensor: those of each of
+    their runs, which begin at multiples of their length.
+
+    >>> [lines(row_major(("A", "B"), (4, 8)), box, 4) for box in ((1, 8), (4, 2), (4, 1))]
+    [8.0, 16.0, 32.0]
+    """
+    run = 1
+    for k, digit in _chain(layout):
+        part = min(digit.size, max(box[k] // digit.step, 1))
+        run *= part
+        if part < digit.size:
+            break
+    return prod(layout.shape) / run * (1 + (run - gcd(run, line)) / line)
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How a copy is made. lines: that it asks main memory for, about; tile: the box that `upper` stores hold; inner:
+    the box of `lower` ones, outside of lanes or (in_lanes) inside, where they share it out; last: the tensor whose
+    order the loops below the tile are in."""
+
+    lines: float
+    tile: Box
+    inner: Box
+    last: str
+    upper: tuple[Store, ...] = ()
+    lower: tuple[Store, ...] = ()
+    in_lanes: bool = False
+
+
+def between(e: Einsum, arch: Arch, a: Layout, b: Layout) -> Iterator[tuple[Mapping, float]]:
+    """Nests of a copy between two layouts, and how many lines each asks for, about; the fewest first. Some may not fit."""
+    bits, access, ranks = e.output.bits or arch.word_bits, arch.levels[0].access, [rank for rank, _ in e.extents]
+    line, ways = max(1, access.line_bits // bits) if access else 1, {"A": a, "B": b}
+    found = dict[tuple[object, ...], list[Staging]]()
+    for one in _stagings(e, arch, ways, bits, line):
+        found.setdefault((one.upper, one.lower), []).append(one)
+    few = (sorted(own, key=lambda one: (one.lines, -prod(one.tile)))[:TRIED] for own in found.values())
+    for one in sorted(chain.from_iterable(few), key=lambda one: one.lines):
+        for order in ways.values():
+            yield _nest(e, arch, one, _ranks(order, ranks), _ranks(ways[one.last], ranks)), one.lines
+
+
+def _stagings(e: Einsum, arch: Arch, ways: dict[str, Layout], bits: int, line: int) -> Iterator[Staging]:
+    """Boxes that hold a block of each layout, and where the tensors stand meanwhile."""
+    whole, pes = tuple(n for _, n in e.extents), arch.instances(len(arch.levels))
+    near = {x: {one.name: _room(arch, one, bits) for one in arch.levels[1:] if x in holdable(e, one)} for x in "AB"}
+    first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
+    shared = {level.name for level in arch.levels[first:]}
+
+    def asked(a: Box, b: Box) -> float:
+        return lines(ways["A"], a, line) + lines(ways["B"], b, line)
+
+    for t in dict.fromkeys(tuple(map(max, p, q)) for p in (*blocks(ways["A"]), whole) for q in (*blocks(ways["B"]), whole)):
+        for name in near["A"].keys() & near["B"].keys():
+            if 2 * prod(t) <= near["A"][name]:
+                one, both = Staging(asked(t, t), t, t, "B"), (Store(name, "A"), Store(name, "B"))
+                yield replace(one, lower=both, in_lanes=True) if name in shared else replace(one, upper=both)
+        outside = [(x, name) for x, rooms in near.items() for name in rooms if name not in shared and prod(t) <= rooms[name]]
+        for x, name in outside:
+            y = "B" if x == "A" else "A"
+            left = {below: room - (prod(t) if below == name else 0) for below, room in near[y].items()}
+            boxes = {"": _largest(ways[y], t, pes)} | {below: _filling(ways[y], t, room, line) for below, room in left.items()}
+            for below, own in boxes.items():
+                if own:
+                    lower = (Store(below, y),) if below else ()
+                    many = asked(t, own) if x == "A" else asked(own, t)
+                    yield Staging(many, t, own, y, (Store(name, x),), lower, below in shared)
+    for x in "AB":
+        lanes = _largest(ways[x], whole, pes)
+        yield Staging(asked(lanes, lanes), lanes, lanes, x)
+
+
+def _room(arch: Arch, level: Level, bits: int) -> float:
+    """Elements that all instances of a level hold of what moves."""
+    return inf if level.capacity_bits is None else (
+        level.capacity_bits // bits // (2 if level.double_buffer else 1) * arch.instances(arch.levels.index(level)))
+
+
+def _filling(layout: Layout, within: Box, room: float, line: int) -> Box | None:
+    """The box of a block that fits and fills lines best."""
+    inside = (tuple(map(min, within, box)) for box in blocks(layout))
+    fit = [box for box in inside if prod(box) <= room]
+    return min(fit, key=lambda box: (lines(layout, box, line), -prod(box)), default=None)
+
+
+def _largest(layout: Layout, within: Box, most: int) -> Box:
+    """The largest block inside a box of so many elements at most."""
+    inside = (tuple(map(min, within, box)) for box in blocks(layout))
+    return max((box for box in inside if prod(box) <= most), key=prod)
+
+
+def _ranks(layout: Layout, ranks: Sequence[str]) -> list[str]:
+    """Outermost first, as their outermost digits lie."""
+    place = {m: i for i, digit in reversed(list(enumerate(layout.digits))) for m in layout.stored[digit.dim].members}
+    return [rank for _, rank in sorted((place.get(k, -1), rank) for k, rank in enumerate(ranks))]
+
+
+def _nest(e: Einsum, arch: Arch, one: Staging, outer: Sequence[str], inner: Sequence[str]) -> Mapping:
+    """outer, inner: ranks of the loops above the tile, and below it, outermost first."""
+    home, left = arch.levels[0].name, dict(e.extents)
+    nodes: list[Loop | Store] = [Store(home, "A"), Store(home, "B")]
+    for box, order, stores in ((one.tile, outer, one.upper), (one.inner, inner, () if one.in_lanes else one.lower)):
+        tile = {rank: min(left[rank], n) for rank, n in zip(left, box, strict=True)}
+        nodes += [*(Loop(rank, tile[rank]) for rank in order if tile[rank] < left[rank]), *stores]
+        left = tile
+    held = [store for store in nodes if isinstance(store, Store)]
+    return Mapping((*nodes, *_inside(e, arch, left, one.lower if one.in_lanes else (), held)))
+
+
+def _inside(e: Einsum, arch: Arch, left: dict[str, int], lower: Sequence[Store],
+            held: Sequence[Store]) -> list[Loop | Store]:
+    """Lanes over what is left, what stands inside of them, or must, and loops in time over the rest."""
+    nodes = list[Loop | Store]()
+    for v in range(1, len(arch.levels) + 1):
+        for dim, size in (one for f in arch.fanouts if f.outside == v for one in f.dims):
+            while (most := max((max(d for d in divisors(n) if d <= size), rank) for rank, n in left.items()))[0] > 1:
+                part, rank = most
+                left[rank], size = left[rank] // part, size // part
+                nodes.append(Loop(rank, left[rank], dim))
+        for level in arch.levels[v:v + 1]:
+            must = [] if level.bypass else [Store(level.name, t) for t in holdable(e, level)]
+            own = dict.fromkeys((*(one for one in lower if one.level == level.name), *must))
+            nodes += [one for one in own if one not in held]
+    return [*nodes, *(Loop(rank, 1) for rank, n in left.items() if n > 1)]

@@ -1,0 +1,341 @@
+"""Einsums in turn on machines that differ in prices, rates and clock only: mappings are found on some of them and taken by all (docs/reuse.md, Many machines).
+
+    energy = words . prices + leakage per cycle * cycles        words: of a mapping; cycles: of it at the times of ports and operations
+
+What fits one of the machines fits all. Of machine k nothing costs less than F_k, nor than G_k without leakage, at prices p_k, leakage l_k per cycle, times t_k.
+On another machine (p, l, t) prices are at least a p_k, a = min(p / p_k), and cycles of any mapping at least b = min(1, t / t_k) of those at t_k: they grow with
+every time, and by a factor where all times do. So with c = l b / l_k nothing costs less there than
+
+    c F_k + (a - c) G_k + (p - a p_k) . U             if c <= a
+    a F_k + (l - a l_k / b) C + (p - a p_k) . U       else
+
+U: actions of each kind that every mapping has; C: cycles that none beats on the machine. Every machine that was solved bounds all others this way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.mapping.nest import Infeasible
+from dse.run.compiled import njit
+from dse.sim.counts.parts import action_pj
+from dse.sim.einsum import bound_kernels
+from dse.sim.einsum.bounds import floor, needs, rates
+from dse.sim.einsum.cost import cycles_of, ports, taken
+from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Violated
+from dse.solve.sharing.shared_schedules import prices, times, unit
+from hw.arch import Arch, FieldRole, Slot, slots
+from hw.columns import Columns, Floats, Ints, alike
+from workloads.einsum import Einsum
+
+Solve = Callable[[Sequence[Arch]], list[EinsumCost | Infeasible]]  # an einsum on each machine, at least energy
+Bound = Callable[[Sequence[Arch]], list[float]]  # energy that no mapping costs less than, 0: not known
+ROUND = 16  # machines that are solved together
+STEPS = 128  # gaps are said in parts of the share, rounded up: few different numbers take little room
+FINEST = 1 << 13  # parts of a whole
+UNKNOWN = (1 << 16) - 1  # parts: nothing is known of a gap as large
+MANY = 2048  # kinds of machines that a mapping is priced on at a time: what that takes of memory
+Parts = NDArray[np.uint16]
+Kind = NDArray[np.int32]
+
+
+def widened(arch: Arch, columns: Columns) -> Arch:
+    """As `cost.together`, of machines that differ from one in prices, rates and clock alone. Leakage stands where one
+    number says that of all instances."""
+    at = [one for one, value in zip(slots(arch, "price", "rate"), arch.values(slots(arch, "price", "rate")), strict=True)
+          if value is not None]
+    total = [*at, Slot("compute", 0, "vector_leak_mw"), *slots(arch, "clock")]
+    return arch.without("leakage").filled(total, [*map(columns.at, at), columns.leak_mw, columns.clock_ghz])
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Machines that are alike in something. columns: one of each kind; wide: the same, so many at a time as one machine of arrays; of [n]: the kind of every
+    machine."""
+
+    columns: Columns
+    wide: list[Arch]
+    of: Kind
+
+
+@dataclass(frozen=True)
+class Cell:
+    """n machines of one structure. first: one of them; arch: the i-th, on its own; leak_mw, clock_ghz [n].
+
+    priced, paced: kinds of machines by energies per action, and by times of ports and operations. There are far fewer of either than machines, and what follows
+    from them alone is found once for each.
+    """
+
+    first: Arch
+    arch: Callable[[int], Arch]
+    leak_mw: Floats
+    clock_ghz: Floats
+    priced: Kinds
+    paced: Kinds
+
+    @cached_property
+    def prices(self) -> Floats:
+        """[kinds, actions] per action."""
+        return np.concatenate([_stacked(prices(some)[:-1]) for some in self.priced.wide])
+
+    @cached_property
+    def times(self) -> Floats:
+        """[kinds, parts] of an action per level, of operations, and of what takes a cycle."""
+        return np.concatenate([_stacked(times(some)) for some in self.paced.wide])
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that an answer for these machines depends on."""
+        found = hashlib.sha256(repr(self.first.structure()).encode())
+        for part in (self.leak_mw, self.clock_ghz, self.prices, self.priced.of, self.times, self.paced.of):
+            found.update(np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.leak_mw)
+
+    def solved(self, i: int) -> Arch:
+        found = self.arch(i)
+        if found.structure() != self.first.structure():
+            raise ValueError(f"{found.name} differs from machines that it shares mappings with in more than prices, rates and clock; leave out solver.share")
+        return found
+
+
+def _stacked(columns: Sequence[Any]) -> Floats:
+    return np.column_stack(np.broadcast_arrays(*columns)).astype(float)
+
+
+def cell(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> Cell:
+    """Of machines of one structure as columns. Raises ValueError where these do not say all that costs."""
+    if first.felt():
+        raise ValueError(f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; leave out solver.share")
+
+    def kinds(role: FieldRole) -> Kinds:
+        rows = np.column_stack([columns.at(one) for one in slots(first, role)])
+        some, of = alike(np.nan_to_num(rows, nan=-1.0))
+        own = columns.take(some)
+        return Kinds(own, [widened(first, own.take(np.arange(at, min(at + MANY, len(some))))) for at in range(0, len(some), MANY)], of.astype(np.int32))
+
+    return Cell(first, arch, columns.leak_mw, columns.clock_ghz, kinds("price"), kinds("rate"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one mapping, or of bounds: energy without leakage by the kind of prices, cycles by the kind of times."""
+
+    pj: Floats
+    cycles: Floats
+
+
+def cost_on(c: Cell, e: Einsum, found: EinsumCost) -> Cost:
+    """As the evaluator has it, on all kinds of machines."""
+    counted, cycles, pj = [row for row in found.counts if row.action != "enter"], np.empty(len(c.times)), np.empty(len(c.prices))
+    for i, some in enumerate(c.paced.wide):
+        cycles[i * MANY:(i + 1) * MANY] = cycles_of(found.mapping, e, some)
+    for i, some in enumerate(c.priced.wide):
+        pj[i * MANY:(i + 1) * MANY] = sum(row.elems * action_pj((row.level, row.tensor, row.action), e, some) for row in counted)
+    return Cost(pj, cycles)
+
+
+def steady_on(c: Cell, e: Einsum, found: EinsumCost) -> Floats:
+    """Cycles of one of many equal einsums, by the kind of times."""
+    return np.concatenate([np.broadcast_to(taken(*ports(found.mapping, found.counts, e, some), steady=True), np.shape(some.clock_ghz))
+                           for some in c.paced.wide])
+
+
+def least_on(c: Cell, e: Einsum) -> Cost:
+    """What no mapping beats."""
+    unleaking, runs = replace(c.priced.columns, leak_mw=np.zeros(len(c.prices))), ((e, 1.0),)
+    return Cost(bound_kernels.in_turn(runs, unleaking)[0], bound_kernels.in_turn(runs, c.paced.columns)[1])
+
+
+def energy_of(c: Cell, one: Cost) -> Floats:
+    """[n]."""
+    return np.asarray(one.pj[c.priced.of] + c.leak_mw * one.cycles[c.paced.of] / c.clock_ghz)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What machines of a cell do with an einsum. mappings: as found on one of them; choice [n] of these; gaps [n]: how far above the optimum of the space, in
+    parts of the share."""
+
+    einsum: Einsum
+    mappings: tuple[EinsumCost, ...]
+    choice: NDArray[np.int16]
+    gaps: Parts
+
+
+def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Shared | Infeasible:
+    """Mappings of an einsum for all machines: more are solved, the one furthest above what it might cost and others that are too far, until none is, by more
+    than a share (above 0), but those that were solved. Which are follows from the list of machines alone."""
+    least = least_on(c, e)
+    bound, best, choice = energy_of(c, least) * (1 - PRECISE), np.full(len(c), np.inf), np.zeros(len(c), np.int16)
+    found: dict[str, EinsumCost] = {}
+    asked, rng, unleaking = np.zeros(len(c), np.bool_), Random(0), dict[int, float]()
+    units = units_of(c, e)
+
+    while (open_ := np.flatnonzero(~asked & ((far := _above(best, bound)) > share))).size:
+        worst = int(open_[np.argmax(far[open_])]) if found else int(open_[0])
+        own = [worst, *(i for i in rng.sample(open_.tolist(), min(ROUND, open_.size)) if i != worst)][:ROUND]
+        asked[own] = True
+        arches = [c.solved(i) for i in own]
+        answers = solve(arches)
+        for one in answers:
+            if isinstance(one, Infeasible):
+                return one
+            if str(one.mapping) not in found:
+                energy = energy_of(c, cost_on(c, e, one))
+                better = energy < best
+                best[better], choice[better] = energy[better], len(found)
+                found[str(one.mapping)] = one
+        new = {kind: arch.without("leakage") for i, arch in zip(own, arches, strict=True) if (kind := int(c.priced.of[i])) not in unleaking}
+        unleaking |= zip(new, floors(list(new.values())) if new else (), strict=True)
+        for i, one in zip(own, answers, strict=True):
+            assert isinstance(one, EinsumCost)
+            known = one.energy_pj / (1 + one.gap_in_space), unleaking[int(c.priced.of[i])]
+            raised(c, bound, i, *known, units, least.cycles)
+    gaps = _above(best, bound)
+    gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
+    used, of_used = np.unique(choice, return_inverse=True)
+    return Shared(e, tuple(list(found.values())[k] for k in used), of_used.astype(np.int16), parts_of(gaps, share))
+
+
+def part_of(share: float) -> float:
+    """In which gaps are said."""
+    return share / min(STEPS, max(1, int(share * FINEST)))
+
+
+def parts_of(gaps: Floats, share: float) -> Parts:
+    """Gaps in parts, rounded up; those up to the share stay there."""
+    return np.minimum(np.ceil(gaps / part_of(share)), UNKNOWN).astype(np.uint16)
+
+
+def gap_of(parts: Parts, share: float) -> Floats:
+    """The gaps that parts say."""
+    return np.where(parts == UNKNOWN, np.inf, parts * part_of(share))
+
+
+def units_of(c: Cell, e: Einsum) -> Floats:
+    """[actions] that every mapping has of each."""
+    return np.array([floor(needs(e), rates(unit(c.first, kind)))[0] for kind in range(c.prices.shape[1])])
+
+
+def _above(value: Floats, least: Floats) -> Floats:
+    """As `evaluate.above`."""
+    some, bounded = np.broadcast_to(least, value.shape) > 0, np.where(value > 0, np.inf, 0.0)
+    return np.where(some, np.maximum(np.divide(value, least, out=np.ones_like(value), where=some) - 1, 0.0), bounded)
+
+
+def raised(c: Cell, bound: Floats, k: int, least: float, unleaking: float, units: Floats, cycles: Floats) -> None:
+    """Raises bounds [n] of all machines to what nothing costs less than on each, from what nothing costs less than on the k-th, with and without leakage.
+    cycles: that none beats, by the kind of times."""
+    of, at = c.prices[c.priced.of[k]], c.times[c.paced.of[k]]
+    asks, takes = of > 0, at > 0
+    a = np.min(c.prices[:, asks] / of[asks], axis=1) if asks.any() else np.zeros(len(c.prices))
+    rest = np.maximum(c.prices - a[:, None] * of, 0.0) @ units
+    b = np.minimum(1.0, np.min(c.times[:, takes] / at[takes], axis=1))
+    _raise(bound, c.leak_mw / c.clock_ghz, c.priced.of, c.paced.of, a, b, rest, cycles, k, least, unleaking)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _raise(bound: Floats, leak: Floats, priced: Kind, paced: Kind, a: Floats, b: Floats, rest: Floats, cycles: Floats, k: int, least: float,
+           unleaking: float) -> None:
+    for i in range(len(bound)):
+        share, slower = a[priced[i]], b[paced[i]]
+        c = leak[i] * slower / leak[k] if leak[k] > 0 else np.inf
+        if c <= share:
+            more = c * least + (share - c) * unleaking
+        else:
+            more = share * least + (max(leak[i] - share * leak[k] / slower, 0.0) if leak[k] > 0 else leak[i]) * cycles[paced[i]]
+        bound[i] = max(bound[i], (more + rest[priced[i]]) * (1 - PRECISE))
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What none of a workload's E different einsums in turn costs less than on a cell. runs: how often each runs; pj, cycles [E, kinds]: as in `Cost`."""
+
+    einsums: tuple[Einsum, ...]
+    runs: tuple[int, ...]
+    pj: Floats
+    cycles: Floats
+
+    def total(self, each: Floats) -> Floats:
+        """Of numbers [E, n]."""
+        return np.asarray(sum(n * one for n, one in zip(self.runs, each, strict=True)))
+
+    def at(self, c: Cell, at: Ints) -> tuple[Floats, Floats]:
+        """Energy and cycles [E, n] of some machines."""
+        cycles = self.cycles[:, c.paced.of[at]]
+        return self.pj[:, c.priced.of[at]] + c.leak_mw[at] * cycles / c.clock_ghz[at], cycles
+
+
+def least_of(c: Cell, einsums: Sequence[Einsum], runs: Sequence[int]) -> Least:
+    each = [least_on(c, e) for e in einsums]
+    return Least(tuple(einsums), tuple(runs), np.stack([one.pj for one in each]), np.stack([one.cycles for one in each]))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A workload in turn on a cell. mappings: M of all einsums; pj, cycles, steady [M, kinds]: as in `Cost`, steady where there is one einsum alone;
+    choice [E, n] of all mappings; gaps [E, n], in parts of the share."""
+
+    least: Least
+    mappings: tuple[EinsumCost, ...]
+    pj: Floats
+    cycles: Floats
+    steady: Floats
+    choice: NDArray[np.int16]
+    gaps: Parts
+    share: float
+
+
+def table(c: Cell, least: Least, each: Sequence[Shared], share: float) -> Table:
+    mappings = [(own.einsum, one) for own in each for one in own.mappings]
+    choice, begun = np.empty((len(each), len(c)), np.int16), 0
+    pj, cycles = np.empty((len(mappings), len(c.prices))), np.empty((len(mappings), len(c.times)))
+    for i, own in enumerate(each):
+        choice[i] = own.choice + begun
+        begun += len(own.mappings)
+    for i, (e, one) in enumerate(mappings):
+        cost = cost_on(c, e, one)
+        pj[i], cycles[i] = cost.pj, cost.cycles
+    steady = np.stack([steady_on(c, e, one) for e, one in mappings]) if len(each) == 1 else cycles  # others stand between equal einsums of a network
+    return Table(least, tuple(one for _, one in mappings), pj, cycles, steady, choice, np.stack([own.gaps for own in each]), share)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of a workload in turn on some machines, as `evaluate.in_turn` adds up: totals [n], what none beats [n], gaps of its different einsums [E, n]."""
+
+    energy_pj: Floats
+    latency_cycles: Floats
+    steady_cycles: Floats
+    least_pj: Floats
+    least_cycles: Floats
+    gap_in_space: Floats
+    gap_to_bound: Floats
+    gaps: Floats
+
+
+def summed_at(c: Cell, t: Table, at: Ints) -> Sums:
+    """Raises Violated where a bound is above a cost."""
+    choice, priced, paced, total = t.choice[:, at], c.priced.of[at], c.paced.of[at], t.least.total
+    cycles, (least, least_cycles) = t.cycles[choice, paced], t.least.at(c, at)
+    energy = t.pj[choice, priced] + c.leak_mw[at] * cycles / c.clock_ghz[at]
+    if (wrong := np.flatnonzero((least > energy * (1 + PRECISE)).any(axis=1))).size:
+        raise Violated(f"{t.least.einsums[wrong[0]].name}: lower bound above the cost")
+    to_bound = _above(energy, least)
+    gaps = np.minimum(gap_of(t.gaps[:, at], t.share), to_bound)
+    whole, whole_cycles, whole_least = total(energy), total(cycles), total(least)
+    steady = whole_cycles if len(t.least.einsums) > 1 else total(t.steady[choice, paced])
+    whole_to_bound = _above(whole, whole_least)
+    gap = np.minimum(_above(whole, total(energy / (1 + gaps))), whole_to_bound)
+    return Sums(whole, whole_cycles, steady, whole_least, total(least_cycles), np.where(gap > PRECISE, gap, 0.0), whole_to_bound, gaps)

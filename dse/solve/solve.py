@@ -1,0 +1,626 @@
+"""The solver stack: which methods there are, and solve(arch, workload, picks) -> schedules with certificates."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+
+from dse.mapper.baselines.annealing import annealing
+from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapper.baselines.exhaustive import exhaustive
+from dse.mapper.baselines.random import random
+from dse.mapper.exact.layout_aware import Pairs, best_in, lined, pairs
+from dse.mapper.exact.optimal import floors_on, optimal, optimal_on
+from dse.mapper.smaug.mapper import smaug
+from dse.mapping import schedule
+from dse.mapping.conversion import Conversion, converted
+from dse.mapping.nest import OUTSIDE, Infeasible, Laid, faults, parse
+from dse.mapping.nest import Mapping as Nest
+from dse.mapping.searched import Mappings, Space, claim, decoded, encoded, mappings_in, mappings_of, said
+from dse.mapping.space import FREE, Constraints, Dataflow, dataflow
+from dse.run import cache
+from dse.sim.einsum import bounds
+from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, certified, einsum_cost, figure, in_turn, silent
+from dse.sim.levels import transfer
+from dse.sim.schedule import outermost
+from dse.sim.schedule.graph import UNTIMED, among_schedules, any_schedule, evaluate
+from dse.solve.gogeta.classify import dominance
+from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, reused
+from dse.solve.kapla.published import SAID, published
+from dse.solve.layouts.layouts import PICKS, Assigned, Layouts, Pick, assigned, shared
+from dse.solve.schedules.fused import fused, told
+from dse.solve.schedules.pipeline import pipelined
+from dse.solve.sharing.shared_mappings import Cell, Shared
+from dse.solve.sharing.shared_mappings import shared as turns
+from dse.solve.sharing.shared_schedules import Family, family
+from hw.arch import Arch, Cost
+from workloads.einsum import Einsum, WorkloadError, canonical_key
+from workloads.graph import Unique, Workload, counts, owner, unique
+
+Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
+Heard = Callable[[int, EinsumCost], None]  # place among the different einsums of a workload, and its cost
+HeardOn = Callable[[int, int, EinsumCost], bool]  # place of a machine, then the same; whether it is still asked for
+
+
+def exactly(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
+    """Best first: one solution, the optimum of the space that its certificate names, or how far it may lie above that."""
+    return optimal(problem)
+
+
+DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing,
+                               "optimal": exactly}
+TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
+TILES = {"perfect": "optimal: every loop divides",
+         "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide",
+         "ragged": "optimal: any tiles; proven where fills overlap freely on one array with inputs that stand still inside, else improved from ragged_lanes"}
+DATAFLOWS = {"free": "optimal: every mapping",
+             "weight_stationary": "optimal: the second input stands still while lanes loop in time",
+             "output_stationary": "optimal: the output does",
+             "input_stationary": "optimal: the first input does",
+             "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
+PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
+NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
+REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
+         "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or each alone on one, whichever is found to cost least",
+         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best, or GOGETA's "
+                  "schedule; with layout alt layouts too", **SAID,
+         **CONFIGURATIONS}
+FEW = 4  # layouts of a tensor, chosen together with what stays on chip
+PIPED = ("pipelines", *SAID)  # reuse on machines of nodes, einsums side by side
+LAYOUT = PICKS
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
+
+    Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
+    stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
+    layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
+    reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
+    loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; steady_cycles: of a run, at
+    most, where runs follow back to back, 0: any.
+    fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
+    share: of tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long
+    as none may cost more than this share above what it would if each was solved; 0: each is.
+    """
+
+    objective: Literal["energy", "latency", "edp"] = "energy"
+    tiling: Literal["mapper", "smaug"] = "mapper"
+    mapper: str = "optimal"
+    tiles: Literal["perfect", "ragged_lanes", "ragged"] = "ragged_lanes"
+    dataflow: Dataflow = "free"
+    near: Cost = 0.01
+    share: Cost = 0.0
+    layout: Pick = "row_major"
+    reuse: Literal["none", "tiles", "pipelines", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing",
+                   "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
+    weights: Literal["streamed", "pinned"] = "streamed"
+    spatial_layer_pipe: bool = True
+    temporal_layer_pipe: bool = True
+    steady_cycles: Cost = 0.0
+    fuse_elementwise: bool = True
+    seed: int = 0
+
+
+def effort(e: Einsum) -> float:
+    """How long a search for an einsum takes beside others, in no unit: its ways to cut every rank once, to the power of 1.5; a quarter where nothing is
+    multiplied."""
+    cuts = math.prod(2 * sum(n % k == 0 for k in range(1, math.isqrt(n) + 1)) for _, n in e.extents)
+    return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
+
+
+def solve(arch: Arch, workload: Workload, picks: Picks, heard: Heard | None = None) -> list[Solution] | Infeasible:
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` and `picks.layout` make of them.
+    Where no lines, rows or banks are described all layouts cost the same. heard: of einsums in sequence, told the cost of each, as in `scheduled`."""
+    if picks.layout != "row_major" and picks.reuse == "none" and arch.described():
+        found = in_best_layouts(arch, workload, picks)
+        return found if isinstance(found, Infeasible) else [_with_copies(found)]
+    return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks, heard=heard)
+
+
+def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
+    """As `_reused`, searched without a limit of the outermost level. A schedule that needs more there is none: of configurations of reuse; else einsums in turn
+    are the answer, if they fit, with their gap to what was found."""
+    if short := outermost.least(arch, workload, picks.reuse in PIPED and picks.weights == "pinned"):
+        return short
+    found = _reused(arch.unbounded(), workload, picks, tell)
+    if isinstance(found, Infeasible) or (short := _outgrown(arch, workload, found[0])) is None:
+        return found
+    if picks.reuse in CONFIGURATIONS:
+        return short
+    turns = scheduled(arch, workload, replace(picks, reuse="none"), tell)
+    if isinstance(turns, Infeasible):
+        return min(short, turns, key=lambda one: one.need_bytes)
+    best = among_schedules(turns[0], arch, workload, picks.objective)
+    value, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
+    if where := found[0].space:
+        return [told(best, above(value, other / (1 + found[0].gap_in_space)), where, workload)]
+    what = f"not proven optimal (unfused: what {picks.reuse} found needs {short.need_bytes} bytes of {short.level})"
+    return [replace(best, certificate=certified(what, best.gap_to_bound, any_schedule(workload)))]
+
+
+def _outgrown(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
+    """What a solution needs of the outermost level, where that has less."""
+    if arch.levels[0].capacity_bits is None:
+        return None
+    given = found.schedule or schedule.in_turn(workload, {c.name: c.mapping for c in found.einsums})
+    return outermost.scheduled(arch, converted(workload, found.conversions), given)
+
+
+def _reused(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> list[Solution] | Infeasible:
+    """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine, equal ones once; or the best one with tensors kept
+    whole and tiles handed on, where layouts are felt in the best ones (`picks.layout` alt) or row-major. Raises ValueError on a machine that prices hops."""
+    if picks.reuse == "tiles" and any(f.hop_pj or f.lane_pj for f in arch.fanouts):
+        raise ValueError(f"solver.reuse = {picks.reuse}: {arch.name} prices hops, which is not searched; take solver.reuse=none")
+    if picks.reuse == "tiles":
+        best = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near,
+                     lambda objective: _layouts(arch, workload, replace(picks, objective=objective), tell) if arch.described() else None, tell)
+        return best if isinstance(best, Infeasible) else [best if picks.share else _or_gogetas(arch, workload, picks, best)]
+    if picks.reuse in PIPED:
+        pipes = picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe
+        piped = (pipelined(arch, workload, *pipes, picks.steady_cycles or math.inf) if picks.reuse == "pipelines" else
+                 published(arch, workload, picks.reuse, *pipes, picks.seed))
+        return piped if isinstance(piped, Infeasible) else [piped]
+    known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
+
+    def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
+        key = part, canonical_key(e)
+        if key not in known:
+            found = _mapper(picks, _ruled(e, part))(Problem(part, e, picks.objective), Random(f"{picks.seed}/{key[1]}"))
+            known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
+        first, nest = known[key]
+        return replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.renamed(nest, first, e)
+
+    searched = {encoded(own): own for e in workload.einsums for own in [mappings_of(picks.tiles, arch, _ruled(e, arch))] if picks.mapper == "optimal"}
+    solution = reused(arch, workload, picks.reuse, nests, picks.objective, tuple(searched.values()))
+    return solution if isinstance(solution, Infeasible) else [solution]
+
+
+def _or_gogetas(arch: Arch, workload: Workload, picks: Picks, best: Solution) -> Solution:
+    """Or GOGETA's schedule, where it costs less: it keeps parts of what several einsums read from outside, and shares loops over what is summed up."""
+    made = {e.output.tensor for e in workload.einsums}
+    reads = Counter(t for e in workload.einsums for t in {owner(p.tensor, made) for p in e.inputs} - made)
+    if max(reads.values(), default=0) < 2:
+        return best
+    try:
+        found = with_reuse(arch, workload, replace(picks, reuse="gogeta"))
+    except WorkloadError:  # of no use on this machine, or for loops that are not written out
+        return best
+    if isinstance(found, Infeasible) or not found[0].schedule:
+        return best
+    if picks.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
+        return best  # its waits are not counted
+    own, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
+    assert best.space
+    where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.gap_in_space)
+    if other >= own:
+        return told(best, best.gap_in_space, where, workload)
+    priced = evaluate(arch, workload, found[0].schedule, picks.objective, reuse=True)
+    assert isinstance(priced, Solution)
+    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where, workload)
+
+
+def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Family | Infeasible:
+    """Schedules that machines of one structure share (`picks.share`)."""
+    def solved(reuse: Literal["tiles", "none"], arch: Arch, objective: str) -> Solution | Infeasible:
+        found = kept(arch, workload, replace(picks, reuse=reuse, objective="latency" if objective == "latency" else "energy"))
+        return found if isinstance(found, Infeasible) else found[0]
+
+    return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), picks.share)
+
+
+def shared_on(c: Cell, groups: Sequence[Unique], picks: Picks) -> dict[str, Shared | Infeasible]:
+    """Mappings of different einsums in turn, by key, that machines of a cell share (`picks.share`); of those behind one that does not fit, none. They stay in
+    $DSE_CACHE: processes that find the same cell begin with einsums that no other one has begun with, the dearest first."""
+    found, last = dict[int, Shared | Infeasible](), len(groups)
+    dearest = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
+    for alone, order in ((True, dearest), (False, dearest[::-1])):
+        for i in order:
+            if i < last and i not in found and (one := _kept_on(c, groups[i].einsum, picks, alone)):
+                found[i] = one
+                last = i if isinstance(one, Infeasible) else last
+    return {groups[i].key: one for i, one in sorted(found.items()) if i <= last}
+
+
+def _kept_on(c: Cell, e: Einsum, picks: Picks, alone: bool) -> Shared | Infeasible | None:
+    """One einsum; where it is kept, counts and prices of its mappings are evaluated anew. alone: None where another process is about to find it."""
+    path = cache.place("shared", (c.digest, e, picks.tiles, picks.dataflow, picks.near, picks.share), ".npz")
+    known: Shared | Infeasible | None = _recalled_on(path, c, e)
+    if known is None and (cache.claim(path) or not alone):
+        try:
+            known = _recalled_on(path, c, e) or _found_on(c, e, picks)
+            if isinstance(known, Shared):
+                file = BytesIO()
+                np.savez_compressed(file, nests=np.array([str(one.mapping) for one in known.mappings]), choice=known.choice, gaps=known.gaps)
+                cache.keep(path, file.getvalue())
+        finally:
+            cache.release(path)
+    return known
+
+
+def _recalled_on(path: Path, c: Cell, e: Einsum) -> Shared | None:
+    if (data := cache.read(path)) is not None:
+        try:
+            with np.load(BytesIO(data), allow_pickle=False) as known:
+                nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
+            whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
+            if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
+                raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
+            costs = [einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)]
+            mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
+            if len(mappings) < len(nests):
+                raise ValueError("a nest that is none of this machine")
+            return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
+        except (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError, zlib.error, BadZipFile) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200])
+    return None
+
+
+def called(c: Cell, found: Shared, e: Einsum) -> Shared:
+    """The same of an equal einsum of other names."""
+    if found.einsum == e:
+        return found
+    own = [einsum_cost(Problem(c.first, e, "energy"), schedule.renamed(one.mapping, found.einsum, e)) for one in found.mappings]
+    return replace(found, einsum=e, mappings=tuple(one for one in own if isinstance(one, EinsumCost)))
+
+
+def _found_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:
+    rules = dataflow(picks.dataflow, e, c.first)
+
+    def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
+        return optimal_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules, picks.near)
+
+    def floors(arches: Sequence[Arch]) -> list[float]:
+        return floors_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules)
+
+    return turns(c, e, solved, floors, picks.share)
+
+
+def space_of_turns(arch: Arch, e: Einsum, picks: Picks) -> Mappings:
+    """What is searched of an einsum in turn."""
+    return mappings_of(picks.tiles, arch, dataflow(picks.dataflow, e, arch))
+
+
+def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent, heard: Heard | None = None) -> list[Solution] | Infeasible:
+    """As `solve`, einsums in turn. On machines that describe lines, rows or banks what two einsums share is row-major, the rest lies as is best; other mappers
+    than optimal find their mappings where layouts cost nothing.
+
+    heard: told place and cost of every einsum as it is solved, those that say most of the whole for their effort first; it may raise.
+    """
+    if short := outermost.in_turn(arch, workload):
+        return short
+    limits, arch = arch, arch.unbounded()
+    groups, mapper, apart = unique(workload), _mapper(picks), shared(workload) if arch.described() else {}
+    costs: dict[int, EinsumCost | Infeasible] = {}
+
+    def found(place: int) -> EinsumCost | Infeasible:
+        if place not in costs:
+            e, key = groups[place].einsum, groups[place].key
+            costs[place] = _mapped(Problem(arch, e, picks.objective), picks, mapper, apart.get(key, frozenset()), Random(f"{picks.seed}/{key}"))
+        return costs[place]
+
+    if heard:
+        for place in _telling(groups, arch):
+            if isinstance(one := found(place), Infeasible):
+                break  # the first of them in turn is the answer
+            heard(place, one)
+    for place, _ in enumerate(_begun(groups, tell)):
+        if isinstance(one := found(place), Infeasible):
+            return one
+    whole = summed(arch, groups, picks, [costs[place] for place in range(len(groups))])
+    return whole if isinstance(whole, Infeasible) or not arch.described() else _outgrown(limits, workload, whole[0]) or whole
+
+
+def solved_together(picks: Picks) -> bool:
+    """Whether machines may be solved by `scheduled_on`."""
+    return picks.reuse == "none" and picks.mapper == "optimal" and not TILING[picks.tiling]
+
+
+def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks, heard: HeardOn | None = None) -> list[list[Solution] | Infeasible | None]:
+    """As `solve`, einsums in turn on many machines, an einsum on all that ask for it next together; None: of a machine that is to be solved alone, where
+    layouts or hops are felt, or that is given up.
+
+    heard: told machine, place and cost of every einsum as it is solved, in each machine's order of `scheduled`; False gives the machine up.
+    """
+    groups, short = unique(workload), [outermost.in_turn(arch, workload) for arch in arches]
+    arches = [arch.unbounded() for arch in arches]
+    costs: list[dict[int, EinsumCost | Infeasible]] = [{} for _ in arches]
+    todo = [[] if arch.felt() or full else _telling(groups, arch) if heard else list(range(len(groups))) for arch, full in zip(arches, short, strict=True)]
+    while any(todo):
+        asked: dict[tuple[int, Constraints], list[int]] = {}
+        for j, places in enumerate(todo):
+            if places:
+                place = places.pop(0)
+                asked.setdefault((place, dataflow(picks.dataflow, groups[place].einsum, arches[j])), []).append(j)
+        for (place, rules), own in asked.items():
+            found = optimal_on([Problem(arches[j], groups[place].einsum, picks.objective) for j in own], picks.tiles, rules, picks.near)
+            for j, one in zip(own, found, strict=True):
+                before = _infeasible(costs[j])
+                costs[j][place] = one
+                if isinstance(one, Infeasible):  # the first of them in turn is the answer
+                    todo[j] = sorted(other for other in todo[j] if other < place)
+                elif heard and not before and not heard(j, place, one):
+                    todo[j], costs[j] = [], {}
+    return [full or _infeasible(own) or (summed(arch, groups, picks, [own[place] for place in range(len(groups))]) if own else None)
+            for arch, own, full in zip(arches, costs, short, strict=True)]
+
+
+def _infeasible(costs: dict[int, EinsumCost | Infeasible]) -> Infeasible | None:
+    """Of einsums by their places."""
+    return next((one for _, one in sorted(costs.items()) if isinstance(one, Infeasible)), None)
+
+
+def _telling(groups: Sequence[Unique], arch: Arch) -> list[int]:
+    """Places of einsums, those with most energy at least for the effort of their search first."""
+    least = bounds.each((group.einsum for group in groups), arch)
+    return sorted(range(len(groups)), key=lambda i: -groups[i].count * least[i][0] / effort(groups[i].einsum))
+
+
+def _begun(groups: Sequence[Unique], tell: Tell) -> Iterator[Unique]:
+    """The einsums one after the other; says each that is begun."""
+    efforts = [effort(group.einsum) for group in groups] if tell is not silent else ()
+    for number, group in enumerate(groups):
+        tell(number, efforts, group.einsum.name)
+        yield group
+
+
+def _mapped(problem: Problem, picks: Picks, mapper: Mapper, shared: frozenset[str], rng: Random) -> EinsumCost | Infeasible:
+    """One einsum, its shared tensors row-major at the outermost level, the others as is best."""
+    arch, e = problem.arch, problem.einsum
+    try:
+        if arch.described() and picks.mapper == "optimal" and not TILING[picks.tiling]:
+            found = lined(problem, picks.tiles, dataflow(picks.dataflow, e, arch), picks.near, shared)
+            return found if isinstance(found, Infeasible) else found[0]
+        found = mapper(replace(problem, arch=arch.ideal()), rng)
+        if isinstance(found, Infeasible):
+            return found
+        return best_in(problem, found[0], shared) if arch.described() and not found[0].mapping.outside else laid(problem, found[0])
+    except ValueError as fault:
+        raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.tiles=perfect)") from None
+
+
+def in_best_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Assigned | Infeasible:
+    """A workload with the layouts that `picks.layout` chooses between its einsums, conversions as einsums more. Raises ValueError where there is no choice."""
+    if not arch.described() or picks.mapper != "optimal" or picks.tiling != "mapper" or picks.reuse != "none":
+        none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
+        why = "needs the mapper optimal, without solver.reuse" if arch.described() else none
+        raise ValueError(f"solver.layout = {picks.layout}: {why}; leave it out")
+    if short := outermost.in_turn(arch, workload):
+        return short
+    found = _pairs(arch.unbounded(), workload, picks, tell)
+    chosen = found if isinstance(found, Infeasible) else assigned(arch.unbounded(), workload, picks.objective, picks.layout, found)
+    return chosen if isinstance(chosen, Infeasible) else outermost.scheduled(arch, chosen.workload, chosen.schedule) or chosen
+
+
+def _pairs(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> dict[str, Pairs] | Infeasible:
+    """Mappings in layouts of every different einsum, by key."""
+    groups, apart, found = unique(workload), shared(workload), {}
+    for group in _begun(groups, tell):
+        own = pairs(Problem(arch, group.einsum, picks.objective), picks.tiles, dataflow(picks.dataflow, group.einsum, arch), picks.near, apart[group.key])
+        if isinstance(own, Infeasible):
+            return own
+        found[group.key] = own
+    return found
+
+
+def _layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Layouts | Infeasible:
+    """What a schedule chooses its layouts from: of `alt` a few per tensor, for every one stands beside what may be kept; else row-major."""
+    found = _pairs(arch, workload, picks, tell)
+    return found if isinstance(found, Infeasible) else Layouts(arch, workload, picks.objective, found, FEW if picks.layout == "alt" else 1)
+
+
+def _with_copies(found: Assigned) -> Solution:
+    return replace(found.solution, schedule=found.schedule, conversions=found.conversions)
+
+
+def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Solution | Infeasible:
+    """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it is not believed below a bound."""
+    path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.carried, picks), ".json")
+    if (data := cache.read(path)) is not None:
+        try:
+            known = json.loads(data)
+            copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
+            solved = evaluate(arch, converted(workload, copies), given, picks.objective)
+            if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
+                einsums = tuple(replace(one, gap_in_space=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
+                space = decoded(Space, known["space"])
+                text = f"{known['said']}{said(space) if space else ''}"
+                return replace(solved, einsums=einsums, gap_in_space=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
+            raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200])
+    found = in_best_layouts(arch, workload, picks, tell)
+    if isinstance(found, Infeasible):
+        return found
+    one = _with_copies(found)
+    cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.gap_in_space,
+                                 "said": claim(one.certificate), "space": encoded(one.space), "gaps": [c.gap_in_space for c in one.einsums]}).encode())
+    return one
+
+
+def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
+    """Conversions from a file of the cache."""
+    return tuple(Conversion(**{**one, "readers": tuple(one["readers"])}) for one in rows)
+
+
+def _ruled(e: Einsum, arch: Arch) -> Constraints:
+    """What reuse asks of a nest. The rank that dominates is sliced over lanes outside of the first on-chip level (clusters), so that tensors without it are
+    broadcast and reduced."""
+    rank = dominance(e).rank
+    sliced = tuple((dim, (rank,)) for f in arch.fanouts if f.outside <= 1 for dim, _ in f.dims) if rank else ()
+    return Constraints(sliced, name="GOGETA")
+
+
+def _mapper(picks: Picks, more: Constraints = FREE) -> Mapper:
+    """more: what a mapping must keep to beside the dataflow, where the mapper takes rules."""
+    def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
+        own = dataflow(picks.dataflow, problem.einsum, problem.arch)
+        both = replace(own, spatial=(*more.spatial, *own.spatial), kept=(*own.kept, *more.kept)) if more != FREE else own
+        return optimal(problem, picks.tiles, both, near=picks.near)
+
+    return TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper])
+
+
+def summed(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
+    """Different einsums of a workload in turn, as `picks` found their mappings."""
+    unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
+    by = (picks.tiling if TILING[picks.tiling] else f"mapper {picks.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
+    by += "; hops not searched" if arch.felt() and not arch.described() else ""
+    total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
+    return total if isinstance(total, Infeasible) else [total]
+
+
+def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> EinsumCost | Infeasible:
+    """A mapping that was found where layouts or hops cost nothing, or in other layouts, in these ones. What was proven of it holds still if it costs no more.
+
+    Raises ValueError with one line per layout that is none.
+    """
+    if found.mapping.outside or not (layouts or problem.arch.felt()):
+        return found
+    given = {(one.level, one.tensor) for one in layouts}
+    mapping = replace(found.mapping, layouts=(*layouts, *(one for one in found.mapping.layouts if (one.level, one.tensor) not in given)))
+    if lines := faults(mapping, problem.einsum, problem.arch) or transfer.faults(mapping, problem.einsum, problem.arch):
+        raise ValueError("\n".join(lines))
+    try:
+        cost = einsum_cost(problem, mapping)
+    except ValueError as fault:
+        raise ValueError(f"mapping of {problem.einsum.name} as found: {fault} (--set solver.tiles=perfect)") from None
+    if isinstance(cost, Infeasible):
+        return cost
+    same = figure(problem.objective, cost.energy_pj, cost.latency_cycles) <= figure(problem.objective, found.energy_pj, found.latency_cycles)
+    return replace(cost, **{name: getattr(found, name) for name in PROOF}) if same else replace(cost, visited=found.visited)
+
+
+def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution, layouts: Sequence[tuple[str, str, str]]) -> list[Solution] | Infeasible:
+    """A solution with layouts (tensor, level or "" for the outermost, text), each in all einsums that have the tensor. Raises ValueError if none has."""
+    groups = unique(workload)
+    known = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
+    if strange := [tensor for tensor, _, _ in layouts if tensor not in known]:
+        there = f"{', '.join(known[:12])}{' ...' if known[12:] else ''}"
+        raise ValueError(f"layout of {strange[0]}: no einsum of {workload.name} has such a tensor; there are {there}")
+    found = [laid(Problem(arch, group.einsum, picks.objective), one,
+                  [Laid(level or arch.levels[0].name, tensor, text) for tensor, level, text in layouts if tensor in {p.tensor for p in group.einsum.tensors()}])
+             for one, group in zip(solution.einsums, groups, strict=True)]
+    return summed(arch, groups, picks, found)
+
+
+def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
+    """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
+    if picks.reuse != "none":
+        return _kept_schedule(arch, workload, picks, tell) if picks.reuse in ("tiles", *PIPED) else with_reuse(arch, workload, picks)
+    if short := outermost.in_turn(arch, workload):
+        return short
+    if TILING[picks.tiling]:
+        return scheduled(arch, workload, picks, tell)
+    if arch.felt() and not arch.described():
+        found = kept(arch.ideal(), workload, picks, tell)
+        return found if isinstance(found, Infeasible) else in_layouts(arch, workload, picks, found[0], ())
+    groups = unique(workload)
+    path = cache.place("map", (arch, [group.einsum for group in groups], picks), ".json")
+    costs = _recalled(path, [Problem(arch, group.einsum, picks.objective) for group in groups])
+    if costs:
+        return summed(arch, groups, picks, costs)
+    found = scheduled(arch, workload, picks, tell)
+    if isinstance(found, list):
+        cache.keep(path, json.dumps([{"nest": str(c.mapping), "gap_in_space": c.gap_in_space, "space": encoded(c.space), "visited": c.visited}
+                                     for c in found[0].einsums]).encode())
+    return found
+
+
+def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> list[Solution] | Infeasible:
+    """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
+    path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), picks), ".json")
+    if (data := cache.read(path)) is not None:
+        try:
+            known = json.loads(data)
+            copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
+            found = evaluate(arch, converted(workload, copies), given, picks.objective, reuse=True)
+            if isinstance(found, Solution) and arch.described():
+                found = replace(found, schedule=given, conversions=copies)
+            space, gap = decoded(Space, known["space"]), float(known["gap"])
+            sound = known["certificate"].isprintable() and gap >= 0
+            if isinstance(found, Solution) and sound and space and picks.reuse == "tiles" and known["saved"] < 1:
+                return [told(replace(found, saved=float(known["saved"])), gap, space, workload)]
+            if isinstance(found, Solution) and sound and space and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
+                rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
+                return [replace(found, gap_in_space=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)]
+            raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+            cache.drop(path, " ".join(str(fault).split())[:200])
+    solved = with_reuse(arch, workload, picks, tell)
+    if isinstance(solved, list):
+        text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
+        copied = [asdict(copy) for copy in solved[0].conversions]
+        left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
+        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved, "space": encoded(solved[0].space),
+                                     "certificate": claim(solved[0].certificate), "pruned": left, "conversions": copied}).encode())
+    return solved
+
+
+def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedule, tell: Tell = silent) -> tuple[Solution | Infeasible, schedule.Schedule]:
+    """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`completed`).
+
+    Raises ValueError with one line per fault of the schedule.
+    """
+    if left := schedule.missing(workload, given):
+        short = [(e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in left]
+        rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
+        found = kept(arch.unbounded(), rest, replace(picks, reuse="none"), tell)
+        if isinstance(found, Infeasible):
+            return found, given
+        nests = {c.name: c.mapping for c in found[0].einsums}
+        if strange := [name for name, nest in nests.items() if nest.outside]:
+            raise ValueError(f"schedule: {strange[0]} has no place, and what {picks.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper")
+        given = schedule.completed(workload, given, schedule.in_turn(rest, nests))
+    return evaluate(arch, workload, given, picks.objective), given
+
+
+def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
+    """Costs of the nests in a file of the cache, none if it has no nest for every problem."""
+    if (data := cache.read(path)) is None:
+        return []
+    try:
+        return [_told(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+        cache.drop(path, " ".join(str(fault).split())[:200])
+        return []
+
+
+def _told(problem: Problem, nest: str, gap_in_space: float, space: str, visited: int) -> EinsumCost:
+    """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the einsum, or does not fit."""
+    mapping = parse(nest)
+    if lines := faults(mapping, problem.einsum, problem.arch):
+        raise ValueError(lines[0])
+    found = einsum_cost(problem, mapping)
+    if isinstance(found, Infeasible):
+        raise ValueError(str(found))
+    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and visited >= 0):
+        raise ValueError(f"gap_in_space {gap_in_space}, visited {visited}")
+    return replace(found, gap_in_space=gap_in_space, space=decoded(Mappings, space), visited=visited)
+
+
+def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], proofs: Mapping[str, tuple[float, str]] = NO_PROOFS) -> Solution | Infeasible:
+    """A stored schedule priced anew, from its nests by einsum name; what was proven of them (gap_in_space, certificate) still holds. A tiling that needs no
+    search is made anew: it need not be a nest."""
+    if TILING[picks.tiling]:
+        found = solve(arch, workload, picks)
+        return found if isinstance(found, Infeasible) else found[0]
+    plain = schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()})
+    priced_anew = evaluate(arch, workload, plain, picks.objective, reuse=picks.reuse != "none")
+    spaces = {name: (gap, space) for name, (gap, certificate) in proofs.items() if (space := mappings_in(certificate))}
+    if isinstance(priced_anew, Infeasible) or picks.reuse != "none" or not spaces:
+        return priced_anew
+    told = [replace(one, gap_in_space=spaces[one.name][0], space=spaces[one.name][1]) if one.name in spaces else one for one in priced_anew.einsums]
+    return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), f"mapper {picks.mapper}")
