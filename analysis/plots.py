@@ -162,9 +162,9 @@ def roofline(given: Roofline, title: str) -> Picture:
         _logarithmic(ax.yaxis, given.peak / min(dot.rate for dot in given.dots) * 2.5)
         ax.annotate(f"{given.peak:.4g} operations/ns: all lanes", (high, given.peak), (-4, 5), textcoords="offset points", ha="right", fontsize=8)
         ax.annotate(f"{given.level}: {given.gb_s:.4g} GB/s", (low * 1.1, low * 1.1 * given.gb_s), (8, 0), textcoords="offset points", fontsize=8, va="top")
-        binds = list(dict.fromkeys(dot.bound_by for dot in given.dots))
+        binds = list(dict.fromkeys(dot.bottleneck for dot in given.dots))
         for i, who in enumerate(binds):
-            own = [dot for dot in given.dots if dot.bound_by == who]
+            own = [dot for dot in given.dots if dot.bottleneck == who]
             ax.scatter([dot.intensity for dot in own], [dot.rate for dot in own], s=[_size(dot) for dot in own], alpha=0.85,
                        marker="osD^vP*X"[i % 8], color=SHADES[i % 5], edgecolors=INK, linewidths=0.6, label=f"bound by {who}", zorder=3)
         _named(ax, given)

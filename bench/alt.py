@@ -1,7 +1,7 @@
 """ALT's tables on machines that feel layouts: python -m bench.alt CASE... | sampled JOINT LOOPS CASE... | operators MACHINE COUNT [JOINT LOOPS] | first MACHINE
 
 networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any layouts, conversions, and CPU seconds of the
-            mappings (`pairs`), of the graph, and of the graph again where counts of layouts are known. The picks' spaces nest, so alt above any of them, or wp
+            mappings (`pairs`), of the graph, and of the graph again where counts of layouts are known. The options' spaces nest, so alt above any of them, or wp
             or bf above ol, is an error (ALT, Fig. 10 to 12). Below: what the traffic of main memory leaves to layouts
 sampled     the two-stage search of whole networks (ALT: 8,000 + 12,000 costs), over alt: its different products share the costs evenly, other operators take
             conversions in as is best
@@ -41,7 +41,7 @@ from workloads.einsum import Einsum, squeezed
 from workloads.graph import Workload, unique
 
 Objective = Literal["energy", "latency", "edp"]
-PICKS: tuple[Pick, ...] = ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
+OPTIONS: tuple[Pick, ...] = ("alt", "ol", "wp", "bf", "ind", "fp", "bp")
 CASES = (
     "burst_edge,resnet18,energy", "burst_edge,resnet18,latency", "burst_edge,mobilenet_v2,energy", "cpu_like,resnet18,latency", "gpu_like,resnet18,latency")
 
@@ -71,7 +71,7 @@ def traffic(found: Assigned, home: str) -> str:
     """What layouts can save at most: of the bits that main memory moves those that nobody asked for, and of the cycles those of einsums that wait for it."""
     own = [(c, one) for c in found.solution.einsums for one in c.moved if one.level == home]
     moved, unused = sum(c.count * one.moved_bits.n for c, one in own), sum(c.count * one.unused_bits for c, one in own)
-    waits = sum(c.count * c.latency_cycles for c in found.solution.einsums if c.bound_by == home) / found.solution.latency_cycles
+    waits = sum(c.count * c.latency_cycles for c in found.solution.einsums if c.bottleneck == home) / found.solution.latency_cycles
     return f"{100 * unused / moved:.1f} % of the bits of {home} unused, {100 * waits:.0f} % of the cycles are its"
 
 
@@ -82,7 +82,7 @@ def row(case: str) -> tuple[dict[str, float], Assigned, list[float], str]:
     arch, workload, begun = machine.arch(machine.load(name)), catalog.load(net), time.process_time()
     solved = mapped(arch, workload, objective)
     searched, value, best, whys = time.process_time(), dict[str, float](), None, list[str]()
-    for pick in PICKS:
+    for pick in OPTIONS:
         told = assigned(arch, workload, objective, pick, solved)
         assert not isinstance(told, Infeasible), told
         value[pick] = told.value
@@ -146,7 +146,7 @@ def mapped(arch: Arch, workload: Workload, objective: Objective) -> dict[str, Pa
     """Mappings of the different einsums of a network."""
     apart, solved = shared(workload), dict[str, Pairs]()
     for group in unique(workload):
-        found = pairs(Problem(arch, group.einsum, objective), "ragged_lanes", FREE, 0.01, apart[group.key])
+        found = pairs(Problem(arch, group.einsum, objective), "imperfect_spatial", FREE, 0.01, apart[group.key])
         assert not isinstance(found, Infeasible), found
         solved[group.key] = found
     return solved
@@ -171,7 +171,7 @@ def fig9(name: str, count: int, joint: int = 300, loops: int = 700) -> None:
             assert not isinstance(plain, Infeasible) and not isinstance(best, Infeasible)
             own = over.setdefault(kind, {})
             own.setdefault("row-major", []).append(plain[0].latency_cycles / best[0].latency_cycles)
-            own.setdefault("gap", []).append(1 + best[0].gap_in_space)
+            own.setdefault("gap", []).append(1 + best[0].optimality_gap)
             for said, propose in PROPOSERS.items() if joint + loops else ():
                 found = sampled(one, Random(seed), propose(seed), joint, loops)
                 own.setdefault(said, []).append(inf if isinstance(found, Infeasible) else found[0].latency_cycles / best[0].latency_cycles)
@@ -185,7 +185,7 @@ def fig9(name: str, count: int, joint: int = 300, loops: int = 700) -> None:
 def first(name: str) -> None:
     """Latencies, and lines moved at main memory, of the first layer of ResNet-18 in given layouts of its output, in the mapping that suits them best."""
     arch, e = machine.arch(machine.load(name)), catalog.load("resnet18").einsums[0]
-    found = pairs(Problem(arch, e, "latency"), "ragged_lanes", FREE, 0.01, frozenset())
+    found = pairs(Problem(arch, e, "latency"), "imperfect_spatial", FREE, 0.01, frozenset())
     assert not isinstance(found, Infeasible)
     best = min(found.costs, key=lambda one: one.latency_cycles)
     home, lanes = arch.levels[0].name, max(n for f in arch.fanouts for _, n in f.dims)
@@ -220,11 +220,11 @@ def main(cases: Sequence[str]) -> int:
         for name in cases[1:]:
             first(name)
         return 0
-    print(f"{'machine,network,objective':32} {'gap %':>7} {'copies':>6} " + " ".join(f"{pick:>6}" for pick in PICKS) + "  mappings s  graph s  again s")
+    print(f"{'machine,network,objective':32} {'gap %':>7} {'copies':>6} " + " ".join(f"{pick:>6}" for pick in OPTIONS) + "  mappings s  graph s  again s")
     broken = 0
     for case in cases or CASES:
         over, alt, (mapped, graph, again), why = row(case)
-        print(f"{case:32} {100 * (alt.value / alt.floor - 1):7.2f} {len(alt.conversions):6} " + " ".join(f"{over[pick]:6.3f}" for pick in PICKS)
+        print(f"{case:32} {100 * (alt.value / alt.floor - 1):7.2f} {len(alt.conversions):6} " + " ".join(f"{over[pick]:6.3f}" for pick in OPTIONS)
               + f"  {mapped:10.1f} {graph:8.1f} {again:8.1f}\n  {why}", flush=True)
         broken += sum(one < 1 - 1e-9 for one in over.values()) + (over["wp"] > over["ol"] * (1 + 1e-9)) + (over["bf"] > over["ol"] * (1 + 1e-9))
     print(f"{broken} violations of the order")

@@ -30,7 +30,7 @@ space:
   clock_mhz: [500.0, 1000.0, 1500.0, 2000.0]
 objectives: [energy_pj, latency_ns]
 search: {{method: {method}, seed: 7}}
-stop: {{points: {points}}}
+stop: {{machines: {points}}}
 solver: {{mapper: cost_descending}}
 """
 HEAVY = "'gemm:m=256,n=192,k=320', 'gemm:m=96,n=512,k=224', 'gemm:m=448,n=72,k=144'"

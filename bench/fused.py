@@ -1,4 +1,4 @@
-"""Fused tiles and kept tensors (`solver.reuse: tiles`): python -m bench.fused chains | networks [NETWORK...]
+"""Fused tiles and kept tensors (`solver.schedule: fused`): python -m bench.fused chains | networks [NETWORK...]
 
 chains      products one after the other (m 128, n 64, machine `a2s`): CPU ms of the whole answer in a warm process, the least and the median of ROUNDS in turn,
             beside twice that of one product and 20 ms per join
@@ -36,10 +36,10 @@ def chains() -> None:
     for turn in range(ROUNDS + 1):  # the first one compiles, or loads what was
         for many in (1, 2, 4, 8):
             workload, begun = chain(many), time.process_time()
-            found = fused(arch, workload, "energy", "ragged_lanes", lambda _: FREE)
+            found = fused(arch, workload, "energy", "imperfect_spatial", lambda _: FREE)
             assert not isinstance(found, Infeasible)
             took.setdefault(many, []).extend([1e3 * (time.process_time() - begun)] * (turn > 0))
-            said[many] = f"gap {100 * found.gap_in_space:.3g} %, saved {100 * (found.saved or 0):.3g} %"
+            said[many] = f"gap {100 * found.optimality_gap:.3g} %, saved {100 * (found.saved or 0):.3g} %"
     for many, own in took.items():
         limit = 2 * min(took[1]) + 20 * (many - 1)
         print(f"{many} products: {min(own):.1f} ms least, {median(own):.1f} median; twice one and 20 per join: {limit:.1f}; {said[many]}", flush=True)
@@ -48,10 +48,10 @@ def chains() -> None:
 def one(network: str, sets: dict[str, str]) -> None:
     """In a process of its own."""
     before = time.process_time()
-    totals = dse.map(network, "edge_array", **{"solver.reuse": "tiles", **sets}).totals  # type: ignore[arg-type]
+    totals = dse.map(network, "edge_array", **{"solver.schedule": "fused", **sets}).totals  # type: ignore[arg-type]
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "answer_s": time.process_time() - before, "mib": used.ru_maxrss / 1024,
-                      "gap": totals["gap_in_space"], "energy_pj": totals["energy_pj"], "certificate": totals["certificate"]}))
+                      "gap": totals["optimality_gap"], "energy_pj": totals["energy_pj"], "certificate": totals["certificate"]}))
 
 
 def networks(wanted: Sequence[str]) -> None:

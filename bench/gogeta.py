@@ -3,7 +3,7 @@
 Words are of 4 bytes, MB of 1e6 bytes as there. Optimal is the least of any order of operations found, with its own fusions. Bars of the figures are not given
 as numbers in the paper; what its text says of them stands beside. Then the CPU time of one residency solve. Exit 1 if a stated figure is missed.
 
---schedules: the configurations as schedules that the evaluator prices (`solver.reuse`), and where their words come from; exit 1 if Optimal moves more than
+--schedules: the configurations as schedules that the evaluator prices (`solver.schedule`), and where their words come from; exit 1 if Optimal moves more than
 another one.
 """
 
@@ -154,13 +154,13 @@ def scheduled(names: Sequence[str], machine: str) -> int:
         rows, moved = [], {}
         for pick in ("seq-flex", "seq-overflow", "gogeta", "optimal"):
             started = time.process_time()
-            found = api.map(name, machine, **{"solver.reuse": pick, "solver.tiles": "perfect"}).found
+            found = api.map(name, machine, **{"solver.schedule": pick, "solver.factors": "perfect"}).found
             if isinstance(found, Infeasible) or found.memory is None:
                 rows.append((pick, str(found)))
                 continue
             memory = found.memory
             moved[pick] = memory.moved_words
-            parts = (memory.listed_words, memory.small_words, memory.apart_words, memory.again_words, memory.room_words, memory.saved_words)
+            parts = (memory.listed_words, memory.in_registers_words, memory.not_fused_words, memory.reread_words, memory.capacity_words, memory.saved_words)
             rows.append((pick, 1e-6 * memory.moved_words, moved["seq-flex"] / memory.moved_words, *(1e-6 * n for n in parts[:-1]), parts[-1],
                          1e-9 * found.energy_pj, 1e-6 * found.latency_cycles, time.process_time() - started))
         print(f"{name} on {machine}, millions of words of main memory")

@@ -2,7 +2,7 @@
 
 python -m bench.kapla_listed [FOLDER]    FOLDER: where nn_dataflow's environment stands, or is made (default: a temporary one); minutes
 
-Two sources of structures: our re-implementation of the published solver (`solver.reuse: kapla`), and nn_dataflow 2.1 from PyPI, an exhaustive search layer by
+Two sources of structures: our re-implementation of the published solver (`solver.schedule: kapla`), and nn_dataflow 2.1 from PyPI, an exhaustive search layer by
 layer. "as there": our counts in the conventions of the listed answers (Case); "left": over the listed figure, once these are applied.
 """
 
@@ -76,7 +76,7 @@ def used(found: Solution, workload: Workload, arch: Arch) -> dict[str, float]:
 def as_there(case: Case, found: Solution, workload: Workload, arch: Arch, pad: float) -> dict[str, float]:
     """uJ of each component."""
     mine, words = dict(zip(PARTS, components(found), strict=True)), used(found, workload, arch)
-    (dram, gbuf, regf), bus = arch.levels, arch.word_bits * arch.fanouts[1].lane_pj
+    (dram, gbuf, regf), bus = arch.levels, arch.word_bits * arch.fanouts[1].endpoint_pj
     moved = sum(row.elems for c in found.einsums for row in c.counts if row.level == "DRAM") + case.crossing
     there = {"DRAM": moved * dram.read_pj / 1e6, "NODES": mine["NODES"], "GBUF": words["GBUF"] * gbuf.read_pj / 1e6,
              "ARRAY": (words["GBUF"] if case.once else words["ARRAY"]) * bus / 1e6, "REGF": words["REGF"] * regf.read_pj / 1e6, "MAC": mine["MAC"],
@@ -106,7 +106,7 @@ def rows_of(case: Case, answer: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
                f"{other[key]:.4g}" if other else "")
     yield ("total", f"{sum(theirs.values()):.5g}", f"{sum(mine.values()):.5g}", "", "", f"{sum(n for key, n in own.items() if key in PARTS) / 1e6:.5g}",
            f"{sum(n for key, n in here.items() if key in PARTS) / 1e6:.5g}", f"{sum(other.values()):.5g}" if other else "")
-    yield "cycles", "", f"{found.steady_cycles:.0f}", "", "", f"{own['cycles']:.0f}", f"{here['cycles']:.0f}", ""
+    yield "cycles", "", f"{found.initiation_interval_cycles:.0f}", "", "", f"{own['cycles']:.0f}", f"{here['cycles']:.0f}", ""
 
 
 def main(folder: Path) -> None:

@@ -56,7 +56,7 @@ def hardware(arch: Arch) -> dict[str, Any]:
     return {"nodes": [n for _, n in nodes.dims], "array": [n for _, n in array.dims], "gbuf": gbuf.capacity_bits // word, "regf": regf.capacity_bits // word,
             "bus": int(gbuf.bandwidth), "dram": dram.bandwidth,
             "pj": {"mac": arch.compute.mac_pj, "hop": word * nodes.hop_pj, "idle": arch.leak_mw() / arch.clock_ghz, "dram": dram.read_pj, "gbuf": gbuf.read_pj,
-                   "itcn": word * array.lane_pj, "regf": regf.read_pj}}
+                   "itcn": word * array.endpoint_pj, "regf": regf.read_pj}}
 
 
 def nest_of(layer: Mapping[str, Any], e: Einsum, arch: Arch, held: bool = False) -> nest.Mapping:
@@ -131,7 +131,7 @@ def alike(found: Solution, arch: Arch, workload: Workload) -> dict[str, float]:
         back, gone = rows.get(("DRAM", out, "read"), 0.0), rows["DRAM", out, "write"]
         words["GBUF"] += c.count * (served["GBUF"] + rows.get(("GBUF", out, "read"), 0.0) - gone + rows["GBUF", out, "write"] - back)
         words["REGF"] += c.count * (served["REGF"] + 2 * macs)
-    bus = arch.word_bits * arch.fanouts[1].lane_pj
+    bus = arch.word_bits * arch.fanouts[1].endpoint_pj
     return {"GBUF": arch.levels[1].read_pj * words["GBUF"], "ARRAY": bus * words["GBUF"], "REGF": arch.levels[2].read_pj * words["REGF"]}
 
 

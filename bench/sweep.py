@@ -58,7 +58,7 @@ space:
   dram.kind: [ddr3, ddr4, lpddr4, lpddr5, gddr6, hbm2]
 objectives: [energy_pj, latency_ns, area_mm2]
 search: {{method: random, seed: 7, prune: true}}
-stop: {{points: {points}}}
+stop: {{machines: {points}}}
 """
 SHARING = """
 name: sharing
@@ -73,7 +73,7 @@ space:
   clock_mhz: {{from: 200, to: {to}, step: {step}}}
 objectives: [energy_pj, latency_ns, area_mm2]
 search: {{method: exhaustive, seed: 7, generation: 65536}}
-solver: {{share: 0.1}}
+solver: {{sharing_gap: 0.1}}
 """
 SHARED = 125_000  # machines of a cell
 PRODUCT = "gemm:m=64,n=96,k=128"
@@ -215,7 +215,7 @@ def drawn(folder: Path, workload: str, points: int, solved: int) -> tuple[Path, 
         of_machines = job.ruler.columns_of(machines[built], columns, floors, [nobody], np.where(kept[built], 0, -1))
         n = int(kept.sum())
         fixed = {"status": "ok", "source": "random", "generation": 0, "model_version": MODEL_VERSION, "solver_version": SOLVER_VERSION}
-        of_machines |= {name: pa.repeat(pa.scalar(value), n) for name, value in fixed.items()} | {name: pa.nulls(n) for name in ("reason", "beaten_by")}
+        of_machines |= {name: pa.repeat(pa.scalar(value), n) for name, value in fixed.items()} | {name: pa.nulls(n) for name in ("reason", "dominated_by")}
         own = {"energy_pj": pa.array(1e9 * rng.lognormal(sigma=0.3, size=n)), "latency_cycles": pa.array(np.round(1e6 * rng.lognormal(sigma=0.3, size=n)))}
         of_points = {"machine": pa.array(machines[kept]), "schedule": pa.repeat(0, n), "feasible": pa.repeat(True, n), **own}
         whole.append({"machines": pruning.table_of(job.schemas["machines"], of_machines, n), "points": pruning.table_of(job.schemas["points"], of_points, n),
@@ -268,7 +268,7 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
     """Of one array: the table; leases of random machines by step; beside machines solved exactly."""
     job = job_of(studies.load(sharing(folder, workload, 2 * SHARED)))
     assert job.blocks
-    exact = job_of(replace(job.study, solver=replace(job.study.solver, share=0.0)))
+    exact = job_of(replace(job.study, solver=replace(job.study.solver, sharing_gap=0.0)))
     solve_lease(exact, Lease(0, (Ask(0, 0, "bench"),)))  # loads the kernels
     seconds = Counter[str]()
 

@@ -1,4 +1,4 @@
-"""Machines that share mappings of einsums in turn (`solver.share`), many at once: from their numbers to columns of the tables machines, points and chosen, with
+"""Machines that share mappings of einsums in turn (`solver.sharing_gap`), many at once: from their numbers to columns of the tables machines, points and chosen, with
 rows equal to those of each alone."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Block:
                 first.setdefault(group.key, group)
             own = shared_on(self.cell, list(first.values()), self.ruler.study.solver)
             for groups, least in zip(self.ruler.uniques[:place], self.least, strict=False):
-                found.append(_table(self.cell, groups, least, own, self.ruler.study.solver.share))
+                found.append(_table(self.cell, groups, least, own, self.ruler.study.solver.sharing_gap))
                 if isinstance(found[-1], Infeasible):
                     break
             else:
@@ -69,13 +69,13 @@ class Block:
         own = self.known()[workload]
         if isinstance(own, Infeasible):
             return own
-        at, picks, costs = self.place(machine), self.ruler.study.solver, []
+        at, options, costs = self.place(machine), self.ruler.study.solver, []
         arch = self.cell.solved(at)
         for e, choice, gap in zip(own.least.einsums, own.choice[:, at].tolist(), gap_of(own.gaps[:, at], own.share).tolist(), strict=True):
-            cost = einsum_cost(Problem(arch, e, picks.objective), own.mappings[choice].mapping)
+            cost = einsum_cost(Problem(arch, e, options.objective), own.mappings[choice].mapping)
             assert isinstance(cost, EinsumCost)
-            costs.append(replace(cost, gap_in_space=gap, space=space_of_turns(arch, e, picks)))
-        return summed(arch, self.ruler.uniques[workload], picks, costs)
+            costs.append(replace(cost, optimality_gap=gap, space=space_of_turns(arch, e, options)))
+        return summed(arch, self.ruler.uniques[workload], options, costs)
 
 
 def _table(c: Cell, groups: Sequence[Unique], least: Least, known: Mapping[str, Shared | Infeasible], share: float) -> Table | Infeasible:
@@ -184,14 +184,14 @@ def columns_of(block: Block, at: Ints) -> tuple[dict[str, pa.Array], dict[str, p
     for ref, own, groups in zip(study.workloads, block.known(), ruler.uniques, strict=True):
         assert isinstance(own, Table)
         sums = summed_at(block.cell, own, at)
-        costs[ref.name] = _cost(sums.energy_pj, sums.latency_cycles, sums.steady_cycles, clock)
+        costs[ref.name] = _cost(sums.energy_pj, sums.latency_cycles, sums.initiation_interval_cycles, clock)
         floors[ref.name] = _cost(sums.least_pj, sums.least_cycles, sums.least_cycles, clock)
         spaces = [space_of_turns(block.cell.first, e, study.solver) for e in own.least.einsums]
         proof = _proofs(spaces, sums, sum(group.count for group in groups) == 1)
         worst = [max(a, b, key=lambda one: one[1]) for a, b in zip(worst, proof, strict=True)] if worst else proof
         chosen.append(_choices(own, [encoded(space) for space in spaces], sums, at))
     points = {name: pa.array(column) for name, column in studies.points(study, block.machines[at], area, costs).items()}
-    points |= {name: pa.array(column) for name, column in zip(("gap_in_space", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True)}
+    points |= {name: pa.array(column) for name, column in zip(("optimality_gap", "gap_to_bound", "certificate"), zip(*worst, strict=True), strict=True)}
     return ruler.head(block.machines[at], area, clock, floors), points | {"machine": pa.array(block.machines[at])}, chosen
 
 
@@ -209,10 +209,10 @@ def unfit(block: Block, at: Ints) -> dict[str, pa.Array]:
 
 
 def _proofs(spaces: Sequence[Mappings], sums: Sums, alone: bool) -> list[tuple[float, float, str]]:
-    """gap_in_space, gap_to_bound and certificate of each machine, as evaluate.in_turn has them; alone: of a single einsum."""
+    """optimality_gap, gap_to_bound and certificate of each machine, as evaluate.in_turn has them; alone: of a single einsum."""
     space, over = unfused(spaces, alone), ANY_MAPPING if alone else UNFUSED
     return [(gap, bound, certified(in_space(gap), bound, over, space))
-            for gap, bound in zip(sums.gap_in_space.tolist(), sums.gap_to_bound.tolist(), strict=True)]
+            for gap, bound in zip(sums.optimality_gap.tolist(), sums.gap_to_bound.tolist(), strict=True)]
 
 
 def _choices(own: Table, spaces: Sequence[str], sums: Sums, at: Ints) -> dict[str, pa.Array]:

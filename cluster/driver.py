@@ -192,7 +192,7 @@ def dry_run(study: Study, workers: int | None = None) -> dict[str, Any]:
         if solved and time.monotonic() - began > PROBE_S:
             break
         solved.append(solve_lease(job, Lease(0, (ask,))))
-    points = study.stop.points
+    points = study.stop.machines
     machines = round(size * kept) if points is None else min(points, round(size * kept))
     timed = [_many(job, asks[0].machine)] if job.blocks and tables else solved  # of machines that are priced as arrays one alone says little
     probed = max(1, sum(len(done.lease.asks) for done in timed))
@@ -216,7 +216,7 @@ def _prepared(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int]:
     """Loads the kernels and, where machines share schedules, finds them for one: probes that need no more than that, and how many such tables the space has."""
     for ask in asks:
         solve_lease(job, Lease(0, (ask,)))
-        if not job.study.solver.share:
+        if not job.study.solver.sharing_gap:
             break
         if job.blocks and (found := list(job.blocks.of(np.array([one.machine for one in asks], np.int64)))):
             block, own = max(found, key=lambda one: len(one[1]))
@@ -324,10 +324,10 @@ def _read_back(run: Run) -> None:
 def _counted(run: Run) -> tuple[Counter[int], Counter[int], list[int]]:
     """Committed machines by generation, those of them that broke a constraint before, and machines that were left undone."""
     rows, broken, left = Counter[int](), Counter[int](), list[int]()
-    for part in stores.batches(run.store, {"machines": ["machine", "key", "generation", "status", "reason", "beaten_by"]}):
+    for part in stores.batches(run.store, {"machines": ["machine", "key", "generation", "status", "reason", "dominated_by"]}):
         machines = part["machines"]
         _same_keys(run, machines)
-        of_constraints = pc.and_(pc.equal(machines["status"], "pruned"), pc.is_null(machines["beaten_by"]))
+        of_constraints = pc.and_(pc.equal(machines["status"], "pruned"), pc.is_null(machines["dominated_by"]))
         for found, column in ((rows, machines["generation"]), (broken, machines["generation"].filter(of_constraints))):
             found.update({pair["values"]: pair["counts"] for pair in pc.value_counts(column).to_pylist()})
         failed = machines.filter(pc.equal(machines["status"], "error"))
@@ -399,7 +399,7 @@ def _ask(run: Run) -> None:
 
 def _take(run: Run, asks: Asks, asked: int = 0, broken: int = 0) -> None:
     """Queue what a generation wants and nobody has solved; pruned machines become rows at once. asked, broken: of a generation that is complete."""
-    points, number = run.job.study.stop.points, asks.generation
+    points, number = run.job.study.stop.machines, asks.generation
     left = None if points is None else max(0, points - run.asked)
     complete = number in run.known.closed
     run.asked, run.broken = run.asked + (asked if complete else len(asks.asks)), run.broken + (broken if complete else len(asks.pruned))
@@ -535,7 +535,7 @@ def _limit(run: Run) -> None:
     """Stop after so many errors, or such a share of the machines planned (one is always allowed)."""
     errors = run.known.counts["error"]
     limits = run.job.study.limits
-    if errors >= limits.errors or errors > max(1.0, limits.share * _planned(run)):
+    if errors >= limits.errors or errors > max(1.0, limits.error_fraction * _planned(run)):
         run.halt = run.halt or f"{errors} machines ended in an error; see the table events, or raise limits in the study"
 
 
@@ -563,7 +563,7 @@ def _note(run: Run, kind: str, *lines: str) -> None:
 
 
 def _planned(run: Run) -> int:
-    stop, size = run.job.study.stop.points, run.job.study.space.size
+    stop, size = run.job.study.stop.machines, run.job.study.space.size
     return size if stop is None else min(stop, size)
 
 
@@ -575,7 +575,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         _note(run, "clock", f"the clock was set back by {-drift:.0f} s; order and durations do not depend on it")
     count, done = run.known.counts, run.known.counts.total()
     here = time.monotonic() - (run.moved or run.begun)
-    left = max(0, _planned(run) - done + (run.broken if run.job.study.stop.points else 0))
+    left = max(0, _planned(run) - done + (run.broken if run.job.study.stop.machines else 0))
     rate = run.solved / here if here > 0 else 0.0
     size, volume = run.known.front()
     status = Status(state, reason or run.halt, done, count["ok"], count["infeasible"], count["pruned"], count["error"], _planned(run),

@@ -23,7 +23,7 @@ from hw.arch import Arch
 from hw.columns import Columns, Floats, Ints, Table
 from workloads.graph import Unique
 
-BEATEN = "bounds: another machine has a schedule that is better than any of this one (beaten_by)"  # reason of a machine that was not solved
+BEATEN = "bounds: another machine has a schedule that is better than any of this one (dominated_by)"  # reason of a machine that was not solved
 
 
 class Beaten(Exception):
@@ -51,14 +51,14 @@ class Ruler:
 
     def applies(self) -> bool:
         """Whether bounds are those of einsums in turn."""
-        return self.study.search.prune and self.study.solver.reuse == "none"
+        return self.study.search.prune and self.study.solver.schedule == "unfused"
 
     def too_small(self, arch: Arch) -> bool:
         """Whether the outermost level does not hold a workload: such a machine is infeasible, whatever its bounds."""
-        picks = self.study.solver
-        if picks.reuse == "none":
+        options = self.study.solver
+        if options.schedule == "unfused":
             return any(outermost.in_turn(arch, workload) for workload in self.study.loaded)
-        return any(outermost.least(arch, workload, picks.reuse in PIPED and picks.weights == "pinned") for workload in self.study.loaded)
+        return any(outermost.least(arch, workload, options.schedule in PIPED and options.weights == "pinned") for workload in self.study.loaded)
 
     def too_small_of_many(self, columns: Columns) -> NDArray[np.bool_]:
         """`too_small` of n machines that run einsums in turn."""
@@ -93,7 +93,7 @@ class Ruler:
         head = self.head(machines[kept], columns.area_mm2[kept], columns.clock_ghz[kept], {name: Cost(*(np.asarray(part)[kept] for part in (
             c.energy_pj, c.latency_cycles, c.latency_ns, c.steady_ns))) for name, c in floors.items()})  # type: ignore[arg-type]
         texts = {name: pa.repeat(pa.scalar(text), len(machines[kept])) for name, text in (("status", "pruned"), ("reason", BEATEN))}
-        return head | texts | {"beaten_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
+        return head | texts | {"dominated_by": pa.array(np.array([trial.machine for trial in front], np.int64)[first[kept]])}
 
     def head(self, machines: Ints, area_mm2: Floats, clock_ghz: Floats, floors: Mapping[str, Cost]) -> dict[str, pa.Array]:
         """Columns of `machines` of any machine that can be built, but for generation and source."""
@@ -125,16 +125,16 @@ class Hope:
     solved: int = 0
 
     def __post_init__(self) -> None:
-        alone = self.ruler.study.solver.reuse == "none"
+        alone = self.ruler.study.solver.schedule == "unfused"
         self.einsums = [bounds.each((group.einsum for group in groups), self.arch) for groups in self.ruler.uniques] if alone else []
 
     def least(self) -> dict[str, pareto.Cost]:
         """Of every workload, but for its steady time: of einsums in turn, with reuse of all schedules."""
         study, found = self.ruler.study, {}
-        picks = study.solver
+        options = study.solver
         for place, (ref, workload, groups) in enumerate(zip(study.workloads, study.loaded, self.ruler.uniques, strict=True)):
             pj, cycles = (bounds.added([group.count for group in groups], self.einsums[place]) if self.einsums else
-                          graph.least(self.arch, workload, picks.reuse in PIPED and picks.weights == "pinned"))
+                          graph.least(self.arch, workload, options.schedule in PIPED and options.weights == "pinned"))
             found[ref.name] = pareto.Cost(pj, cycles, cycles / self.arch.clock_ghz, cycles / self.arch.clock_ghz)
         return found
 
@@ -149,7 +149,7 @@ class Hope:
         self.einsums[workload][place] = cost.energy_pj, cost.latency_cycles
         self.solved += 1
         if self.solved < (of := sum(map(len, self.einsums))):
-            self.dashed(f"bounds: after {self.solved} of {of} einsums another machine has a schedule that is better than this one can get (beaten_by)")
+            self.dashed(f"bounds: after {self.solved} of {of} einsums another machine has a schedule that is better than this one can get (dominated_by)")
 
 
 def table_of(schema: pa.Schema, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:

@@ -136,7 +136,7 @@ def job_of(study: Study) -> Job:
     content = [sorted(shapes.items()), [[group.key for group in groups] for groups in uniques]]
     key, macs = json.dumps(content), tuple(workload.macs() for workload in workloads)
     ruler = Ruler(study, uniques, key)
-    blocks = Blocks(ruler, shaping(study.space)) if study.solver.share and study.solver.reuse == "none" else None
+    blocks = Blocks(ruler, shaping(study.space)) if study.solver.sharing_gap and study.solver.schedule == "unfused" else None
     return Job(study, workloads, uniques, macs, schemas, key, study.limits.seconds, ruler, blocks)
 
 
@@ -224,7 +224,7 @@ def _block_tables(job: Job, block: Block, asks: Sequence[Ask]) -> dict[str, pa.T
 
 def together(job: Job) -> bool:
     """Whether machines that differ in prices and rates alone are solved together."""
-    return job.deadline_s is None and not job.study.solver.share and solved_together(job.study.solver)
+    return job.deadline_s is None and not job.study.solver.sharing_gap and solved_together(job.study.solver)
 
 
 def _solved_together(job: Job, lease: Lease, asks: Sequence[Ask]) -> dict[int, Ready]:
@@ -269,7 +269,7 @@ def _hears(own: Ready, told: Callable[[], None]) -> bool:
 def _order(job: Job, number: int, asks: Sequence[Ask]) -> list[int]:
     """Places of machines, sorted by what they share; every lease begins with another one: what a process finds first, others find in $DSE_CACHE by then."""
     found = dict.fromkeys(range(len(asks)), "")
-    if job.study.solver.share and not job.blocks:
+    if job.study.solver.sharing_gap and not job.blocks:
         known = [job.families.get(workload.name, {}) for workload in job.workloads]
         for i, ask in enumerate(asks):
             if any(ask.machine not in one for one in known) and isinstance(arch := decode(job.study.space, ask.machine), Arch):
@@ -410,7 +410,7 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Sol
             hope.dashed(BEATEN)
         for place, (ref, workload) in enumerate(zip(study.workloads, job.workloads, strict=True)):
             told = partial(hope.heard, place) if beatable and hope.einsums else None
-            found = (ready[place] if ready else _shared(job, ask.machine, arch, workload) if study.solver.share else
+            found = (ready[place] if ready else _shared(job, ask.machine, arch, workload) if study.solver.sharing_gap else
                      solve(arch, workload, study.solver, told))
             if isinstance(found, Beaten):
                 raise found
@@ -418,7 +418,7 @@ def _solved(job: Job, ask: Ask, front: Sequence[Trial], ready: Sequence[list[Sol
                 return {"machines": [{**head, "status": "infeasible", "workload": ref.name, **_limit(found)}]}, []
             fronts.append(found)
     except Beaten as fault:
-        return {"machines": [{**head, "status": "pruned", "beaten_by": fault.machine, "reason": fault.reason}]}, []
+        return {"machines": [{**head, "status": "pruned", "dominated_by": fault.machine, "reason": fault.reason}]}, []
     rows, laid = _laid_out(job, ask.machine, arch, fronts)
     return {"machines": [{**head, "status": "ok"}], **rows}, laid
 

@@ -133,7 +133,7 @@ class Memory:
     channels (DRAM): their bandwidths and background powers add up. cycle_ns (sram): least time between two accesses of an array; slow: an array slower than
     the clock takes whole cycles, or makes the machine infeasible. leak_mw, area_mm2: of the whole level, banks and channels included.
     double_buffer: the next tile is filled while this one is worked on, into room of its own; else work inside stops while tiles are exchanged.
-    holds: which parts of an einsum may stand there (`nest.role`): the first input, its other inputs (weight), the output.
+    may_keep: which parts of an einsum may stand there (`nest.role`): the first input, its other inputs (weight), the output.
 
     Where these are given, layouts are felt (`Access`). burst: bytes that move at once, a line. partial_write rmw: lines written in part are read before.
     row, row_banks, row_pj, row_ns: DRAM rows, banks (which take turns every row_interleave bytes, default: a row), energy of opening one, and time from one
@@ -159,7 +159,7 @@ class Memory:
     bypass: Flag | None = None
     skip_first_read: Flag = True
     slow: Literal["divide", "infeasible"] = "divide"
-    holds: Roles = ROLES  # type: ignore[assignment]
+    may_keep: Roles = ROLES  # type: ignore[assignment]
     burst: Bytes | None = None
     partial_write: Literal["masked", "rmw"] = "masked"
     row: Bytes | None = None
@@ -183,20 +183,20 @@ class Memory:
 class Array:
     """Copies of all that follows. dims: size per dimension; multicast, reduce: all dimensions, none, or those named.
 
-    ramp: a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights or inputs. hop_pj: a mesh of two dimensions, energy
+    systolic: a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights or inputs. hop_pj: a mesh of two dimensions, energy
     per bit and link; rim: where on it the level outside stands. source: whence on it lanes take a word that many want: next_level: all from there, along one
-    tree; same_level: each from the nearest lane that has it, the first from there. lane_pj: energy per bit that a lane takes or gives, from anywhere.
+    tree; same_level: each from the nearest lane that has it, the first from there. endpoint_pj: energy per bit that a lane takes or gives, from anywhere.
     """
 
     name: Annotated[Name, Field(alias="array")]
     dims: Annotated[Mapping[Name, Count], Field(min_length=1)]
     multicast: Flag | tuple[str, ...] = True
     reduce: Flag | tuple[str, ...] = True
-    ramp: Still | None = None
+    systolic: Still | None = None
     hop_pj: Cost = field(default=0.0, metadata=says(
         "a mesh of two dimensions, rows first: energy of one bit over one link"))
-    lane_pj: Cost = field(default=0.0, metadata=says("energy of one bit that a lane takes from the network, or gives to it"))
-    rim: Rim = "corners"
+    endpoint_pj: Cost = field(default=0.0, metadata=says("energy of one bit that a lane takes from the network, or gives to it"))
+    injected_at: Rim = "corners"
     source: Source = "next_level"
 
     __pydantic_config__ = CLOSED
@@ -306,7 +306,7 @@ class Level:
     capacity_bits None: unbounded. ports separate: reads and writes each have the bandwidth; shared: they add up.
     bypass: tensors may skip this level. skip_first_read False: the first read of an output element is paid here.
     leak_mw of a DRAM is its background power. access_cycles: clock cycles from one access of an array to the next, already in the bandwidth.
-    holds: roles of the tensors that may stand here; where bypass is False, those must. access None: layouts cost nothing here.
+    may_keep: roles of the tensors that may stand here; where bypass is False, those must. access None: layouts cost nothing here.
     """
 
     name: str = field(metadata=role("structure"))
@@ -322,7 +322,7 @@ class Level:
     leak_mw: float = field(default=0.0, metadata=role("leakage"))
     area_mm2: float = field(default=0.0, metadata=role("area"))
     access_cycles: int = field(default=1, metadata=role("label"))
-    holds: tuple[str, ...] = field(default=ROLES, metadata=role("structure"))
+    may_keep: tuple[str, ...] = field(default=ROLES, metadata=role("structure"))
     access: Access | None = field(default=None, metadata=role("layout"))
 
 
@@ -332,9 +332,9 @@ class Fanout:
 
     dims: (name, size) of each dimension. multicast: one read serves all lanes that want the same element;
     reduce: lanes add their partial outputs on the way out. Both per dimension.
-    ramp: what stays still in a systolic array of two dimensions, rows first: outputs, weights or inputs; "": data do not ripple through.
+    systolic: what stays still in a systolic array of two dimensions, rows first: outputs, weights or inputs; "": data do not ripple through.
     hop_pj: per bit and link of a mesh, rows first; rim: where the level outside stands; source: whence a word comes that many lanes want.
-    lane_pj: per bit at a lane. place: of a part of a mesh, per
+    endpoint_pj: per bit at a lane. place: of a part of a mesh, per
     dimension its first lane and how many the whole mesh has.
     """
 
@@ -343,10 +343,10 @@ class Fanout:
     dims: tuple[tuple[str, int], ...] = field(metadata=role("size"))
     multicast: tuple[bool, ...] = field(metadata=role("structure"))
     reduce: tuple[bool, ...] = field(metadata=role("structure"))
-    ramp: Still | Literal[""] = field(default="", metadata=role("structure"))
+    systolic: Still | Literal[""] = field(default="", metadata=role("structure"))
     hop_pj: float = field(default=0.0, metadata=role("network", "a network: one bit over one link"))
-    lane_pj: float = field(default=0.0, metadata=role("network", "a network: one bit that a lane takes or gives"))
-    rim: Rim = field(default="corners", metadata=role("structure"))
+    endpoint_pj: float = field(default=0.0, metadata=role("network", "a network: one bit that a lane takes or gives"))
+    injected_at: Rim = field(default="corners", metadata=role("structure"))
     source: Source = field(default="next_level", metadata=role("structure"))
     place: tuple[tuple[int, int], ...] = field(default=(), metadata=role("structure"))
 

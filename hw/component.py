@@ -289,8 +289,8 @@ def _memory_faults(node: Memory, outermost: bool) -> list[str]:
         faults.append(f"{key}.cycle_ns = {node.cycle_ns:g} is for kind: sram; leave it out")
     if node.double_buffer and outermost:
         faults.append(f"{key}.double_buffer = true cannot be: nothing fills the outermost level; leave it out")
-    if outermost and set(node.holds) != set(ROLES):
-        faults.append(f"{key}.holds = [{', '.join(node.holds)}] cannot be: the outermost level holds every tensor; leave it out")
+    if outermost and set(node.may_keep) != set(ROLES):
+        faults.append(f"{key}.may_keep = [{', '.join(node.may_keep)}] cannot be: the outermost level holds every tensor; leave it out")
     if outermost and node.bypass:
         faults.append(f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out")
     return faults + _access_faults(node)
@@ -304,13 +304,13 @@ def _custom_faults(node: Memory | Lane, numbers: Sequence[str]) -> list[str]:
 def _array_faults(node: Array) -> list[str]:
     wanted = [(field, dim) for field in ("multicast", "reduce") for dim in _named_dims(node, field)]
     faults = [f"{node.name}.{field} = {dim} is no dimension of the array; {near(dim, node.dims)}" for field, dim in wanted if dim not in node.dims]
-    if node.ramp is not None and len(node.dims) != 2:
-        faults.append(f"{node.name}.ramp = {node.ramp} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave ramp out")
-    if node.ramp == "os" and set(node.dims.values()) == {1}:  # its formula would take a cycle less than the steps
-        faults.append(f"{node.name}.ramp = os needs more than one PE; enlarge dims, or leave ramp out")
+    if node.systolic is not None and len(node.dims) != 2:
+        faults.append(f"{node.name}.ramp = {node.systolic} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave ramp out")
+    if node.systolic == "os" and set(node.dims.values()) == {1}:  # its formula would take a cycle less than the steps
+        faults.append(f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave ramp out")
     if node.hop_pj and len(node.dims) != 2:
         faults.append(f"{node.name}.hop_pj = {node.hop_pj:g} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave it out")
-    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce", "ramp", "hop_pj", "lane_pj", "rim", "source")]
+    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce", "ramp", "hop_pj", "endpoint_pj", "injected_at", "source")]
     return faults + [f"{node.name}.dims = {dim} is a key of arrays; choose another name" for dim in reserved]
 
 
@@ -354,7 +354,7 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         name=node.name.upper(), capacity_bits=None if node.capacity is None else 8 * node.capacity, width_bits=node.width_bits,
         read_pj=_given(node.read_pj, read), write_pj=_given(node.write_pj, write), bandwidth=_given(stated, rate),
         ports=node.ports, double_buffer=node.double_buffer, bypass=not outermost and node.bypass is not False, skip_first_read=node.skip_first_read,
-        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, holds=node.holds,
+        leak_mw=_given(node.leak_mw, leak), area_mm2=_given(node.area_mm2, area), access_cycles=cycles, may_keep=node.may_keep,
         access=_access(node, clock_ghz))
 
 
@@ -433,7 +433,7 @@ def compute_of(spec: Machine, node: Lane) -> Compute:
 def fanout_of(node: Array, outside: int) -> Fanout:
     dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
     multicast, reduce = (tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce"))
-    return Fanout(node.name.upper(), outside, dims, multicast, reduce, node.ramp or "", node.hop_pj, node.lane_pj, node.rim, node.source)
+    return Fanout(node.name.upper(), outside, dims, multicast, reduce, node.systolic or "", node.hop_pj, node.endpoint_pj, node.injected_at, node.multicast_from)
 
 
 def word_bits_of(spec: Machine, lane: Lane) -> int:

@@ -154,7 +154,7 @@ class Walked:
             names, output = [name for name, _ in f.dims], tensor == self.e.output.tensor
             inner_first = [(w, i) for w in reversed(range(len(self.stacks))) for i in range(len(self.stacks[w]))]
             (y0, rows), (x0, columns) = f.place or tuple((0, n) for _, n in f.dims)
-            sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.rim == "edge" or y in (0, rows - 1))]
+            sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.injected_at == "edge" or y in (0, rows - 1))]
             asked = {}
             for lanes, own in elements.items():
                 at, place, stride = {}, {names[0]: y0, names[1]: x0}, dict.fromkeys(names, 1)
@@ -171,7 +171,7 @@ class Walked:
                 alone = tuple(None if self.joins[name][output] else place[name] for name in names)
                 for element in own:
                     asked.setdefault((lanes[:border], element, alone), set()).add(lane)
-            self.hops[f.name, tensor] += sum(min(WALKED[f.source](source, places) for source in sources) for places in asked.values())
+            self.hops[f.name, tensor] += sum(min(WALKED[f.multicast_from](source, places) for source in sources) for places in asked.values())
 
     def add(self, level, tensor, action, lanes, n) -> None:
         self.total[level, tensor, action] += n
@@ -317,7 +317,7 @@ def meshed(f: Fanout, rng: Random) -> Fanout:
     if len(f.dims) < 2:
         return f
     place = tuple((rng.randint(0, 2), n + rng.randint(2, 4)) for _, n in f.dims)
-    return replace(f, hop_pj=1.0, source=rng.choice(["same_level", "next_level"]), rim=rng.choice(["corners", "edge"]), place=place)
+    return replace(f, hop_pj=1.0, multicast_from=rng.choice(["same_level", "next_level"]), injected_at=rng.choice(["corners", "edge"]), place=place)
 
 
 def sized(p, tile):

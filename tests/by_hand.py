@@ -223,7 +223,7 @@ def wrong(seed: int, extents: Sequence[int] = (2, 3, 4, 6)) -> list[str]:
     found = fused(Arch("hand", levels, (), Compute(0.0, 0.0), 1.0, WORD, overlap="free"), workload, "energy", "perfect", lambda _: FREE)
     best = Everything(operations, words, prices).best()
     said = inf if isinstance(found, Infeasible) else found.energy_pj
-    least = inf if isinstance(found, Infeasible) else said / (1 + found.gap_in_space)
+    least = inf if isinstance(found, Infeasible) else said / (1 + found.optimality_gap)
     if least * (1 - 1e-9) <= best <= said * (1 + 1e-9) or said == best:
         return []
     texts = [f"{o.text()} {o.sizes}" for o in operations]

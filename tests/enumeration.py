@@ -81,7 +81,7 @@ def chains(extent: int, loops: tuple[int, ...], tiles: str) -> tuple[tuple[int, 
     if loops[0]:
         own = sorted({-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0})
     else:
-        own = [n for n in range(1, extent + 1) if tiles == "ragged" or extent % n == 0]
+        own = [n for n in range(1, extent + 1) if tiles == "imperfect" or extent % n == 0]
     return tuple((n, *rest) for n in own for rest in chains(n, loops[1:], tiles))
 
 
@@ -91,7 +91,7 @@ def how_many(extent: int, loops: tuple[int, ...], tiles: str) -> int:
     if not loops:
         return int(extent == 1)
     own = {-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0} if loops[0] else \
-        {n for n in range(1, extent + 1) if tiles == "ragged" or extent % n == 0}
+        {n for n in range(1, extent + 1) if tiles == "imperfect" or extent % n == 0}
     return sum(how_many(n, loops[1:], tiles) for n in own)
 
 
@@ -436,7 +436,7 @@ def _folds(space: Space, draft: Draft, skeleton: Skeleton, s: Shape, f: Fanout) 
     """Factors of how many elements of the tensor that stays still in a systolic array its first PE gets, padding counted; none where there is one fold: nothing
     enters the array, or it has two registers in turn."""
     e, arch, ranks = space.problem.einsum, space.problem.arch, _long(space.problem.einsum)
-    p = {"ws": e.inputs[-1], "is": e.inputs[0], "os": e.output}[f.ramp]
+    p = {"ws": e.inputs[-1], "is": e.inputs[0], "os": e.output}[f.systolic]
     nodes = [(v, s.at[i]) for i, (v, x) in enumerate(skeleton) if v >= 0 and e.tensors()[x] is p]
     v, above = next(((v, at) for v, at in nodes if v >= f.outside), (len(arch.levels), len(s.kinds)))
     if nodes[0][0] >= f.outside or (v < len(arch.levels) and arch.levels[v].double_buffer):
@@ -466,7 +466,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
     tile = np.ones((len(ranks), longest, 1 + len(s.kinds)), np.int64)
     for r, (rank, found) in enumerate(zip(ranks, own, strict=True)):
         tile[r, :, 0], tile[r, : len(found), 1:] = e.sizes()[rank], found
-    fold = [(cycles, _folds(space, draft, skeleton, s, f)) for f in arch.fanouts if f.ramp and (cycles := fill_cycles(f, e, arch))]
+    fold = [(cycles, _folds(space, draft, skeleton, s, f)) for f in arch.fanouts if f.systolic and (cycles := fill_cycles(f, e, arch))]
     start = np.cumsum([0, *(table.size for table, _ in draft.factors)])
     stride = np.zeros((len(draft.factors), len(ranks)), np.int64)
     for f, (table, of) in enumerate(draft.factors):

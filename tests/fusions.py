@@ -23,7 +23,7 @@ from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
 from dse.solve.schedules.fused import Objective, _best, fused, graph
 from dse.solve.schedules.nests import Nests
-from dse.solve.solve import Picks, _layouts, solve
+from dse.solve.solve import SolverOptions, _layouts, solve
 from hw.arch import Access, Arch, Compute, Fanout, Level
 from tests.enumeration import mappings, size
 from workloads.einsum import Einsum, einsum
@@ -309,8 +309,8 @@ def wrong_in_layouts(seed: int, overlap: str = "free") -> tuple[list[str], list[
     lines, ratios = [], []
     objectives: tuple[Objective, ...] = ("energy", "latency")
     for objective in objectives:
-        picks, best = Picks(objective, tiles="perfect", near=0.0), InLayouts(arch, workload, objective).best()
-        chosen = _layouts(arch, workload, replace(picks, layout="alt"))
+        options, best = SolverOptions(objective, factors="perfect", gap=0.0), InLayouts(arch, workload, objective).best()
+        chosen = _layouts(arch, workload, replace(options, layout="alt"))
         if isinstance(chosen, Infeasible):
             lines += [f"seed {seed} {objective}: {chosen}, enumerated {best}"] if best < inf else []
             continue
@@ -318,7 +318,7 @@ def wrong_in_layouts(seed: int, overlap: str = "free") -> tuple[list[str], list[
         assert isinstance(found, tuple)
         value = min(figure(objective, one.energy_pj, one.latency_cycles) for one in found[0])
         for reuse, layout in (("none", "alt"), ("tiles", "row_major")):
-            other = solve(arch, workload, replace(picks, reuse=reuse, layout=layout))  # type: ignore[arg-type]
+            other = solve(arch, workload, replace(options, schedule=reuse, layout=layout))  # type: ignore[arg-type]
             if isinstance(other, list) and (least := figure(objective, other[0].energy_pj, other[0].latency_cycles)) < value * (1 - CLOSE):
                 lines.append(f"seed {seed} {objective}: {value}, reuse {reuse} in layouts {layout} {least}")
         if found[1] > best * (1 + CLOSE):
@@ -351,6 +351,6 @@ def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
             lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
             continue
         value = figure(objective, found.energy_pj, found.latency_cycles)
-        if value < best * (1 - CLOSE) or value > (1 + found.gap_in_space) * best * (1 + CLOSE):
+        if value < best * (1 - CLOSE) or value > (1 + found.optimality_gap) * best * (1 + CLOSE):
             lines.append(f"seed {seed} {objective}: {value}, {found.certificate.partition(' schedules ')[0]}, enumerated {best}")
     return lines

@@ -21,7 +21,7 @@ from dse.mapping.schedule import Branch, Keep, Lanes, Schedule, Segment, in_turn
 from dse.mapping.searched import covers
 from dse.sim.einsum.evaluate import Solution, Violated, figure
 from dse.sim.schedule.graph import evaluate
-from dse.solve.solve import Picks, solve
+from dse.solve.solve import SolverOptions, solve
 from hw import machine
 from hw.arch import Arch
 from tests.schedules import axes, cut, random_keeps, random_segment
@@ -42,7 +42,7 @@ overlap: {overlap}
 nodes:
 - {{memory: l0, kind: custom, width_bits: 8, read_pj: {dram}, write_pj: {dram}, actions_per_cycle: {rate}, leak_mw: {leak}, area_mm2: 0}}
 """
-NODES = "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, rim: corners, source: {source}, multicast: {flag}, reduce: {flag}}}\n"
+NODES = "- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, hop_pj: {hop}, injected_at: corners, source: {source}, multicast: {flag}, reduce: {flag}}}\n"
 BUFFER = (
     "- {{memory: l1, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 3, write_pj: 3, actions_per_cycle: {rate}, bypass: {bypass}, "
     "double_buffer: {double}, leak_mw: 0, area_mm2: 0}}\n"
@@ -110,7 +110,7 @@ def random_machine(rng: Random, nodes: bool) -> str:
             rows=rows,
             columns=columns,
             hop=rng.choice([0, 0.5, 4]),
-            source=rng.choice(["same_level", "next_level"]),
+            multicast_from=rng.choice(["same_level", "next_level"]),
             flag=flag,
         )
     double = rng.choice(["true", "false"]) if "buffered" in text else "false"
@@ -209,16 +209,16 @@ def random_case(seed: int, folder: Path) -> Case:
 
 
 SOLVERS: tuple[dict[str, Any], ...] = (
-    {"reuse": "none"},
-    {"reuse": "tiles"},
-    {"reuse": "pipelines"},
-    {"reuse": "pipelines", "weights": "pinned"},
-    {"reuse": "kapla"},
-    {"reuse": "kapla", "weights": "pinned"},
-    {"reuse": "optimal"},
-    {"reuse": "seq-flex"},
-    {"reuse": "seq-overflow"},
-    {"reuse": "gogeta"},
+    {"schedule": "unfused"},
+    {"schedule": "fused"},
+    {"schedule": "pipelined"},
+    {"schedule": "pipelined", "weights": "pinned"},
+    {"schedule": "kapla"},
+    {"schedule": "kapla", "weights": "pinned"},
+    {"schedule": "residency"},
+    {"schedule": "seq-flex"},
+    {"schedule": "seq-overflow"},
+    {"schedule": "gogeta"},
 )
 
 
@@ -226,12 +226,12 @@ def claims(case: Case, objective: str, solvers: Sequence[dict[str, Any]] = SOLVE
     """What solvers answer that can run on the machine; what does not fit is no claim. Raises Violated."""
     for own in solvers:
         try:
-            found = solve(case.arch, case.workload, Picks(objective=objective, **own))  # type: ignore[arg-type]
+            found = solve(case.arch, case.workload, SolverOptions(objective=objective, **own))  # type: ignore[arg-type]
         except Violated:
             raise
         except ValueError as fault:
             if not isinstance(fault, WorkloadError) and "solver." not in str(fault):
-                raise Violated(f"solver.reuse = {own['reuse']} made a schedule that is none: {fault}") from None
+                raise Violated(f"solver.schedule = {own['reuse']} made a schedule that is none: {fault}") from None
             continue  # a machine, or a workload, that it does not know, with what to take instead
         if not isinstance(found, Infeasible):
             yield Claim(
@@ -715,7 +715,7 @@ def held(claim: Claim, s: Schedule, cost: Solution, case: Case, tally: Tally, le
     ratios = []
     if out is None:
         tally.covered += 1
-        ratios.append(("optimality gap", claim.found.gap_in_space))
+        ratios.append(("optimality gap", claim.found.optimality_gap))
     else:
         tally.excluded[out] = tally.excluded.get(out, 0) + 1
     if not claim.unfused or s.plain():
@@ -823,10 +823,10 @@ DATA = Path(__file__).parent / "data" / "reported"
 REPORTED: dict[
     str, tuple[str, str, dict[str, Any]]
 ] = {  # schedules that cost less than a solver once allowed: workload, machine, the solver
-    "tiny_held": ("tiny", "m22s", {"reuse": "pipelines"}),
-    "chain3_held": ("chain3", "m33", {"reuse": "pipelines"}),
-    "chain4_held": ("chain4", "kapla_multi_4x4", {"reuse": "kapla"}),
-    "graphsage_shared_reads": ("graphsage", "edge_array", {"reuse": "tiles"}),
+    "tiny_held": ("tiny", "m22s", {"schedule": "pipelined"}),
+    "chain3_held": ("chain3", "m33", {"schedule": "pipelined"}),
+    "chain4_held": ("chain4", "kapla_multi_4x4", {"schedule": "kapla"}),
+    "graphsage_shared_reads": ("graphsage", "edge_array", {"schedule": "fused"}),
 }
 
 

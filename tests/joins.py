@@ -79,14 +79,14 @@ def everything(tables: list[Table], rooms: dict[str, Room]) -> list[tuple[float,
     found = []
     for chosen in product(*(range(many[node]) for node in nodes)):
         at = dict(zip(nodes, chosen, strict=True))
-        for picks in product(*(own.get(tuple(at[node] for node in t.scope), []) for t, own in zip(tables, rows, strict=True))):
+        for options in product(*(own.get(tuple(at[node] for node in t.scope), []) for t, own in zip(tables, rows, strict=True))):
             used = dict.fromkeys(rooms, 0.0)
-            for t, row in zip(tables, picks, strict=True):
+            for t, row in zip(tables, options, strict=True):
                 for name, value in zip(t.rooms, row[2:], strict=True):
                     used[name] += value
             if all(used[name] <= room.limit for name, room in rooms.items()):
                 peaks = tuple(max(used[name] for name, room in rooms.items() if room.level == level) for level in levels)
-                found.append((sum(row[0] for row in picks), sum(row[1] for row in picks), peaks))
+                found.append((sum(row[0] for row in options), sum(row[1] for row in options), peaks))
     return found
 
 

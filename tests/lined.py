@@ -37,7 +37,7 @@ class Pair:
 def problem(seed: int, most: int = 250, objective: str = "energy") -> tuple[Problem, str]:
     """A small problem on a machine whose levels outside of all lanes move lines, some of them rows; nothing leaks; and its tiles."""
     rng = Random(seed)
-    tiles = rng.choice(["perfect", "perfect", "ragged_lanes"])
+    tiles = rng.choice(["perfect", "perfect", "imperfect_spatial"])
     found = random_problem(rng, rng.choice(GROUPS), tiles, most)
     return replace(found, arch=lined_arch(rng, found.arch), objective=objective), tiles
 

@@ -138,7 +138,7 @@ def searched(arch: Arch, e: Einsum) -> Arch:
     Elsewhere that is a lower bound of the latency. Where padding cuts tiles, the first lane is not the busiest of a level inside an array.
     """
     cut = any(not within(dim, [e.sizes()[rank] for rank in dim.ranks()]) for p in e.tensors() for dim in p.dims)
-    ramp, border = any(f.ramp for f in arch.fanouts), min([f.outside for f in arch.fanouts], default=len(arch.levels))
+    ramp, border = any(f.systolic for f in arch.fanouts), min([f.outside for f in arch.fanouts], default=len(arch.levels))
     levels = tuple(replace(level, bandwidth=inf if ramp or (cut and v >= border) else level.bandwidth) for v, level in enumerate(arch.levels))
     return replace(arch, levels=levels, overlap="free")
 
@@ -186,7 +186,7 @@ def _spatial(rng: Random, e: Einsum, arch: Arch, border: int, left: dict[str, in
 def _stores(rng: Random, e: Einsum, arch: Arch, start: int, end: int) -> list[Store]:
     """Nodes of the levels start..end-1: each tensor's in the order of the hierarchy, tensors interleaved at random."""
     chains = {p.tensor: [Store(level.name, p.tensor) for level in arch.levels[start:end]
-                         if role(e, p.tensor) in level.holds and (not level.bypass or rng.random() < 0.7)] for p in e.tensors()}
+                         if role(e, p.tensor) in level.may_keep and (not level.bypass or rng.random() < 0.7)] for p in e.tensors()}
     found: list[Store] = []
     while chains := {tensor: chain for tensor, chain in chains.items() if chain}:
         found.append(chains[rng.choice(list(chains))].pop(0))
@@ -232,7 +232,7 @@ def rich_einsum(rng: Random, kind: str) -> Einsum:
 def rich_arch(rng: Random) -> Arch:
     """Up to two fan-outs of up to three dimensions; levels that hold some tensors only."""
     arch = random_arch(rng)
-    levels = tuple(replace(level, holds=tuple(role for role in ROLES if rng.random() < 0.6) or ROLES) if v and rng.random() < 0.4 else level
+    levels = tuple(replace(level, may_keep=tuple(role for role in ROLES if rng.random() < 0.6) or ROLES) if v and rng.random() < 0.4 else level
                    for v, level in enumerate(arch.levels))
     fanouts = []
     for i, outside in enumerate(sorted(rng.sample(range(1, len(levels) + 1), rng.randint(0, 2)))):

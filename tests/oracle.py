@@ -111,7 +111,7 @@ class Walk:
         array fills once. child "": compute takes it."""
         names = [level.name for level in self.arch.levels]
         for f in self.arch.fanouts:
-            kept = {"os": self.e.output, "ws": self.e.inputs[-1], "is": self.e.inputs[0]}.get(f.ramp)
+            kept = {"os": self.e.output, "ws": self.e.inputs[-1], "is": self.e.inputs[0]}.get(f.systolic)
             inside = names.index(child) if child else len(names)
             if kept is tensor and names.index(parent) < f.outside <= inside and all(lane == 0 for _, _, lane in self.lanes):
                 twice = bool(child) and self.arch.levels[inside].double_buffer
@@ -120,7 +120,7 @@ class Walk:
     def folded(self, least: int = 1) -> None:
         """Folds of every systolic array, so many at least."""
         for f in self.arch.fanouts:
-            if f.ramp:
+            if f.systolic:
                 self.tally.total[f.name, "-", "enter"] = max(self.folds.get(f.name, 1), least)
 
     def rest(self, i: int, p: Projection) -> int:

@@ -1,4 +1,4 @@
-"""Random small workloads on few nodes, and what `solver.reuse = pipelines` answers for them against listings of all pipelines.
+"""Random small workloads on few nodes, and what `solver.schedule = pipelined` answers for them against listings of all pipelines.
 
 Two listings: of chains on a row of nodes without leakage each nest priced by the evaluator, without any bound (`least`; shares the evaluator with dse/solve,
 and the list of all mappings of one node with the proofs of the mapper); of other graphs, grids, machines that leak and cycles the one that is cut by bound
@@ -194,7 +194,7 @@ def cheaper(seed: int, tries: int) -> tuple[str, int]:
     found = pipelined(arch, workload, objective)
     if isinstance(found, Infeasible):
         return "", 0
-    best, many = figure(objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space), 0
+    best, many = figure(objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap), 0
     for _ in range(tries):
         schedule = drawn(rng, arch, workload)
         try:
@@ -236,12 +236,12 @@ def _against(name: str, arch: Arch, workload: Workload, objective: Objective, we
     if isinstance(found, Infeasible):
         return Compared(f"{name}: {found}, listed {best}" if best < inf else "")
     cost = figure(objective, found.energy_pj, found.latency_cycles)
-    if cost / (1 + found.gap_in_space) > best * (1 + CLOSE):
-        return Compared(f"{name}: {cost}, said to lie at most {found.gap_in_space} above the optimum, the best listed {best}\n{found.schedule}")
+    if cost / (1 + found.optimality_gap) > best * (1 + CLOSE):
+        return Compared(f"{name}: {cost}, said to lie at most {found.optimality_gap} above the optimum, the best listed {best}\n{found.schedule}")
     known = known or (weights == "pinned" and len(found.segments) == 1)
     if cost < best * (1 - CLOSE) and known:
         return Compared(f"{name}: {cost}, the best listed {best}\n{found.schedule}")
-    return Compared("", max(cost / best - 1, 0.0) if best < inf else 0.0, found.gap_in_space)
+    return Compared("", max(cost / best - 1, 0.0) if best < inf else 0.0, found.optimality_gap)
 
 
 def small_grid(rng: Random) -> Arch:

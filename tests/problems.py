@@ -57,7 +57,7 @@ def arch_of(rng: Random, group: str, levels: int) -> Arch:
         return Level(f"L{v}", 8 * words if v else None, rng.choice([8, 8, 16, 64]), rng.choice([200.0, 20.0]) if v == 0 else rng.choice([6.0, 2.0, 1.0, 0.5]),
                      rng.choice([200.0, 20.0]) if v == 0 else rng.choice([7.0, 2.0, 1.0, 0.5]), rng.choice([inf, inf, 1.0, 4.0, 0.5]),
                      rng.choice(["shared", "shared", "separate"]), double_buffer=v > 0 and rng.random() < 0.15, bypass=v > 0 and rng.random() < free,
-                     skip_first_read=rng.random() < 0.85, holds=holds or ROLES)
+                     skip_first_read=rng.random() < 0.85, may_keep=holds or ROLES)
 
     free = rng.choice([1.0, 1.0, 0.5, 0.0])
     found = tuple(level(v) for v in range(1 + levels))

@@ -90,8 +90,8 @@ def wrong(folder: Path, seed: int) -> list[str]:
     names = [o.column for o in study.objectives]
     found = [f"seed {seed}: machine {m} costs {row}, not {whole[m]}" for m, row in some.items() if row != whole[m]]
     for row in table(folder / f"{seed}_True", "machines"):
-        if row["beaten_by"] is not None and (own := whole.get(row["machine"])):
-            other = whole[row["beaten_by"]]
+        if row["dominated_by"] is not None and (own := whole.get(row["machine"])):
+            other = whole[row["dominated_by"]]
             better = all(other[n] <= own[n] for n in names) and any(other[n] < own[n] for n in names) and other["feasible"]
             found += [] if better else [f"seed {seed}: machine {row['machine']} costs {own}, not more than {other}"]
     fronts = [front(known.values(), names) for known in (whole, some)]
@@ -143,4 +143,4 @@ def unlike(folder: Path, seed: int, machines: int) -> tuple[list[str], int]:
 
 
 def left_out(folder: Path) -> int:
-    return sum(row["beaten_by"] is not None for run in folder.glob("*_True") for row in table(run, "machines"))
+    return sum(row["dominated_by"] is not None for run in folder.glob("*_True") for row in table(run, "machines"))

@@ -129,7 +129,7 @@ class Walk:
         (self.one,) = self.nest.shares
         self.f = self.arch.fanouts[0]
         (self.y0, rows), (self.x0, columns) = self.f.place
-        self.sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (self.f.rim == "edge" or y in (0, rows - 1))]
+        self.sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (self.f.injected_at == "edge" or y in (0, rows - 1))]
         self.chain = {p.tensor: [n for n in self.nest.nodes if isinstance(n, Store) and n.tensor == p.tensor] for p in self.e.tensors()}
         self.at = next(i for i, n in enumerate(self.nest.nodes) if n == Store("BUF", self.one.tensor))
 
@@ -152,7 +152,7 @@ class Walk:
         for (y, x), words in wanted:
             for word in words:
                 asked[word, None if shared[0] else y, None if shared[1] else x].add(self.where((y, x)))
-        hops = sum(min(WALKED[self.f.source](source, places) for source in self.sources) for places in asked.values())
+        hops = sum(min(WALKED[self.f.multicast_from](source, places) for source in self.sources) for places in asked.values())
         self.hops[tensor, "hop"] += hops * (2 if output else 1)
         self.counts[parent, tensor, "read"] += len(asked)
         self.counts[parent, tensor, "write"] += len(asked) * output

@@ -13,7 +13,7 @@ from dse.sim.einsum.evaluate import Problem
 from tests.nests import KINDS, limited, random_arch, random_einsum, searched
 
 
-def small_problem(rng: Random, objective: str, mappings: int, kinds: Sequence[str] = KINDS, tiles: Tiles = "ragged_lanes") -> Problem:
+def small_problem(rng: Random, objective: str, mappings: int, kinds: Sequence[str] = KINDS, tiles: Tiles = "imperfect_spatial") -> Problem:
     """A problem of 2 or 3 levels whose whole mapspace has at most so many mappings: bypass, fan-outs, windows, capacities at random."""
     while True:
         e, arch = random_einsum(rng, kinds), random_arch(rng, capacity_bits=8 * rng.choice([2, 6, 20, 100, 1000]))

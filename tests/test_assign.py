@@ -32,7 +32,7 @@ from dse.solve import solve as stack
 from dse.solve.elimination import join
 from dse.solve.layouts import layouts as graphs
 from dse.solve.layouts.convert import Conversions
-from dse.solve.layouts.layouts import PICKS, assigned, shared
+from dse.solve.layouts.layouts import LAYOUT_POLICIES, assigned, shared
 from dse.study import study
 from hw import machine
 from hw.arch import Arch
@@ -200,7 +200,7 @@ def test_map_takes_a_pick_and_prints_conversions(capsys) -> None:  # type: ignor
     for pick in ("alt", "ind"):
         assert main(["map", "gemm:m=16,n=64,k=32", "burst_edge", "--set", f"solver.layout={pick}", "--format", "json"]) == 0
         assert f"layouts {pick} (exact over its labels)" in json.loads(capsys.readouterr().out)["certificate"]
-    assert set(PICKS) == {"row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"}
+    assert set(LAYOUT_POLICIES) == {"row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"}
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -302,7 +302,7 @@ solver: {layout: ind}
 @pytest.mark.parametrize(("sets", "said"), [
     ({"machine": "edge_array"}, "edge_array describes no lines, rows or banks"),
     ({"solver": {"layout": "alt", "mapper": "random"}}, "needs the mapper optimal"),
-    ({"solver": {"layout": "wp", "reuse": "tiles"}}, "needs the mapper optimal, without solver.reuse")])
+    ({"solver": {"layout": "wp", "schedule": "fused"}}, "needs the mapper optimal, without solver.schedule")])
 def test_a_study_with_a_pick_that_cannot_be_is_one_line(sets: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(json.dumps({"name": "s", "workloads": ["gemm:m=8,n=8,k=8"], "machine": "burst_edge", "space": {"gbuf.capacity": ["1 KiB"]},
@@ -330,15 +330,15 @@ def test_layouts_of_a_graph_are_kept_and_checked(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     rng = Random(38)
     net, objective = network(rng), rng.choice(OBJECTIVES)
-    picks = stack.Picks(objective=objective, layout="ind")  # type: ignore[arg-type]
-    first = stack.kept_layouts(SMALL, net, picks)
+    options = stack.SolverOptions(objective=objective, layout="ind")  # type: ignore[arg-type]
+    first = stack.kept_layouts(SMALL, net, options)
     (kept,) = tmp_path.glob("layout_*.json")
     with patch.object(stack, "in_best_layouts", None):
-        again = stack.kept_layouts(SMALL, net, picks)
+        again = stack.kept_layouts(SMALL, net, options)
     assert again == first and not isinstance(first, Infeasible) and first.conversions
     known = json.loads(kept.read_bytes()[cache.DIGEST:])
     cache.keep(kept, json.dumps(known | {"gap": 1e9}).encode())
-    assert stack.kept_layouts(SMALL, net, picks) == first and "removed, built anew" in caplog.text
+    assert stack.kept_layouts(SMALL, net, options) == first and "removed, built anew" in caplog.text
 
 
 def patched(asked: Any, most: int, *words: Any) -> Any:

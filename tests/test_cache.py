@@ -16,7 +16,7 @@ import pytest
 
 from dse.run import cache
 from dse.solve import solve
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from hw import machine
 from tests.test_layers import FILES, ROOT, imports
 from workloads import catalog
@@ -80,12 +80,12 @@ def test_what_is_not_whole_is_removed_said_and_answered_anew(harm: str, monkeypa
                                                              caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    asked = solve.kept(edge, net, Picks())
+    asked = solve.kept(edge, net, SolverOptions())
     (path,) = tmp_path.iterdir()
     before = path.read_bytes()
     assert path.suffix == ".json" and not caplog.messages
     HARM[harm](path)
-    assert solve.kept(edge, net, Picks()) == asked
+    assert solve.kept(edge, net, SolverOptions()) == asked
     assert len(caplog.messages) == 1 and "removed, built anew" in caplog.messages[0] and "\n" not in caplog.messages[0]
     assert path.read_bytes() == before
 
@@ -97,19 +97,19 @@ def forged(edge: dict[str, object], **wrong: object) -> bytes:
 def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    best = solve.kept(edge, net, Picks())
+    best = solve.kept(edge, net, SolverOptions())
     assert isinstance(best, list)
     (path,) = tmp_path.iterdir()
     own = json.loads(cache.read(path) or b"")[0]
     nests = [own["nest"].replace("in tiles of 1", "in tiles of 2"), own["nest"].replace("store GBUF C\n", ""),
              own["nest"].replace("mac", "for m in tiles of 0"), "mac", "", "store DRAM A B C\nmac", own["nest"] * 2, "outside the nest space: x"]
     lies = [forged(own, nest=nest) for nest in nests]
-    lies += [forged(own, gap_in_space=-1.0), forged(own, gap_in_space=None), forged(own, proven="\x1b[2Joptimal"), forged(own, space="\x1b[2Joptimal"),
+    lies += [forged(own, optimality_gap=-1.0), forged(own, optimality_gap=None), forged(own, proven="\x1b[2Joptimal"), forged(own, space="\x1b[2Joptimal"),
              forged(own, space='{"factors":"every"}'), forged(own, space='{"factors": "all"}'),
              b"[]", b"{", b"[" * 9000, forged(own, energy_pj=1.0), forged(own, visited="x"), forged(own, nest=7)]
     for lie in lies:
         cache.keep(path, lie)
-        (found,) = solve.kept(edge, net, Picks())  # type: ignore[misc]
+        (found,) = solve.kept(edge, net, SolverOptions())  # type: ignore[misc]
         assert found.energy_pj >= best[0].energy_pj and found.einsums[0].certificate == best[0].einsums[0].certificate, lie
     assert len(caplog.messages) >= len(lies) - 1  # a nest without a bypass is one too, and costs more
 
@@ -191,5 +191,5 @@ def test_a_cache_that_is_a_file_is_said_once(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(cache, "_unread", set())
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("gemm:m=12,n=8,k=10")
-    assert solve.kept(edge, net, Picks()) == solve.kept(edge, net, Picks())
+    assert solve.kept(edge, net, SolverOptions()) == solve.kept(edge, net, SolverOptions())
     assert len(caplog.messages) == 1 and "cannot be read (Not a directory)" in caplog.messages[0] and (tmp_path / "file").read_text() == "mine"

@@ -12,7 +12,7 @@ import pytest
 from cluster import driver, worker
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import EinsumCost
-from dse.solve.solve import Picks, scheduled, scheduled_on
+from dse.solve.solve import SolverOptions, scheduled, scheduled_on
 from dse.study import study as studies
 from hw import machine
 from hw.space import values
@@ -37,11 +37,11 @@ def test_einsums_in_turn_on_many_machines(tmp_path: Path, hear: bool) -> None:
         heard[j].append((place, *told(cost)))
         return len(heard[j]) < last[j]
 
-    found = scheduled_on(machines, chain, Picks(), hears if hear else None)
+    found = scheduled_on(machines, chain, SolverOptions(), hears if hear else None)
     kinds = set()
     for arch, one, own, most in zip(machines, found, heard, last, strict=True):
         alone = list[tuple[object, ...]]()
-        expected = scheduled(arch, chain, Picks(), heard=(lambda place, cost, alone=alone: alone.append((place, *told(cost)))) if hear else None)
+        expected = scheduled(arch, chain, SolverOptions(), heard=(lambda place, cost, alone=alone: alone.append((place, *told(cost)))) if hear else None)
         given_up = hear and len(alone) >= most
         assert own == ([] if arch.felt() else alone[:most])
         if given_up or arch.felt():

@@ -21,7 +21,7 @@ word_bits: 16
 overlap: free
 nodes:
 - {{memory: dram, kind: custom, width_bits: 16, actions_per_cycle: 4, read_pj: {dram}, write_pj: {dram}, leak_mw: 0, area_mm2: 0}}
-- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, multicast: {multicast}, reduce: true, hop_pj: {hop}, rim: edge, source: same_level}}
+- {{array: nodes, dims: {{ny: {rows}, nx: {columns}}}, multicast: {multicast}, reduce: true, hop_pj: {hop}, injected_at: edge, multicast_from: same_level}}
 - {{memory: gbuf, kind: custom, capacity: 1 KiB, width_bits: 16, actions_per_cycle: 8, read_pj: 3, write_pj: 5, leak_mw: 0, area_mm2: 0, bypass: true}}
 - {{compute: mac, kind: custom, mac_pj: 1, alu_pj: 0.5, merge_pj: 0.5, leak_mw: 0.1, area_mm2: 0}}
 """
@@ -74,9 +74,9 @@ def test_no_schedule_costs_less_than_a_certificate_allows(tmp_path: Path, reuse:
     paths = files(tmp_path, WINDOWS, rows=rows, columns=columns, multicast=multicast, hop=hop)
     (tmp_path / "handed.txt").write_text(HANDED)
     other = solved(api.map(*paths, schedule=tmp_path / "handed.txt")).energy_pj
-    found = solved(api.map(*paths, **{"solver.reuse": reuse}))
-    assert found.gap_in_space <= found.gap_to_bound + PRECISE
-    assert other >= found.energy_pj / (1 + found.gap_in_space) * (1 - PRECISE)
+    found = solved(api.map(*paths, **{"solver.schedule": reuse}))
+    assert found.optimality_gap <= found.gap_to_bound + PRECISE
+    assert other >= found.energy_pj / (1 + found.optimality_gap) * (1 - PRECISE)
     assert (reuse, multicast) != ("pipelines", "false") or found.energy_pj <= other * (1 + PRECISE)  # each node reads its own: few nodes are better
 
 
@@ -86,14 +86,14 @@ def test_einsums_in_turn_are_held_against_the_bound_of_all_schedules(tmp_path: P
     paths = files(tmp_path, WINDOWS.replace("b: 3", "b: 1"), rows=1, columns=1, dram=1)
     arch, workload = machine.arch(machine.load(paths[1])), catalog.load(paths[0])
     for objective in ("energy", "latency", "edp"):
-        found = solved(api.map(*paths, objective=objective, **{"solver.reuse": reuse}))
+        found = solved(api.map(*paths, objective=objective, **{"solver.schedule": reuse}))
         floor = figure(objective, *least(arch, workload))
         assert found.gap_to_bound == pytest.approx(figure(objective, found.energy_pj, found.latency_cycles) / floor - 1)
 
 
 def test_a_space_is_named_as_it_was_searched(tmp_path: Path) -> None:
     paths = files(tmp_path, WINDOWS.replace("b: 3", "b: 24").replace("p: 2", "p: 40"))
-    said = {switch: space_words(solved(api.map(*paths, **{"solver.reuse": "pipelines", f"solver.{switch}_layer_pipe": False})).certificate) or {}
+    said = {switch: space_words(solved(api.map(*paths, **{"solver.schedule": "pipelined", f"solver.{switch}_layer_pipe": False})).certificate) or {}
             for switch in ("spatial", "temporal")}
     assert "pipelines" in said["spatial"]["not_searched"] and "up to 2 ranks over nodes" in said["spatial"]["searched"]
     assert {"pipelines of up to 6 einsums on rectangles of nodes", "1 pipeline tile"} <= set(said["temporal"]["searched"])
@@ -103,7 +103,7 @@ def test_a_space_is_named_as_it_was_searched(tmp_path: Path) -> None:
 def test_a_tensor_read_twice_is_of_its_first_reading_in_segments(tmp_path: Path, reuse: str) -> None:
     """What another segment makes and an einsum reads by two names; each is loaded."""
     (tmp_path / "again.yaml").write_text(AGAIN)
-    found = api.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", **{"solver.reuse": reuse})
+    found = api.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", **{"solver.schedule": reuse})
     schedule = solved(found).schedule
     assert schedule and any(len(segment.branches) == 2 for segment in schedule.segments)
     text = str(schedule)
@@ -117,8 +117,8 @@ def test_answers_are_kept_and_believed_again(tmp_path: Path, monkeypatch: pytest
     """Of energy x delay too, of which the sum of what einsums have at least may be less than that of all."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     paths = files(tmp_path, WINDOWS)
-    first, again = (solved(api.map(*paths, objective="edp", **{"solver.reuse": reuse})) for _ in range(2))
-    assert (first.gap_in_space, first.certificate) == (again.gap_in_space, again.certificate) and first.gap_in_space <= first.gap_to_bound
+    first, again = (solved(api.map(*paths, objective="edp", **{"solver.schedule": reuse})) for _ in range(2))
+    assert (first.optimality_gap, first.certificate) == (again.optimality_gap, again.certificate) and first.optimality_gap <= first.gap_to_bound
     assert "removed" not in capsys.readouterr().err
 
 
@@ -135,7 +135,7 @@ word_bits: 16
 overlap: free
 nodes:
 - {{memory: dram, kind: custom, width_bits: 16, actions_per_cycle: 8, read_pj: 400, write_pj: 400, leak_mw: 1272, area_mm2: 0}}
-- {{array: nodes, dims: {{ny: 1, nx: {nodes}}}, hop_pj: 0.05, rim: edge, source: next_level}}
+- {{array: nodes, dims: {{ny: 1, nx: {nodes}}}, hop_pj: 0.05, injected_at: edge, multicast_from: next_level}}
 - {{memory: gbuf, kind: custom, capacity: {gbuf} B, width_bits: 16, actions_per_cycle: 0.5, ports: separate, read_pj: 3, write_pj: 3, leak_mw: 0, area_mm2: 0}}
 - {{memory: regf, kind: custom, capacity: 8 B, width_bits: 16, actions_per_cycle: 2, read_pj: 0.1, write_pj: 0.1, leak_mw: 0, area_mm2: 0}}
 - {{compute: mac, kind: custom, mac_pj: 1, alu_pj: 0.3, merge_pj: 0, leak_mw: 0, area_mm2: 0}}
@@ -201,7 +201,7 @@ def test_runs_back_to_back_hold_what_is_handed_on_twice(tmp_path: Path) -> None:
         arch = machine.arch(machine.load(str(tmp_path / "m.yaml")))
         assert isinstance(evaluate(arch, wl, schedule), Solution) == fits
         once = evaluate(arch, wl, schedule, part=True)  # others run between two runs: one copy, and leakage is that of the latency
-        assert isinstance(once, Solution) and once.steady_cycles == once.latency_cycles and dict(once.segments[0].peak_bits)["GBUF"] == 16 * 17
+        assert isinstance(once, Solution) and once.initiation_interval_cycles == once.latency_cycles and dict(once.segments[0].peak_bits)["GBUF"] == 16 * 17
 
 
 def test_pinned_weights_cost_no_more_than_nests_of_the_mapper_that_hold_them(tmp_path: Path) -> None:
@@ -211,5 +211,5 @@ def test_pinned_weights_cost_no_more_than_nests_of_the_mapper_that_hold_them(tmp
     paths, pinned = (str(tmp_path / "w.yaml"), str(tmp_path / "m.yaml")), {"solver.fuse_elementwise": False, "solver.weights": "pinned"}
     (tmp_path / "held.txt").write_text(HELD)
     other = solved(api.map(*paths, schedule=tmp_path / "held.txt", **{"solver.fuse_elementwise": False}))
-    found = solved(api.map(*paths, **pinned, **{"solver.reuse": "pipelines"}))
+    found = solved(api.map(*paths, **pinned, **{"solver.schedule": "pipelined"}))
     assert "weights pinned" in other.certificate and found.energy_pj <= other.energy_pj * (1 + PRECISE)

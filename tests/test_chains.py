@@ -20,7 +20,7 @@ from dse.solve.gogeta.operations import graph
 from dse.solve.gogeta.order import orders
 from dse.solve.gogeta.sequence import _before, _orders
 from dse.solve.gogeta.traffic import reuse
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from tests.chains import KINDS, SIZES, apart, products, recursive, shallow, sums
 from tests.test_emitted import FLAT
 from workloads import catalog
@@ -101,11 +101,11 @@ def test_an_operation_of_many_products_is_named_whole() -> None:
 TIGHT = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 48)))  # room for no tensor: few plans to look at
 
 
-@pytest.mark.parametrize("picks", [Picks(), Picks(reuse="tiles"), Picks(reuse="gogeta", tiles="perfect")])
-def test_mappings_of_long_graphs(picks: Picks) -> None:
-    solve.solve(TIGHT, products(6), picks)
+@pytest.mark.parametrize("options", [SolverOptions(), SolverOptions(schedule="fused"), SolverOptions(schedule="gogeta", factors="perfect")])
+def test_mappings_of_long_graphs(options: SolverOptions) -> None:
+    solve.solve(TIGHT, products(6), options)
     with shallow(150):
-        found = solve.solve(TIGHT, products(LENGTH), picks)
+        found = solve.solve(TIGHT, products(LENGTH), options)
     assert isinstance(found, list) and len(found[0].einsums) in (1, LENGTH)
 
 

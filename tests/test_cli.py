@@ -87,7 +87,7 @@ def test_a_second_run_and_a_resume_find_nothing_to_do(home: Path) -> None:
 
 
 def test_a_run_goes_on_where_it_stopped(home: Path) -> None:
-    assert "10 machines solved now, 10 in all" in good("run", "small.yaml", "--workers", "0", "--out", "part", "--set", "stop.points=10", folder=home)
+    assert "10 machines solved now, 10 in all" in good("run", "small.yaml", "--workers", "0", "--out", "part", "--set", "stop.machines=10", folder=home)
     assert f"{SIZE - 10} machines solved now, {SIZE} in all" in good("run", "small.yaml", "--workers", "0", "--out", "part", folder=home)
     assert good("pareto", "part", "--format", "csv", folder=home) == good("pareto", "run", "--format", "csv", folder=home)
 
@@ -187,12 +187,12 @@ def test_map_and_simulate_agree_bit_for_bit(home: Path, mapper: str) -> None:
         for name in ("nest.yaml", "nest.txt"):
             costed = json.loads(good("simulate", workload, machine, name, "--format", "json", folder=home))
             [own], [other] = solved["einsums"], costed["einsums"]
-            assert own["gap_to_bound"] == other["gap_to_bound"] and own["gap_in_space"] == (other["gap_in_space"] if mapper == "cost_descending" else 0)
-            told = {"gap_in_space": 0, "certificate": "", "space": None}
+            assert own["gap_to_bound"] == other["gap_to_bound"] and own["optimality_gap"] == (other["optimality_gap"] if mapper == "cost_descending" else 0)
+            told = {"optimality_gap": 0, "certificate": "", "space": None}
             plain, again = ({**found, **told, "einsums": {**one, **told}} for found, one in ((solved, own), (costed, other)))
             assert plain == again
         assert solved["einsums"][0]["mapping"] in good(*asked, "text", folder=home)
-        assert {"energy_pj", "latency_cycles", "latency_ns", "steady_cycles", "energy_steady_pj", "edp_pj_ns", "area_mm2", "status", "gap_in_space",
+        assert {"energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "energy_steady_pj", "edp_pj_ns", "area_mm2", "status", "optimality_gap",
                 "gap_to_bound", "certificate", "space", "einsums"} == set(solved)
 
 
@@ -211,7 +211,7 @@ def test_a_point_of_a_run_is_what_map_finds(home: Path) -> None:
     assert row == {key: found[key] for key in row}
 
 
-@pytest.mark.parametrize(("what", "some"), [("workloads", "resnet50"), ("machines", "edge_array"), ("solvers", "cost_descending"), ("columns", "bound_by"),
+@pytest.mark.parametrize(("what", "some"), [("workloads", "resnet50"), ("machines", "edge_array"), ("solvers", "cost_descending"), ("columns", "bottleneck"),
                                            ("columns", "violation_")])
 def test_list(what: str, some: str, tmp_path: Path) -> None:
     assert some in good("list", what, folder=tmp_path)
@@ -279,7 +279,7 @@ def test_questions_while_a_run_goes_on_and_ctrl_c(tmp_path: Path) -> None:
     assert re.search(r"interrupted; finishing \d+ machines?; again to stop now", heard)
     kept = rows(tmp_path, "SELECT count(*) AS n FROM points")[0]["n"]
     assert first["n"] <= kept < LONG_SIZE
-    assert f"{kept + 1} in all" in good("run", "long.yaml", "--out", "run", "--workers", "0", "--set", f"stop.points={kept + 1}", folder=tmp_path)
+    assert f"{kept + 1} in all" in good("run", "long.yaml", "--out", "run", "--workers", "0", "--set", f"stop.machines={kept + 1}", folder=tmp_path)
 
 
 def test_status_of_a_killed_run(tmp_path: Path) -> None:

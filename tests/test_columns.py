@@ -133,7 +133,7 @@ def test_one_machine_is_looked_at_alone(tmp_path: Path) -> None:
     front = (Trial(900, 0, "ok", (1.0, 1e-9, 1.0, 1.0, 1.0), (0.0,)),)
     leases = [Lease(1, tuple(Ask(77 + i, 2, "random") for i in range(n)), {2: front}) for n in (1, worker.MANY)]
     one, several = (solve_lease(job, lease).tables["machines"] for lease in leases)
-    assert one.equals(several.slice(0, 1)) and one["beaten_by"].to_pylist() == [900]
+    assert one.equals(several.slice(0, 1)) and one["dominated_by"].to_pylist() == [900]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6))

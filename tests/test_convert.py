@@ -64,7 +64,7 @@ def check(seed: int, shapes: Sequence[tuple[int, ...]]) -> float:
 
     value = figure(objective, found.energy, found.cycles)
     assert cost(found.mapping) == value
-    costs = [(cost(nest), whole(nest, e, problem.arch)) for nest in mappings(problem, "ragged_lanes")]
+    costs = [(cost(nest), whole(nest, e, problem.arch)) for nest in mappings(problem, "imperfect_spatial")]
     assert value / (1 + found.gap) <= min(costs)[0] * (1 + 1e-9)
     return value / min(own for own, fits in costs if fits) - 1
 

@@ -32,7 +32,7 @@ def tight_problem(rng: Random, mappings: int) -> Problem:
         inner = (replace(level, bypass=rng.random() < 0.3, double_buffer=rng.random() < 0.85, capacity_bits=8 * rng.choice([2, 3, 4, 5, 6, 9, 30]))
                  for level in arch.levels[1:])
         arch = replace(arch, levels=(arch.levels[0], *inner))
-        if len(arch.levels) <= 3 and prod(n for _, n in e.extents) > 1 and size(e, arch, "ragged_lanes") <= mappings:
+        if len(arch.levels) <= 3 and prod(n for _, n in e.extents) > 1 and size(e, arch, "imperfect_spatial") <= mappings:
             return Problem(arch, e, "energy")
 
 
@@ -51,7 +51,7 @@ def test_infeasible_is_proven(seed: int) -> None:
     least, found = least_held(e, arch), cost_descending(problem, Random(0))
     if isinstance(least, Infeasible):
         assert found == least and least.need_bytes > least.have_bytes
-        assert enumerated(problem, "ragged_lanes", "tensors").mapping is None
+        assert enumerated(problem, "imperfect_spatial", "tensors").mapping is None
         return
     assert isinstance(found, list)
     for mapping in (least, found[0].mapping):

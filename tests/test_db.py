@@ -165,7 +165,7 @@ def test_traffic_is_einsums_times_counts_times_prices(run: Path) -> None:
              for e in "abc" for action in ("read", "write")]
     ops = [{"mapping_key": e, "level": "MAC", "tensor": "-", "action": "compute", "elems": 5, "bits": 8} for e in "abc"]
     lane = {"level": "MAC", "mac_pj": 7.0, "alu_pj": 2.0, "merge_pj": 0.5}
-    level = {"level": "L", "hop_pj": 3.0, "lane_pj": 0.5, "row_pj": 11.0, "read_pj": 4.0, "write_pj": 6.0, "width_bits": 16, "word_bits": 32}
+    level = {"level": "L", "hop_pj": 3.0, "endpoint_pj": 0.5, "row_pj": 11.0, "read_pj": 4.0, "write_pj": 6.0, "width_bits": 16, "word_bits": 32}
     crossed = [{"mapping_key": "a", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": 1} for action in ("hop", "lane", "enter")]
     crossed += [{"mapping_key": "a", "level": "MAC", "tensor": "T", "action": "merge", "elems": 10, "bits": None}]
     crossed += [{"mapping_key": "b", "level": "L", "tensor": "T", "action": action, "elems": 10, "bits": bits}

@@ -166,7 +166,7 @@ SHARED = """C:
 def test_what_nests_say_too_costs_the_same() -> None:
     """Energy by part, cycles and room by boxes and by the nest; with a tile that goes round four nodes."""
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 16, "n": 16, "k": 8}, "C")
-    arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.lane_pj": 0.3}))
+    arch = machine.arch(override(machine.load("kapla_multi"), {"nodes.endpoint_pj": 0.3}))
     layer, problem = parse(SHARED)[0], Problem(arch, e, "energy")
     mine, theirs = directed.layer_cost(layer, problem), einsum_cost(problem, mapping_of(layer, e))
     assert isinstance(mine, EinsumCost) and isinstance(theirs, EinsumCost) and layer.buffers[1].tensors[1].shares == 4
@@ -178,11 +178,11 @@ def test_what_nests_say_too_costs_the_same() -> None:
     rng, same, meshes = Random(5), 0, 0
     while same < 60:
         e, arch, nest = raised_case(rng, ("gemm", "bmm", "add", "copy"))
-        arch = replace(arch, overlap="free", fanouts=tuple(replace(f, ramp="", lane_pj=rng.random()) for f in arch.fanouts))
+        arch = replace(arch, overlap="free", fanouts=tuple(replace(f, ramp="", endpoint_pj=rng.random()) for f in arch.fanouts))
         inside = {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == arch.levels[-1].name}
         f = arch.fanouts[0] if len(arch.fanouts) == 1 else None
         if f and len(f.dims) == 2 and f.outside < len(arch.levels) and inside == {p.tensor for p in e.tensors()}:
-            arch, meshes = replace(arch, fanouts=(replace(f, hop_pj=rng.random(), source=rng.choice(["next_level", "same_level"])),)), meshes + 1
+            arch, meshes = replace(arch, fanouts=(replace(f, hop_pj=rng.random(), multicast_from=rng.choice(["next_level", "same_level"])),)), meshes + 1
         layer, problem, left = written(nest, e), Problem(arch, e, "energy"), e.sizes()
         trips = [(left[node.rank], left.update({node.rank: node.tile}), node.tile) for node in nest.nodes if isinstance(node, Loop)]
         if any(n == tile or n % tile for n, _, tile in trips) or (layer.buffers[0].level == "mac" and any(step.repl for step in layer.buffers[0].steps)):

@@ -93,12 +93,12 @@ def test_a_run_answers_in_python(run: api.Run) -> None:
 
 def test_a_machine_beyond_the_end_of_a_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "small.yaml").write_text(STUDY)
-    short = dse.sweep(tmp_path / "small.yaml", out=tmp_path / "run", workers=0, **{"stop.points": 1})
+    short = dse.sweep(tmp_path / "small.yaml", out=tmp_path / "run", workers=0, **{"stop.machines": 1})
     [done] = short.sql("SELECT machine FROM machines").table["machine"].to_pylist()
-    with pytest.raises(ValueError, match=r"ended before it \(stop.points = 1 reached\); dse run with a larger stop goes on, dse map .* --set array.x=") as said:
+    with pytest.raises(ValueError, match=r"ended before it \(stop.machines = 1 reached\); dse run with a larger stop goes on, dse map .* --set array.x=") as said:
         short.show(next(number for number in range(SIZE) if number != done))
     assert cli.main(["show", str(tmp_path / "run"), str(done), "--neighbours"]) == 0
-    assert "not solved: the run ended before it (stop.points = 1 reached)" in capsys.readouterr().out
+    assert "not solved: the run ended before it (stop.machines = 1 reached)" in capsys.readouterr().out
     asked = dict(one.split("=") for one in shlex.split(str(said.value)) if "." in one and "=" in one)
     assert dse.map("gemm:m=4,n=4,k=4", "edge_array", **{key: yaml.safe_load(value) for key, value in asked.items()}).status
 

@@ -18,7 +18,7 @@ from dse.solve import solve
 from dse.solve.gogeta import residency_plan as room
 from dse.solve.gogeta.emitted import moved
 from dse.solve.gogeta.residency_plan import Life, Rooms
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.test_schedule_walks import compared
@@ -34,7 +34,7 @@ SLICES = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_
 
 
 def solved(arch: Arch, w: Workload, name: str) -> Solution:
-    found = solve.solve(arch, w, Picks(reuse=name, tiles="perfect"))  # type: ignore[arg-type]
+    found = solve.solve(arch, w, SolverOptions(schedule=name, factors="perfect"))  # type: ignore[arg-type]
     assert isinstance(found, list), found
     return found[0]
 
@@ -52,7 +52,7 @@ def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int
     for name, one in found.items():
         memory = one.memory
         assert memory is not None and memory.moved_words == pytest.approx(dram(one))
-        parts = (memory.listed_words, memory.small_words, memory.apart_words, memory.again_words, memory.room_words)
+        parts = (memory.listed_words, memory.in_registers_words, memory.not_fused_words, memory.reread_words, memory.capacity_words)
         assert memory.moved_words == pytest.approx(sum(parts)) and f"reuse {name}" in one.certificate
         if one.schedule:
             assert compared(arch, w, one.schedule) == []
@@ -84,12 +84,12 @@ def listed_and_moved(arch: Arch, w: Workload) -> str:
     memory = {name: one.memory for name, one in found.items() if one.memory}
     least = memory["optimal"].listed_words
     below = [f"{name} moves {one.moved_words}, the optimal list {least}" for name, one in memory.items() if one.moved_words < least - 1e-6]
-    below += [f"{name}: {one.small_words} words are left out of the list" for name, one in memory.items() if one.small_words]
+    below += [f"{name}: {one.in_registers_words} words are left out of the list" for name, one in memory.items() if one.in_registers_words]
     below += [f"{name} moves {one.moved_words}, its list {one.listed_words}, in no word" for name, one in memory.items()
               if abs(one.moved_words - one.listed_words) > 0.01 * one.listed_words and "in the list of phases: " not in found[name].certificate]
     for a, b in combinations(memory, 2):  # where the list and the schedules rank two of them otherwise, a cause beyond the list is as large as the difference
         lists, moves = (memory[a].listed_words - memory[b].listed_words), (memory[a].moved_words - memory[b].moved_words)
-        causes = sum(abs(getattr(memory[a], cause) - getattr(memory[b], cause)) for cause in ("apart_words", "again_words", "room_words"))
+        causes = sum(abs(getattr(memory[a], cause) - getattr(memory[b], cause)) for cause in ("not_fused_words", "reread_words", "capacity_words"))
         below += [f"{a} and {b} rank otherwise: {lists}, {moves}, {causes}"] if lists * moves < 0 and causes < abs(lists - moves) - 1e-6 else []
     return f"{w}: {below}" if below else ""
 
@@ -189,7 +189,7 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
     text = (ROOT / "studies" / "hpc_cg.yaml").read_text()
     study.write_text(re.sub(r"workloads: .*", 'workloads: [{workload: "cg:rows=1200,nnz=4000,n=1,iterations=2", name: cg}]', text))
     space = {"sram.capacity": ["2 KiB", "4 KiB", "64 KiB"], "clusters.cluster": [4]}
-    run = api.sweep(study, tmp_path / "run", workers=0, space=space, solver={"mapper": "cost_descending", "reuse": "optimal"})
+    run = api.sweep(study, tmp_path / "run", workers=0, space=space, solver={"mapper": "cost_descending", "schedule": "residency"})
     rows = list(run.sql("SELECT m.sram_capacity AS bytes, s.* FROM schedules s JOIN machines m USING (machine) ORDER BY bytes"))
     assert len(rows) == 3 and all(row["moved_words"] >= 0 for row in rows)
     for row in rows:
@@ -202,19 +202,19 @@ def test_a_sweep_keeps_schedules_and_what_a_word_more_would_save(tmp_path: Path)
 
 
 def test_what_a_machine_or_workload_cannot_reuse_says_one_line() -> None:
-    picks = Picks(reuse="optimal")
-    with pytest.raises(ValueError, match="^flat: solver.reuse = optimal needs a bounded memory below main memory; give its second memory a capacity$"):
-        solve.solve(replace(FLAT, levels=FLAT.levels[:1]), hpc.cg(rows=24, nnz=72), picks)
+    options = SolverOptions(schedule="residency")
+    with pytest.raises(ValueError, match="^flat: solver.schedule = residency needs a bounded memory below main memory; give its second memory a capacity$"):
+        solve.solve(replace(FLAT, levels=FLAT.levels[:1]), hpc.cg(rows=24, nnz=72), options)
     with pytest.raises(ValueError, match="needs each repetition as einsums of its own; take form=unrolled$"):
-        solve.solve(FLAT, hpc.cg(rows=24, nnz=72, form="periodic"), picks)
-    with pytest.raises(ValueError, match="^layout C=N M: solver.reuse = optimal counts no layouts; leave one of both out$"):
-        api.map("gemm:m=4,n=4,k=4", "edge_array", layouts=["C=N M"], **{"solver.reuse": "optimal"})
-    with pytest.raises(ValueError, match=r'^solver\.reuse = "optimal" needs the nests of a mapper; leave out solver\.tiling$'):
-        api.map("gemm:m=4,n=4,k=4", "smv", **{"solver.reuse": "optimal", "solver.tiling": "smaug"})
+        solve.solve(FLAT, hpc.cg(rows=24, nnz=72, form="periodic"), options)
+    with pytest.raises(ValueError, match="^layout C=N M: solver.schedule = residency counts no layouts; leave one of both out$"):
+        api.map("gemm:m=4,n=4,k=4", "edge_array", layouts=["C=N M"], **{"solver.schedule": "residency"})
+    with pytest.raises(ValueError, match=r'^solver\.schedule = "residency" needs the nests of a mapper; leave out solver\.tiling$'):
+        api.map("gemm:m=4,n=4,k=4", "smv", **{"solver.schedule": "residency", "solver.tiling": "smaug"})
 
 
 def test_what_a_given_schedule_leaves_out_runs_in_turn(tmp_path: Path) -> None:
     (tmp_path / "first.txt").write_text("segment\neinsum 0.1\nstore DRAM A P_0 S_0\nfor m in tiles of 1\nfor n in tiles of 1\nfor k in tiles of 1\nmac\n")
     found = [api.map("cg:rows=24,nnz=72,n=2,iterations=1", "edge_array", schedule=tmp_path / "first.txt", **sets).energy_pj
-             for sets in ({}, {"solver.reuse": "optimal"})]
+             for sets in ({}, {"solver.schedule": "residency"})]
     assert found[0] == found[1]

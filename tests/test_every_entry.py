@@ -9,7 +9,7 @@ import pytest
 from dse.explain.values import document
 from dse.mapping.nest import Infeasible
 from dse.sim.counts.counts import count
-from dse.solve.solve import Picks, solve
+from dse.solve.solve import SolverOptions, solve
 from hw import machine
 from tests.test_catalog import SAMPLES
 from workloads import catalog
@@ -33,7 +33,7 @@ SMALL = {  # parameters; "" where the whole network is solved at once
 
 def test_a_constant_index_is_one_row() -> None:
     workload, arch = catalog.load(str(REPORTED / "constant_index.yaml")), machine.arch(machine.load("a2"))
-    found = solve(arch, workload, Picks())
+    found = solve(arch, workload, SolverOptions())
     assert not isinstance(found, Infeasible)
     rows = {(row.tensor, row.action): row.elems for row in count(found[0].einsums[0].mapping, workload.einsums[0], arch) if row.level == "DRAM"}
     assert rows == {("W", "read"): 64, ("words", "write"): 64}
@@ -48,7 +48,7 @@ def test_every_entry_is_mapped(name: str) -> None:
     workload = catalog.load(f"{name}:{SMALL[name]}" if SMALL[name] else name)
     for chip in MACHINES:
         arch = machine.arch(machine.load(chip))
-        found = solve(arch, workload, Picks())
+        found = solve(arch, workload, SolverOptions())
         assert not isinstance(found, Infeasible), (chip, found)
         assert found[0].gap_to_bound >= 0
         assert document(arch, workload, found[0])["status"] == "ok"  # what `dse map --format json` prints

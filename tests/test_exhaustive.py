@@ -114,8 +114,8 @@ def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
 @settings(max_examples=amount(15), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
 def test_more_tiles_cost_no_more(seed: int, objective: str) -> None:
-    problem = small_problem(Random(seed), objective, 5_000, tiles="ragged")
-    found = [enumerated(problem, tiles) for tiles in ("perfect", "ragged_lanes", "ragged")]
+    problem = small_problem(Random(seed), objective, 5_000, tiles="imperfect")
+    found = [enumerated(problem, tiles) for tiles in ("perfect", "imperfect_spatial", "imperfect")]
     costs = [value(problem, one[0]) for one in found if not isinstance(one, Infeasible)]
     assert len(costs) in (0, 3) and all(a >= b * (1 - 1e-9) for a, b in zip(costs, costs[1:], strict=False))
 
@@ -135,7 +135,7 @@ def test_refuses_large_problems_in_one_line() -> None:
     problem = tiny_problem(Random(1), "energy")
     with pytest.raises(ValueError, match="exhaustive takes at most 10; take mapper: optimal, or smaller extents") as fault:
         enumerated(problem, limit=10)
-    assert "\n" not in str(fault.value) and f"{size(problem.einsum, problem.arch, 'ragged_lanes'):,} mappings" in str(fault.value)
+    assert "\n" not in str(fault.value) and f"{size(problem.einsum, problem.arch, 'imperfect_spatial'):,} mappings" in str(fault.value)
 
 
 @settings(max_examples=amount(100), deadline=None)

@@ -16,7 +16,7 @@ from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
 from dse.solve.sharing.shared_schedules import Family, family, priced_on
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from dse.study import study
 from hw import machine
 from hw.arch import Arch
@@ -28,7 +28,7 @@ from workloads.graph import Workload
 NET = ('extents: {m: 16, n: 8}\nweights: [W, V]\neinsums:\n'
        '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
        '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
-PICKS = Picks(reuse="tiles", share=0.05)
+OPTIONS = SolverOptions(schedule="fused", sharing_gap=0.05)
 
 
 def relatives(arch: Arch, rng: Random, many: int) -> list[Arch]:
@@ -43,7 +43,7 @@ def relatives(arch: Arch, rng: Random, many: int) -> list[Arch]:
 
 
 def solved(arch: Arch, workload: Workload, objective: str = "energy", reuse: str = "tiles") -> Solution | Infeasible:
-    found = solve.solve(arch, workload, replace(PICKS, share=0.0, objective=objective, reuse=reuse, near=0.0))  # type: ignore[arg-type]
+    found = solve.solve(arch, workload, replace(OPTIONS, sharing_gap=0.0, objective=objective, schedule=reuse, gap=0.0))  # type: ignore[arg-type]
     return found if isinstance(found, Infeasible) else found[0]
 
 
@@ -67,14 +67,14 @@ def test_what_is_claimed_of_shared_schedules_holds_where_machines_are_solved(see
         best, mine = solved(one, workload), priced_on(found, i)
         assert isinstance(best, Solution)
         assert mine.certificate.count(" the searched space; ") == 1 and "not proven" not in mine.certificate and mine.space == found.where
-        assert mine.energy_pj <= (1 + mine.gap_in_space) * best.energy_pj * (1 + 1e-9)
-        assert best.energy_pj / (1 + best.gap_in_space) <= mine.energy_pj * (1 + 1e-9)
-        assert mine.energy_pj <= (1 + share) * best.energy_pj * (1 + 1e-6) or best.gap_in_space > 0
+        assert mine.energy_pj <= (1 + mine.optimality_gap) * best.energy_pj * (1 + 1e-9)
+        assert best.energy_pj / (1 + best.optimality_gap) <= mine.energy_pj * (1 + 1e-9)
+        assert mine.energy_pj <= (1 + share) * best.energy_pj * (1 + 1e-6) or best.optimality_gap > 0
         again = evaluate(one, workload, found.known[found.choice[i]].schedule)
         assert isinstance(again, Solution)
         assert (mine.energy_pj, mine.latency_cycles) == (again.energy_pj, again.latency_cycles)
         for a, b in zip(mine.einsums, again.einsums, strict=True):
-            assert (a.name, a.count, a.mapping_key, a.bound_by) == (b.name, b.count, b.mapping_key, b.bound_by)
+            assert (a.name, a.count, a.mapping_key, a.bottleneck) == (b.name, b.count, b.mapping_key, b.bottleneck)
             assert (a.energy_pj, a.latency_cycles) == (b.energy_pj, b.latency_cycles)
         for c, d in zip(mine.segments, again.segments, strict=True):
             assert (c.einsums, c.on_chip, c.peak_bits) == (d.einsums, d.on_chip, d.peak_bits)
@@ -99,21 +99,21 @@ def test_prices_of_nothing(seed: int) -> None:
         for i, one in enumerate(arches):
             best, mine = solved(one, workload), priced_on(found, i)
             assert isinstance(best, Solution)
-            assert found.floors[i] <= best.energy_pj and mine.energy_pj <= (1 + mine.gap_in_space) * best.energy_pj * (1 + 1e-9)
+            assert found.floors[i] <= best.energy_pj and mine.energy_pj <= (1 + mine.optimality_gap) * best.energy_pj * (1 + 1e-9)
 
 
 def test_a_share_below_rounding_is_reached() -> None:
     arch, workload = random_case(3)
     found = shared(relatives(arch, Random(0), 4), workload, 1e-12)
-    assert isinstance(found, Family) and all(priced_on(found, i).gap_in_space <= 1e-6 for i in range(4))
+    assert isinstance(found, Family) and all(priced_on(found, i).optimality_gap <= 1e-6 for i in range(4))
 
 
 def test_machines_that_feel_layouts_do_not_share(tmp_path: Path) -> None:
     """Shared schedules are priced by words alone: lines and rows would cost nothing."""
     (tmp_path / "net.yaml").write_text(NET)
     (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: burst_edge\nspace: {mac.leak_mw: [0.01, 0.02]}\n"
-                                         "objectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.2}\n")
-    with pytest.raises(ValueError, match=r"solver.share = 0.2: burst_edge describes lines, rows, banks or hops.*leave it out"):
+                                         "objectives: [energy_pj]\nsolver: {schedule: fused, sharing_gap: 0.2}\n")
+    with pytest.raises(ValueError, match=r"solver.sharing_gap = 0.2: burst_edge describes lines, rows, banks or hops.*leave it out"):
         study.load(tmp_path / "study.yaml")
     with pytest.raises(ValueError, match="shared schedules do not price"):
         shared([machine.arch(machine.load("burst_edge"))], random_case(3)[1], 0.1)
@@ -135,13 +135,13 @@ def test_a_sweep_shares_and_rows_do_not_depend_on_order_or_workers(tmp_path: Pat
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "net.yaml").write_text(NET)
     text = ("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: edge_array\nspace: {gbuf.capacity: [64 KiB, 128 KiB], dram.kind: [ddr4, lpddr5], "
-            "node_nm: [22, 45], clock_mhz: [200, 400]}\nobjectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.1}\n")
+            "node_nm: [22, 45], clock_mhz: [200, 400]}\nobjectives: [energy_pj]\nsolver: {schedule: fused, sharing_gap: 0.1}\n")
     (tmp_path / "study.yaml").write_text(text)
     space = study.load(tmp_path / "study.yaml").space
     alike = {machine: members(space, machine, arch) for machine in (3, 9) if isinstance(arch := decode(space, machine), Arch)}
     assert len(alike[3]) == 8
     assert len({arch.structure() for arch in alike[9].values()}) == 1
-    columns = "machine, energy_pj, latency_cycles, gap_in_space, certificate"
+    columns = "machine, energy_pj, latency_cycles, optimality_gap, certificate"
     rows = []
     for i, (workers, method) in enumerate([(0, "exhaustive"), (0, "random"), (1, "random"), (2, "exhaustive"), (2, "random")]):
         run = dse.sweep(tmp_path / "study.yaml", out=tmp_path / f"run{i}", workers=workers, **{"search.method": method})
@@ -158,7 +158,7 @@ def test_leases_begin_with_schedules_of_their_own(tmp_path: Path, monkeypatch: p
     (tmp_path / "net.yaml").write_text(NET)
     (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: edge_array\n"
                                          "space: {dram.kind: [ddr4, lpddr5], gbuf.capacity: [64 KiB, 128 KiB]}\n"
-                                         "objectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.1}\n")
+                                         "objectives: [energy_pj]\nsolver: {schedule: fused, sharing_gap: 0.1}\n")
     asks, begun, real = tuple(Ask(number, 0, "") for number in (0, 1, 2, 3)), list[list[int]](), worker.solve_machine
     monkeypatch.setattr(worker, "solve_machine", lambda job, ask, *rest: begun[-1].append(ask.machine) or real(job, ask, *rest))  # type: ignore[func-returns-value]
     tables = []
@@ -180,7 +180,7 @@ def test_shared_schedules_go_with_their_run(tmp_path: Path, monkeypatch: pytest.
     found = []
     for i, kinds in enumerate(("ddr4, lpddr5", "lpddr5, ddr4")):
         (tmp_path / f"{i}.yaml").write_text(f"name: s\nworkloads: [{{file: net.yaml, name: net}}]\nmachine: edge_array\nspace: {{dram.kind: [{kinds}]}}\n"
-                                            "objectives: [energy_pj]\nsolver: {reuse: tiles, share: 0.1}\n")
+                                            "objectives: [energy_pj]\nsolver: {schedule: fused, sharing_gap: 0.1}\n")
         run = dse.sweep(tmp_path / f"{i}.yaml", out=tmp_path / f"run{i}", workers=0)
         found.append([row["energy_pj"] for row in run.sql("SELECT energy_pj FROM points ORDER BY machine").table.to_pylist()])
     assert found[0] == found[1][::-1] and found[0][0] != found[0][1]
@@ -188,6 +188,6 @@ def test_shared_schedules_go_with_their_run(tmp_path: Path, monkeypatch: pytest.
 
 def test_share_is_refused_where_nothing_is_shared(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2s\nspace: {array.x: [4]}\nobjectives: [energy_pj]\n"
-                                         "solver: {share: 0.1, objective: latency}\n")
-    with pytest.raises(ValueError, match=r"solver.share = 0.1: machines share what costs least energy"):
+                                         "solver: {sharing_gap: 0.1, objective: latency}\n")
+    with pytest.raises(ValueError, match=r"solver.sharing_gap = 0.1: machines share what costs least energy"):
         study.load(tmp_path / "study.yaml")

@@ -27,7 +27,7 @@ def machine_of(rng: Random) -> Arch:
               Level("BUF", 8 * rng.choice([100, 400, 4000]), 8, 2.0, 3.0, 8.0, bypass=False),
               Level("REG", 8 * rng.choice([3, 4, 5, 8, 12, 20]), 8, rng.choice([0.05, 0.3, 1.0]), rng.choice([0.05, 0.4]), inf))
     nodes = Fanout("N", 1, (("NY", 1), ("NX", rng.choice([1, 2, 3]))), (True, True), (True, True))
-    lanes = Fanout("A", 2, (("Y", rng.choice([1, 2, 4])), ("X", rng.choice([1, 2, 3]))), (True, True), (True, True), lane_pj=rng.choice([0.0, 0.1, 0.4]))
+    lanes = Fanout("A", 2, (("Y", rng.choice([1, 2, 4])), ("X", rng.choice([1, 2, 3]))), (True, True), (True, True), endpoint_pj=rng.choice([0.0, 0.1, 0.4]))
     return Arch("t", levels, (nodes, lanes), Compute(1.0, 0.5), 1.0, 8, overlap="free")
 
 
@@ -61,7 +61,7 @@ def small_machine(rng: Random) -> Arch:
               Level("BUF", 8 * rng.choice([6, 9, 12, 20, 40]), 8, rng.choice([0.2, 2.0]), rng.choice([0.3, 3.0]), 8.0, bypass=False),
               Level("REG", 8 * rng.choice([3, 4, 5, 8]), 8, 0.05, 0.05, inf))
     nodes = Fanout("N", 1, (("NY", 1), ("NX", 1)), (True, True), (True, True))
-    lanes = Fanout("A", 2, (("Y", rng.choice([1, 2])), ("X", 1)), (True, True), (True, True), lane_pj=rng.choice([0.0, 0.1]))
+    lanes = Fanout("A", 2, (("Y", rng.choice([1, 2])), ("X", 1)), (True, True), (True, True), endpoint_pj=rng.choice([0.0, 0.1]))
     return Arch("t", levels, (nodes, lanes), Compute(0.1, 0.05), 1.0, 8, overlap="free")
 
 

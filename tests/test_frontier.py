@@ -49,7 +49,7 @@ def reaches(one: Figures, other: Figures) -> bool:
 @pytest.mark.parametrize("seed", range(amount(24)))
 def test_a_front_is_that_of_all_mappings(seed: int) -> None:
     rng = Random(seed)
-    tiles = rng.choice(["perfect", "ragged_lanes"])
+    tiles = rng.choice(["perfect", "imperfect_spatial"])
     problem = random_problem(rng, rng.choice(GROUPS), tiles, 1500, "tensors")
     problem = replace(problem, arch=replace(problem.arch, overlap="free"), objective="energy")
     if seed % 2:
@@ -72,7 +72,7 @@ def test_fewer_cycles_and_less_room_cost_energy() -> None:
     name = "conv:k=4,c=5,p=7,q=3,r=3,s=3,pad=1"
     rows = list(api.front(name, "a2"))
     assert len({row["latency_cycles"] for row in rows}) > 3 and len({row["GLB_bytes"] for row in rows}) > 3
-    best = api.map(name, "a2", **{"solver.near": 0})
+    best = api.map(name, "a2", **{"solver.gap": 0})
     assert rows[0]["energy_pj"] == pytest.approx(best.energy_pj) and rows[0]["nest"].startswith("store DRAM")
 
 
@@ -95,8 +95,8 @@ def test_a_front_that_is_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     (["squeezenet", "edge_array", "--front", "--einsum", "none"], "squeezenet: no einsum none; a front is of one, name it with --einsum: "),
     (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--objective", "edp"], "--objective beside --front: it is a table by energy, latency and room"),
     (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--format", "yaml"], "--format yaml beside --front: "),
-    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.reuse=tiles"], "a front is of single einsums, each by the exact search; "),
-    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.tiles=ragged"], "a front is of exact searches: solver.tiles = ragged, "),
+    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.schedule=fused"], "a front is of single einsums, each by the exact search; "),
+    (["gemm:m=4,n=4,k=4", "edge_array", "--front", "--set", "solver.factors=imperfect"], "a front is of exact searches: solver.factors = imperfect, "),
     (["gemm:m=4,n=4,k=4", "burst_edge", "--front"], "a front is of exact searches: burst_edge prices layouts or hops, ")])
 def test_what_has_no_front_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
     assert cli.main(["map", *arguments]) == 2

@@ -39,9 +39,9 @@ def chain(many: int, m: int = 128, n: int = 64) -> Workload:
 
 
 def solved(workload: Workload, objective: fused.Objective = "energy") -> tuple[Solution, fused.Graph]:
-    nests = Nests(A2S, objective, "ragged_lanes", lambda _: FREE, 0.0)
+    nests = Nests(A2S, objective, "imperfect_spatial", lambda _: FREE, 0.0)
     g = fused.graph(A2S, workload, objective, nests)
-    found = fused.fused(A2S, workload, objective, "ragged_lanes", lambda _: FREE)
+    found = fused.fused(A2S, workload, objective, "imperfect_spatial", lambda _: FREE)
     assert isinstance(found, Solution)
     return found, g
 
@@ -79,7 +79,7 @@ def test_gaps_hold_where_fills_wait(seed: int) -> None:
 @pytest.mark.parametrize("objective", ["energy", "latency", "edp"])
 def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
     arch, workload = random_case(seed, Random(seed).choice(["free", "buffered"]))
-    g = fused.graph(arch, workload, objective, Nests(arch, objective, "ragged_lanes", lambda _: FREE, 0.0))
+    g = fused.graph(arch, workload, objective, Nests(arch, objective, "imperfect_spatial", lambda _: FREE, 0.0))
     tables = fused.factors(g)
     if isinstance(tables, Infeasible):
         return
@@ -96,7 +96,7 @@ def test_schedules_are_walked_and_cost_what_their_labels_say(seed: int, objectiv
 def test_a_chain_of_two_is_the_published_optimum() -> None:
     """FFM's answer: rows in tiles, both weights held, the tensor between never leaves the buffer."""
     found, _ = solved(chain(2))
-    assert (found.energy_pj, found.gap_in_space, found.schedule is not None) == (12304384.0, 0.0, True)
+    assert (found.energy_pj, found.optimality_gap, found.schedule is not None) == (12304384.0, 0.0, True)
     assert found.certificate.startswith("optimal in the searched space; ") and "fusion of up to 6 einsums" in found.certificate
     assert found.saved == pytest.approx(1 - 12304384 / 15679488)
 
@@ -109,14 +109,14 @@ def test_a_tensor_may_come_anew_in_every_trip() -> None:
     own = tuple(einsum(text, {rank: n for rank, n in sizes.items() if rank in text}, name)
                 for text, name in (("T[m,b] += X[m,a] * W[a,b]", "first"), ("Y[m,c] += T[m,b] * V[b,c]", "second")))
     found = fused.fused(arch, Workload("w", own, frozenset("WV")), "energy", "perfect", lambda _: FREE)
-    assert isinstance(found, Solution) and (found.energy_pj, found.gap_in_space) == (2020.0, 0.0)
+    assert isinstance(found, Solution) and (found.energy_pj, found.optimality_gap) == (2020.0, 0.0)
 
 
 def test_objectives_rank_and_edp_has_a_floor() -> None:
     own = {objective: solved(chain(3, 16, 8), objective)[0] for objective in ("energy", "latency", "edp")}
     for objective, found in own.items():
         value = figure(objective, found.energy_pj, found.latency_cycles)
-        assert all(value <= figure(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9) * (1 + found.gap_in_space) for other in own.values())
+        assert all(value <= figure(objective, other.energy_pj, other.latency_cycles) * (1 + 1e-9) * (1 + found.optimality_gap) for other in own.values())
 
 
 def test_equal_blocks_are_solved_once() -> None:
@@ -124,7 +124,7 @@ def test_equal_blocks_are_solved_once() -> None:
     asked = []
     for many in (9, 12):
         workload = chain(many, 16, 8)
-        g = fused.graph(A2S, workload, "energy", Nests(A2S, "energy", "ragged_lanes", lambda _: FREE, 0.0))
+        g = fused.graph(A2S, workload, "energy", Nests(A2S, "energy", "imperfect_spatial", lambda _: FREE, 0.0))
         fused.factors(g)
         asked.append((g.nests.searches, len(g.options)))
     assert asked[0] == asked[1]
@@ -148,18 +148,18 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
                                        '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
                                        '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
     told: list[str] = []
-    alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", tell=lambda number, efforts, name: told.append(name), **{"solver.reuse": reuse})
+    alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", tell=lambda number, efforts, name: told.append(name), **{"solver.schedule": reuse})
                            for reuse in ("none", "tiles", "tiles"))
     assert told == ["a", "a", "b", "segments from a"]  # alone, a and b are one problem; what is kept is not searched again
     assert first.totals == again.totals and len(list(tmp_path.glob("reuse_*"))) == 1
     assert first.totals["energy_pj"] < alone.totals["energy_pj"] and first.totals["certificate"].startswith("optimal in the searched space; ")
     assert "retention of 1 tensor at GLB" in first.totals["space"]["searched"] and "fusion" in alone.totals["space"]["not_searched"]
-    with pytest.raises(ValueError, match='solver.reuse = "tiles" needs the mapper optimal'):
-        dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.mapper": "random"})
-    with pytest.raises(ValueError, match="solver.share = 0.2: machines of a study share schedules, this is one machine; leave it out"):
-        dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.reuse": "tiles", "solver.share": 0.2})
+    with pytest.raises(ValueError, match='solver.schedule = "fused" needs the mapper optimal'):
+        dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.schedule": "fused", "solver.mapper": "random"})
+    with pytest.raises(ValueError, match="solver.sharing_gap = 0.2: machines of a study share schedules, this is one machine; leave it out"):
+        dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.schedule": "fused", "solver.sharing_gap": 0.2})
     with pytest.raises(ValueError, match="kapla_single prices hops"):
-        dse.map("gemm:m=4,n=4,k=4", "kapla_single", **{"solver.reuse": "tiles"})
+        dse.map("gemm:m=4,n=4,k=4", "kapla_single", **{"solver.schedule": "fused"})
 
 
 @pytest.mark.parametrize("seed", [0, 5, 7])
@@ -171,7 +171,7 @@ def test_reuse_and_layouts_together_are_no_dearer_than_apart(seed: int) -> None:
 @pytest.mark.parametrize("objective", ["energy", "latency"])
 def test_schedules_in_layouts_cost_what_their_labels_say(seed: int, objective: fused.Objective) -> None:
     arch, workload = laid_case(seed, "buffered" if seed % 2 else "free")
-    chosen = solve._layouts(arch, workload, solve.Picks(objective, tiles="perfect", near=0.0, reuse="tiles", layout="alt"))
+    chosen = solve._layouts(arch, workload, solve.SolverOptions(objective, factors="perfect", gap=0.0, schedule="fused", layout="alt"))
     assert isinstance(chosen, Layouts)
     g = fused.graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen)
     tables, found = fused.factors(g), fused._best(g, objective)
@@ -208,7 +208,7 @@ def test_a_sweep_stores_what_it_saves(tmp_path: Path) -> None:
                                        '- {name: a, extents: {m: 16, k: 8, n: 8}, text: "T[m,n] += X[m,k] * W[k,n]"}\n'
                                        '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
     (tmp_path / "study.yaml").write_text("name: s\nworkloads: [{file: net.yaml, name: net}]\nmachine: a2s\nspace: {array.x: [4, 8]}\n"
-                                         "objectives: [energy_pj]\nsolver: {reuse: tiles}\n")
+                                         "objectives: [energy_pj]\nsolver: {schedule: fused}\n")
     run = dse.sweep(tmp_path / "study.yaml", out=tmp_path / "run", workers=0)
     rows = run.sql("SELECT machine, fused, on_chip, kept, saved, nest FROM schedules ORDER BY machine").table.to_pylist()
     assert [row["machine"] for row in rows] == [0, 1] and all(0 < row["saved"] < 1 and row["nest"] and (row["fused"] or row["kept"]) for row in rows)
@@ -221,7 +221,7 @@ def test_gogetas_schedule_is_taken_where_it_costs_less(objective: str, tmp_path:
     """It keeps a matrix that two products read; cycles in which waits are not counted are not compared."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     asked = "gcn:nodes=300,nnz=1200,features=200,outputs=7", "edge_array"
-    gogeta, first, again = (dse.map(*asked, objective=objective, **{"solver.reuse": reuse}).found for reuse in ("gogeta", "tiles", "tiles"))
+    gogeta, first, again = (dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).found for reuse in ("gogeta", "tiles", "tiles"))
     assert isinstance(gogeta, Solution) and isinstance(first, Solution) and isinstance(again, Solution)
     costs = [figure(objective, one.energy_pj, one.latency_cycles) for one in (gogeta, first, again)]
     assert costs[1] == costs[2] and first.certificate == again.certificate and first.saved == pytest.approx(again.saved)

@@ -83,12 +83,12 @@ SHARED = """segment
 def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -> None:
     """T fits nowhere whole; row by row it is made and summed up, for half of the price of all that is searched."""
     case, schedule = case_of(SUMS, BUFFER, tmp_path), parse_schedule(SHARED)
-    (claim,) = claims(case, "energy", [{"reuse": "tiles"}])
+    (claim,) = claims(case, "energy", [{"schedule": "fused"}])
     assert not failures(claim, schedule, case, stated)
     assert list(excluded(claim.found.space, schedule, case.workload, case.arch)) == ["shared loops over summed ranks"]  # type: ignore[arg-type]
     assert failures(claim, schedule, case, wider("shared loops over summed ranks"))
     tallies: dict[str, Tally] = {}
-    fuzz(case, 0, 40, "energy", wider("shared loops over summed ranks"), tallies, [schedule], [{"reuse": "tiles"}])
+    fuzz(case, 0, 40, "energy", wider("shared loops over summed ranks"), tallies, [schedule], [{"schedule": "fused"}])
     assert len(tallies["tiles"].failures) > 5  # and what lies near to it
 
 
@@ -107,5 +107,5 @@ def test_no_policy_keeps_what_nobody_brings_in(reuse: str, tmp_path: Path) -> No
     not there."""
     spec = BUFFER.replace("16 B", "32 B").replace("actions_per_cycle: inf", "actions_per_cycle: 2")
     case = case_of(SKIPS, spec, tmp_path)
-    (claim,) = claims(case, "latency", [{"reuse": reuse}])
+    (claim,) = claims(case, "latency", [{"schedule": reuse}])
     assert "keep" not in str(claim.found.schedule)

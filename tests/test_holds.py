@@ -34,7 +34,7 @@ MAPPERS = {**DATAFLOW, **LESS}
 def private(rng: Random, arch: Arch) -> Arch:
     """The machine with levels that hold some roles, the outermost all."""
     roles = [tuple(rng.sample(ROLES, rng.choice((1, 1, 2, 3)))) for _ in arch.levels[1:]]
-    return replace(arch, levels=(arch.levels[0], *(replace(level, holds=held) for level, held in zip(arch.levels[1:], roles, strict=True))))
+    return replace(arch, levels=(arch.levels[0], *(replace(level, may_keep=held) for level, held in zip(arch.levels[1:], roles, strict=True))))
 
 
 def well_placed(e: Einsum, arch: Arch, placement: exhaustive.Placement) -> bool:
@@ -60,7 +60,7 @@ def test_placements_are_those_without_a_fault(seed: int) -> None:
 def test_a_dataflow_that_keeps_a_tensor_where_it_may_not_stand_has_no_placement(seed: int) -> None:
     rng = Random(seed)
     e, arch = random_einsum(rng, ["gemm"]), random_arch(rng)
-    arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], holds=("weight",))), fanouts=())
+    arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], may_keep=("weight",))), fanouts=())
     kept = [list(space.placements(e, arch, space.Constraints(kept=((arch.levels[1].name, tensor),)))) for tensor in "AB"]
     assert kept[0] == [] and all(placement[1] == (1,) for placement in kept[1]) and kept[1]
 
@@ -91,13 +91,13 @@ def test_the_optimum_is_at_most_that_of_the_enumeration_in_order_of_levels(seed:
     problem = replace(problem, arch=private(rng, problem.arch))
     best, found = exhaustive.enumerated(problem), optimal(problem)
     if not isinstance(best, Infeasible):
-        assert not isinstance(found, Infeasible) and found[0].energy_pj <= best[0].energy_pj * (1 + found[0].gap_in_space + 1e-9)
+        assert not isinstance(found, Infeasible) and found[0].energy_pj <= best[0].energy_pj * (1 + found[0].optimality_gap + 1e-9)
 
 
 def test_private_scratchpads_cut_the_placements_of_smv() -> None:
     arch = machine.arch(machine.load("smv"))
     e = catalog.load("conv:k=64,c=64,p=28,q=28,r=3,s=3").einsums[0]
-    shared = replace(arch, levels=tuple(replace(level, holds=ROLES) for level in arch.levels))
+    shared = replace(arch, levels=tuple(replace(level, may_keep=ROLES) for level in arch.levels))
     assert [sum(1 for _ in space.placements(e, where, space.Constraints())) for where in (shared, arch)] == [65_536, 16]
 
 
@@ -105,7 +105,7 @@ def test_private_scratchpads_cut_the_placements_of_smv() -> None:
 def test_heuristics_on_private_scratchpads(name: str) -> None:
     """One block of loops for the three: no worse than twice what one shared scratchpad of the same room takes."""
     arch = machine.arch(machine.load("smv"))
-    shared = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], name="PAD", holds=ROLES, capacity_bits=3 * 2**18), arch.levels[4]),
+    shared = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], name="PAD", may_keep=ROLES, capacity_bits=3 * 2**18), arch.levels[4]),
                      fanouts=(replace(arch.fanouts[0], outside=2),))
     layers = ("conv:k=64,c=64,p=28,q=28,r=3,s=3", "gemm:m=64,n=256,k=512", "pool:c=64,p=56,q=56,r=2,s=2,stride=2")
     for source, objective in product(layers, ("energy", "latency")):

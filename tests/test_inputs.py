@@ -87,7 +87,7 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["map", GEMM, "many.yaml"], [["clock_mhz = -1"], ["dram.kind", "ddr9"], ["gbuf.capacity", "128 KB"], ["array.multicst"]]),
     (["map", GEMM, "edge_array", "--set", "gbuf.capcity=1 KiB"], [["gbuf.capcity", "gbuf.capacity?"]]),
     (["map", GEMM, "edge_array", "--set", "gbuf.capacity=12"], [["gbuf.capacity = 12", "KiB"]]),
-    (["map", GEMM, "edge_array", "--set", "nonsense"], [["--set nonsense", "stop.points=60"]]),
+    (["map", GEMM, "edge_array", "--set", "nonsense"], [["--set nonsense", "stop.machines=60"]]),
     (["map", GEMM, "edge_array", "--set", "gbuf.capacity=[1"], [["--set gbuf.capacity=[1", "quote"]]),
     (["map", GEMM, "edge_array", "--set", "solver.mapper=best"], [["solver.mapper", "best", "cost_descending"]]),
     (["map", GEMM, "edge_array", "--set", "solver.objectiv=energy"], [["solver.objectiv", "objective?"]]),

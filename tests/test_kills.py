@@ -175,7 +175,7 @@ machine: edge_array
 space: {array.x: [14, 18], dram.kind: [ddr3, lpddr5, gddr6], node_nm: [22, 45], clock_mhz: {from: 200, to: 800, step: 20}}
 objectives: [energy_pj, latency_ns, area_mm2]
 search: {method: exhaustive, seed: 7, generation: 512}
-solver: {share: 0.01, near: 0.001}
+solver: {sharing_gap: 0.01, gap: 0.001}
 """
 
 

@@ -251,10 +251,10 @@ def stage(nodes: int, energy: float) -> Stage:
 def test_nests_that_ask_other_nodes_less_often_are_not_left_out() -> None:
     """Two words go over one link once where the reader stores them, and with every result where it does not, though its buffer is read less then."""
     near = Level("GBUF", 4096, 16, 3.0, 5.0, 8.0, "separate", skip_first_read=False)
-    mesh = Fanout("NODES", 1, (("NY", 2), ("NX", 2)), (True, True), (True, True), hop_pj=20.0, rim="edge", source="same_level")
+    mesh = Fanout("NODES", 1, (("NY", 2), ("NX", 2)), (True, True), (True, True), hop_pj=20.0, injected_at="edge", multicast_from="same_level")
     arch = Arch("mesh", (Level("DRAM", None, 16, 400.0, 400.0, 8.0, bypass=False), near), (mesh,), Compute(1.0, 0.5), 0.5, 16, overlap="buffered")
     maker, reader = einsum("H[b,m] += X[b,k] * W1[k,m]", {"b": 1, "k": 3, "m": 2}, "H"), einsum("Y[b,n] += H[b,m] * W2[m,n]", {"b": 1, "m": 2, "n": 3}, "Y")
     two = Workload("two", (maker, reader), frozenset(("W1", "W2")))
     best, found = enumerated(arch, two, "energy"), pipelined(arch, two, "energy")
     assert not isinstance(best, Infeasible) and best.energy_pj == pytest.approx(8024.0)
-    assert not isinstance(found, Infeasible) and found.energy_pj / (1 + found.gap_in_space) <= best.energy_pj <= found.energy_pj  # 8,984 are found, in turn
+    assert not isinstance(found, Infeasible) and found.energy_pj / (1 + found.optimality_gap) <= best.energy_pj <= found.energy_pj  # 8,984 are found, in turn

@@ -12,7 +12,7 @@ from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, Loop, Store, parse
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure
 from dse.solve import solve
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from hw import machine
 from tests import lined as pairs
 from workloads import catalog
@@ -27,7 +27,7 @@ def test_no_pair_of_a_mapping_and_layouts_costs_less_than_the_floor(seed: int) -
     best, found = pairs.enumerated(one, tiles), lined(one, tiles)  # type: ignore[arg-type]
     assert isinstance(found, Infeasible) == (best.mapping is None)
     if not isinstance(found, Infeasible):
-        assert found[0].energy_pj / (1 + found[0].gap_in_space) <= best.energy * (1 + 1e-9), f"{found[0].mapping}\nagainst\n{best.mapping}"
+        assert found[0].energy_pj / (1 + found[0].optimality_gap) <= best.energy * (1 + 1e-9), f"{found[0].mapping}\nagainst\n{best.mapping}"
         assert found[0].proven is None or found[0].energy_pj <= best.energy * (1 + 1e-9)
 
 
@@ -45,7 +45,7 @@ def test_mappings_are_chosen_with_lines_in_view() -> None:
     e = einsum("C[c,p,q] = A[c,p,q] + B[c,p,q]", {"c": 64, "p": 56, "q": 56}, "sum")
     before = solve.laid(Problem(EDGE, e, "energy"), solve.exactly(Problem(EDGE.ideal(), e, "energy"), Random(0))[0])  # type: ignore[index]
     (found,) = lined(Problem(EDGE, e, "energy"))  # type: ignore[misc]
-    assert isinstance(before, EinsumCost) and before.energy_pj > 10 * found.energy_pj and found.gap_in_space < 0.02
+    assert isinstance(before, EinsumCost) and before.energy_pj > 10 * found.energy_pj and found.optimality_gap < 0.02
     assert einsum_cost(Problem(EDGE, e, "energy"), found.mapping).energy_pj == found.energy_pj  # type: ignore[union-attr]
     assert "all layouts" in found.certificate
 
@@ -83,7 +83,7 @@ def test_what_two_einsums_share_is_row_major() -> None:
     net = catalog.load("mlp_s")
     shared = solve.shared(net)
     assert all(own for own in shared.values())
-    found = solve.solve(EDGE, net, Picks())
+    found = solve.solve(EDGE, net, SolverOptions())
     assert isinstance(found, list)
     for cost in found[0].einsums:
         assert not any(laid.tensor in shared[cost.key] for laid in cost.mapping.layouts)
@@ -121,7 +121,7 @@ def test_lanes_in_uneven_tiles_read_lines() -> None:
     no part of what the search sees of time: a mapping of fewer lines, found for energy, takes fewer."""
     e = einsum("C[n] += A[k] * B[k,n]", {"n": 500, "k": 784}, "fc")
     (found,) = lined(Problem(EDGE, e, "latency"))  # type: ignore[misc]
-    assert found.gap_in_space < 0.1
+    assert found.optimality_gap < 0.1
     nest = parse("store DRAM A B C\nstore GBUF C A\nfor k in tiles of 16\nfor n in tiles of 125\nspatial n over Y in tiles of 8\n"
                  "spatial k over X in tiles of 1\nfor n in tiles of 1\nmac")
     one = felt(Problem(EDGE, e, "latency"), nest)

@@ -6,7 +6,7 @@ import pytest
 
 from dse.mapper.exact.local_search import _even
 from dse.mapping.nest import Infeasible
-from dse.solve.solve import Picks, solve
+from dse.solve.solve import SolverOptions, solve
 from hw import machine
 from workloads.text import workload
 
@@ -17,7 +17,7 @@ PADDED = "O[p] += I[p+r-1] * W[r]"
 @pytest.mark.parametrize("chip", ["a2", "edge_array"])
 @pytest.mark.parametrize("text", ["C[m,n] += A[m,k] * B[k,n]", "Y[m] = relu(X[m])", "C[m] += A[m+k] * B[k]"])
 def test_long_ranks_are_mapped(chip: str, text: str) -> None:
-    found = solve(machine.arch(machine.load(chip)), workload({"m": LONG, "n": 4, "k": 4}, text), Picks(near=0.1))
+    found = solve(machine.arch(machine.load(chip)), workload({"m": LONG, "n": 4, "k": 4}, text), SolverOptions(gap=0.1))
     assert not isinstance(found, Infeasible) and found[0].energy_pj > LONG
 
 
@@ -28,7 +28,7 @@ def test_what_is_counted_place_by_place_says_so_in_one_line(chip: str, text: str
 
     e = einsum(text, {"m": LONG, "p": LONG, "r": 3}, sizes=sizes)
     with pytest.raises(ValueError, match="one by one") as caught:
-        solve(machine.arch(machine.load(chip)), Workload("long", (e,), frozenset()), Picks())
+        solve(machine.arch(machine.load(chip)), Workload("long", (e,), frozenset()), SolverOptions())
     assert "\n" not in str(caught.value)
 
 

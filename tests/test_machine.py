@@ -73,7 +73,7 @@ def test_real_machines_have_their_published_sizes() -> None:
     archs = {name: machine.arch(machine.load(name)) for name in ("eyeriss", "tpu_edge", "nvdla", "datacenter")}
     peak = {name: arch.instances(len(arch.levels)) * arch.clock_ghz for name, arch in archs.items()}  # 1e9 MACs per second
     assert peak == pytest.approx({"eyeriss": 33.6, "tpu_edge": 1966, "nvdla": 1024, "datacenter": 61604}, rel=1e-3)
-    assert [[f.ramp for f in arch.fanouts] for arch in archs.values()] == [[""], ["ws"], [""], ["", "", "ws"]]
+    assert [[f.systolic for f in arch.fanouts] for arch in archs.values()] == [[""], ["ws"], [""], ["", "", "ws"]]
     for arch in archs.values():
         assert all(level.leak_mw > 0 and (level.area_mm2 > 0 or level is arch.levels[0]) for level in arch.levels)
         assert arch.compute.leak_mw > 0 and arch.compute.area_mm2 > 0
@@ -92,18 +92,18 @@ def test_weight_registers_have_the_numbers_of_the_smallest_array(name: str, cell
 
 def test_ramp_and_overlap_reach_the_arch(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text(GOOD.replace("y: 16}", "y: 16}, ramp: os").replace("128 KiB", "128 KiB, double_buffer: true"))
+    path.write_text(GOOD.replace("y: 16}", "y: 16}, systolic: os").replace("128 KiB", "128 KiB, double_buffer: true"))
     arch = machine.arch(machine.load(str(path)))
-    assert arch.fanouts[0].ramp == "os" and [level.double_buffer for level in arch.levels] == [False, True] and arch.overlap == "buffered"
+    assert arch.fanouts[0].systolic == "os" and [level.double_buffer for level in arch.levels] == [False, True] and arch.overlap == "buffered"
     path.write_text(GOOD + "overlap: free\n")
     assert machine.arch(machine.load(str(path))).overlap == "free"
 
 
 def test_what_a_level_holds_and_how_tensors_are_tiled_reach_the_arch(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text(GOOD.replace("128 KiB", "128 KiB, holds: [output, weight, output]") + "tiling: {align: 4, minimum: {inner_product.weights: [16, macs]}}\n")
+    path.write_text(GOOD.replace("128 KiB", "128 KiB, may_keep: [output, weight, output]") + "tiling: {align: 4, minimum: {inner_product.weights: [16, macs]}}\n")
     arch = machine.arch(machine.load(str(path)))
-    assert [level.holds for level in arch.levels] == [("input", "weight", "output"), ("weight", "output")]
+    assert [level.may_keep for level in arch.levels] == [("input", "weight", "output"), ("weight", "output")]
     assert (arch.tiling.align, arch.tiling.pes, dict(arch.tiling.minimum)) == (4, None, {"inner_product.weights": (16, "macs")})
     assert hash(arch) == hash(machine.arch(machine.load(str(path)))) and arch.tiling.preference[:3] == ("None", "DimN", "DimNC")
 
@@ -132,10 +132,10 @@ def test_a_slow_array_is_named_with_its_cycles(tmp_path: Path) -> None:
 BROKEN = [
     ("levels reversed", GOOD.replace(DRAM + GBUF, GBUF + DRAM.replace("64}", "64, capacity: 1 GiB}")), [
         "nodes[1] = dram is lpddr4 inside of the sram gbuf; list the outermost memory first"]),
-    ("ramp of three dimensions", GOOD.replace("y: 16}", "y: 16, z: 2}, ramp: ws"), [
-        "array.ramp = ws needs two dimensions, rows and columns, has 3; split the array, or leave ramp out"]),
-    ("ramp of one", GOOD.replace("x: 16, y: 16}", "x: 1, y: 1}, ramp: os"), ["array.ramp = os needs more than one PE; enlarge dims, or leave ramp out"]),
-    ("ramp of what", GOOD.replace("y: 16}", "y: 16}, ramp: rs"), ['array.ramp = "rs" is unknown; use one of os, ws, is']),
+    ("ramp of three dimensions", GOOD.replace("y: 16}", "y: 16, z: 2}, systolic: ws"), [
+        "array.systolic = ws needs two dimensions, rows and columns, has 3; split the array, or leave ramp out"]),
+    ("ramp of one", GOOD.replace("x: 16, y: 16}", "x: 1, y: 1}, systolic: os"), ["array.systolic = os needs more than one PE; enlarge dims, or leave ramp out"]),
+    ("ramp of what", GOOD.replace("y: 16}", "y: 16}, ramp: rs"), ['array.systolic = "rs" is unknown; use one of os, ws, is']),
     ("buffers nothing", GOOD.replace("width_bits: 64", "width_bits: 64, double_buffer: true"), [
         "dram.double_buffer = true cannot be: nothing fills the outermost level; leave it out"]),
     ("overlaps halfway", GOOD + "overlap: half\n", ['overlap = "half" is unknown; use one of buffered, free']),
@@ -195,12 +195,12 @@ BROKEN = [
     ("negative energy", GOOD.replace("kind: int8", "kind: int8, mac_pj: -1"), ["mac.mac_pj = -1 must not be negative; use 0 or more"]),
     ("outermost skipped", GOOD.replace("kind: lpddr4", "kind: lpddr4, bypass: true"), [
         "dram.bypass = true cannot be: the outermost level holds every tensor; leave it out"]),
-    ("outermost holds a part", GOOD.replace("kind: lpddr4", "kind: lpddr4, holds: [output, input]"), [
-        "dram.holds = [input, output] cannot be: the outermost level holds every tensor; leave it out"]),
-    ("holds a word", GOOD.replace("128 KiB", "128 KiB, holds: input"), ['gbuf.holds = "input" is no list of roles; write e.g. [input, weight, output]']),
-    ("holds nothing", GOOD.replace("128 KiB", "128 KiB, holds: []"), ["gbuf.holds = [] is no list of roles; write e.g. [input, weight, output]"]),
-    ("holds what", GOOD.replace("128 KiB", "128 KiB, holds: [weights]"), [
-        "gbuf.holds = ['weights'] names weights, which is no part of an einsum; use input, weight, output"]),
+    ("outermost holds a part", GOOD.replace("kind: lpddr4", "kind: lpddr4, may_keep: [output, input]"), [
+        "dram.may_keep = [input, output] cannot be: the outermost level holds every tensor; leave it out"]),
+    ("holds a word", GOOD.replace("128 KiB", "128 KiB, may_keep: input"), ['gbuf.may_keep = "input" is no list of roles; write e.g. [input, weight, output]']),
+    ("holds nothing", GOOD.replace("128 KiB", "128 KiB, may_keep: []"), ["gbuf.may_keep = [] is no list of roles; write e.g. [input, weight, output]"]),
+    ("holds what", GOOD.replace("128 KiB", "128 KiB, may_keep: [weights]"), [
+        "gbuf.may_keep = ['weights'] names weights, which is no part of an einsum; use input, weight, output"]),
     ("tiling no mapping", GOOD + "tiling: smaug\n", ['tiling = "smaug" must be a mapping of its keys; write e.g. {align: 8}']),
     ("tiling numbers", GOOD + "tiling: {align: -8, pes: 0, alin: 4}\n", [
         "tiling.align = -8 must not be negative; use 0 or more", "tiling.pes = 0 must be above 0; raise it",

@@ -67,7 +67,7 @@ def test_lanes_may_not_write_the_same_output_elements() -> None:
 
 
 def test_a_level_refuses_tensors_that_it_may_not_hold() -> None:
-    private = replace(ARCH, levels=(ARCH.levels[0], replace(ARCH.levels[1], holds=("weight",)), replace(ARCH.levels[2], holds=("output",))))
+    private = replace(ARCH, levels=(ARCH.levels[0], replace(ARCH.levels[1], may_keep=("weight",)), replace(ARCH.levels[2], may_keep=("output",))))
     assert faults(parse(GOOD.replace("store GLB A B C", "store GLB B")), GEMM, private) == []
     assert faults(parse(GOOD), GEMM, private) == [
         "mapping of C: store GLB A: GLB holds no input, only weight", "mapping of C: store GLB C: GLB holds no output, only weight"]
@@ -79,7 +79,7 @@ def test_a_level_refuses_tensors_that_it_may_not_hold() -> None:
 
 def test_roles_of_einsums_with_other_numbers_of_inputs() -> None:
     def held(text: str, role: str) -> list[str]:
-        return holdable(einsum(text, {"m": 4}), replace(ARCH.levels[1], holds=(role,)))
+        return holdable(einsum(text, {"m": 4}), replace(ARCH.levels[1], may_keep=(role,)))
 
     assert [held("Y[m] = relu(X[m])", role) for role in ("input", "weight", "output")] == [["X"], [], ["Y"]]
     assert [held("Y[m] += A[m] * B[m] * D[m]", role) for role in ("input", "weight", "output")] == [["A"], ["B", "D"], ["Y"]]

@@ -93,7 +93,7 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
     a nonzero is two words, a row a pointer; lanes at different nonzeros fetch elements of B, and send those of C, on ways of their own, zeros among them."""
     f, found, seen = arch.fanouts[0], defaultdict(float), set()
     (y0, rows), (x0, columns) = f.place
-    sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.rim == "edge" or y in (0, rows - 1))]
+    sources = [(y, x) for y in range(rows) for x in range(columns) if x in (0, columns - 1) and (f.injected_at == "edge" or y in (0, rows - 1))]
     skips = arch.levels[0].skip_first_read
 
     share, buffered = e.inputs[0].density, {node.tensor for node in mapping.nodes if isinstance(node, Store) and node.level == "BUF"}
@@ -112,7 +112,7 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
                 for j in range(*env[ranks[1]]):
                     asked[i, j, None if shared[0] else y, None if shared[1] else x].add((y0 + y, x0 + x))
         for key, places in asked.items():
-            hops = words * min(WALKED[f.source](source, places) for source in sources)
+            hops = words * min(WALKED[f.multicast_from](source, places) for source in sources)
             if p is e.output and level == "MAC" and share < 1:
                 place, lane, zero = products(share, e.sizes()["k"], 1.0)
                 found[p.tensor] += hops / words * (2 * words + zero - skips * (place + lane * ((p.tensor, key, level) not in seen)))
@@ -206,7 +206,7 @@ def test_hops_of_a_nest_are_those_of_all_its_words(seed: int) -> None:
 def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:
     """Of inputs what is filled; of the output what is filled and drained, which is all but what each operation reads and writes."""
     arch, e, mapping = random_mesh(Random(seed))
-    bus = replace(arch.fanouts[0], hop_pj=0.0, lane_pj=1 / 8)
+    bus = replace(arch.fanouts[0], hop_pj=0.0, endpoint_pj=1 / 8)
     arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], skip_first_read=False)), fanouts=(bus,))
     tally = walk(mapping, e, arch).total
     got = {way.tensor: way.energy_pj for way in network.ways(mapping, e, arch)}
@@ -217,7 +217,7 @@ def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:
 def test_lanes_without_a_buffer_take_each_operand() -> None:
     """Two lanes of two products each: sums start from zero in each lane, so two reads and four writes of C."""
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 1, "n": 1, "k": 4}, "e")
-    arch = Arch("bus", (Level("DRAM", None, 8, 1.0, 1.0),), (Fanout("lanes", 1, (("X", 2),), (True,), (True,), lane_pj=1 / 8),), Compute(1.0, 1.0), 1.0, 8)
+    arch = Arch("bus", (Level("DRAM", None, 8, 1.0, 1.0),), (Fanout("lanes", 1, (("X", 2),), (True,), (True,), endpoint_pj=1 / 8),), Compute(1.0, 1.0), 1.0, 8)
     nest = Mapping((*(Store("DRAM", t) for t in "ABC"), Loop("k", 2, "X"), Loop("k", 1)))
     assert {way.tensor: way.energy_pj for way in network.ways(nest, e, arch)} == {"A": 4.0, "B": 4.0, "C": 6.0}
 
@@ -255,7 +255,7 @@ def test_unit_prices_are_those_of_the_reference(name: str, key: str) -> None:
     nodes, array = arch.fanouts
     pj = lambda joules: pytest.approx(joules * 1e12, rel=1e-12)  # noqa: E731
     assert (dram.read_pj, dram.write_pj) == (pj(common["DRAM_J_per_word"]),) * 2 and arch.compute.mac_pj == pj(common["mac_J"])
-    assert 16 * nodes.hop_pj == pj(common["noc_hop_J_per_word"]) and 16 * array.lane_pj == pj(own["ITCN_J"]) and nodes.rim == "corners"
+    assert 16 * nodes.hop_pj == pj(common["noc_hop_J_per_word"]) and 16 * array.endpoint_pj == pj(own["ITCN_J"]) and nodes.injected_at == "corners"
     assert (gbuf.read_pj, gbuf.write_pj, regf.read_pj, regf.write_pj) == (*2 * (pj(own["GBUF_J"]),), *2 * (pj(own["REGF_J"]),))
     assert arch.leak_mw() == pj(own["static_J_per_cycle"]) and arch.clock_ghz == 1 and arch.word_bits == common["word_bits"] == 16
     assert (dram.bandwidth, gbuf.bandwidth) == (own["dram_bandwidth_words_per_cycle"], own["bus_words_per_cycle"])
@@ -331,7 +331,7 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
                 visit(b, own, 0, [((0, 0), envs[b.einsum])], hold)
                 owner.update({(e.output.tensor, x): min(places) for x, places in parts.items()})
                 if any(len(places) > 1 for places in parts.values()):
-                    found[e.name, e.output.tensor] += sum(WALKED[f.source](min(places), set(places)) for places in parts.values())
+                    found[e.name, e.output.tensor] += sum(WALKED[f.multicast_from](min(places), set(places)) for places in parts.values())
             for t in handed & {p.tensor for p in e.inputs}:
                 child = next((i for i, n in enumerate(own) if isinstance(n, Store) and n.tensor == t), len(own))
 
@@ -347,7 +347,7 @@ def walked_handing(arch: Arch, workload: Workload, segment: Segment) -> dict[tup
                             dims_of = next(p for p in e.inputs if p.tensor == t).dims
                             padding.add((tuple(d.offset + sum(k * env[r][0] for r, k in d.terms) for d in dims_of), *lane))
                     for (x, _, _), places in asked.items():
-                        found[e.name, t] += WALKED[f.source](owner[t, x], places)
+                        found[e.name, t] += WALKED[f.multicast_from](owner[t, x], places)
                     read_words[e.name, t] += len(asked)
                     read_padding[e.name, t] += len(padding)
 

@@ -53,15 +53,15 @@ def agree(problem: Problem, tiles: Tiles, constraints: Constraints = Constraints
     assert einsum_cost(problem, found[0].mapping) == found[0]
     a = ranked(problem, found[0])
     if not found[0].proven:  # constraints that name some dimensions of a fan-out only
-        assert found[0].gap_in_space == found[0].gap_to_bound and constraints.spatial
+        assert found[0].optimality_gap == found[0].gap_to_bound and constraints.spatial
         return
     if not isinstance(want, Infeasible):  # that levels in order do not fit says nothing
         assert not before(b := ranked(problem, want[0]), a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
-    assert found[0].proven.factors in (FACTORS[tiles], "all") and found[0].gap_in_space == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
+    assert found[0].proven.factors in (FACTORS[tiles], "all") and found[0].optimality_gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
 @settings(max_examples=amount(60), deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES), st.sampled_from(["ragged_lanes", "perfect"]))
+@given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES), st.sampled_from(["imperfect_spatial", "perfect"]))
 def test_is_not_above_the_mapper_exhaustive(seed: int, objective: str, tiles: Tiles) -> None:
     agree(small_problem(Random(seed), objective, 4_000, tiles=tiles), tiles)
 
@@ -78,7 +78,7 @@ def test_keeps_constraints(seed: int) -> None:
     rules = Constraints(tuple((name, tuple(rng.sample(ranks, rng.randint(0, len(ranks))))) for name in dims if rng.random() < 0.6),
                         tuple(rng.sample(ranks, rng.randint(1, len(ranks)))) if rng.random() < 0.5 else None,
                         rng.choice([e.output.tensor, e.inputs[0].tensor, "", ""]), ((arch.levels[-1].name, e.inputs[0].tensor),) if rng.random() < 0.3 else ())
-    agree(problem, "ragged_lanes", rules)
+    agree(problem, "imperfect_spatial", rules)
 
 
 @settings(max_examples=amount(25), deadline=None)
@@ -91,7 +91,7 @@ def test_dataflows(seed: int, name: Dataflow) -> None:
     except ValueError as fault:
         assert name == "row_stationary" and "two dimensions" in str(fault)
         return
-    agree(problem, "ragged_lanes", rules)
+    agree(problem, "imperfect_spatial", rules)
     found, free = optimal(problem, constraints=rules), optimal(problem)
     assert isinstance(found, Infeasible) or (isinstance(free, list) and not before(ranked(problem, found[0]), ranked(problem, free[0])))
     assert isinstance(found, Infeasible) or rules == FREE or not found[0].proven or found[0].proven == EVERY or found[0].proven.dataflow == name
@@ -117,14 +117,14 @@ def one_array(flag: bool = True) -> Arch:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_constraints_hold_whatever_the_objective(objective: str) -> None:
     """5 items over 3 lanes loop in time inside the array, which cost infinite energy but no cycles: the fastest mapping did what was forbidden."""
-    agree(Problem(one_array(), einsum("C[m] += A[m,k] * B[k]", {"m": 5, "k": 2}), objective), "ragged_lanes", Constraints(inside=("k",)))
+    agree(Problem(one_array(), einsum("C[m] += A[m,k] * B[k]", {"m": 5, "k": 2}), objective), "imperfect_spatial", Constraints(inside=("k",)))
 
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_a_local_search_gives_lanes_no_rank_through_which_they_share_outputs(flag: bool) -> None:
     """Where a node comes or goes, loops may fall to lanes."""
     e, arch = einsum("C[p+r] += A[p] * B[r]", {"p": 4, "r": 2}), one_array(flag)
-    assert faults(improved(Problem(arch, e, "latency"), least(e, arch), "ragged_lanes"), e, arch) == []
+    assert faults(improved(Problem(arch, e, "latency"), least(e, arch), "imperfect_spatial"), e, arch) == []
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=lambda case: case["id"])
@@ -146,7 +146,7 @@ def test_a_spent_budget_is_no_certificate() -> None:
     problem = Problem(arch, catalog.load("conv:k=16,c=16,p=14,q=14,r=3,s=3").einsums[0], "energy")
     found, other = optimal(problem, budget=3), cost_descending(problem, Random(0))
     assert isinstance(found, list) and isinstance(other, list)
-    assert found[0].proven is None and 0 < found[0].gap_in_space <= found[0].gap_to_bound and found[0].energy_pj <= other[0].energy_pj
+    assert found[0].proven is None and 0 < found[0].optimality_gap <= found[0].gap_to_bound and found[0].energy_pj <= other[0].energy_pj
 
 
 def test_infeasible_names_the_level() -> None:
@@ -171,17 +171,17 @@ def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
     arch, e = machine.arch(machine.load("nvdla")), catalog.load("gemm:m=256,n=1024,k=1024").einsums[0]
     (one,) = optimal(Problem(arch, e, "latency"), "perfect", budget=300)
     assert one.latency_cycles <= 2_097_152 and faults(one.mapping, e, arch) == []
-    assert (one.gap_in_space == 0) == bool(one.proven) == (one.latency_cycles <= lower_bound(Problem(arch, e, "latency")))
+    assert (one.optimality_gap == 0) == bool(one.proven) == (one.latency_cycles <= lower_bound(Problem(arch, e, "latency")))
 
 
-@pytest.mark.parametrize("tiles", ["perfect", "ragged_lanes"])
+@pytest.mark.parametrize("tiles", ["perfect", "imperfect_spatial"])
 def test_bounds_of_room_and_lanes_leave_no_optimum_out(tiles: Tiles) -> None:
     """What serves compute directly has no room to pay for: 63,256 pJ was certified."""
     outer, inner = (Level(name, bits, 8, pj, pj, bypass=bits is not None) for name, bits, pj in (("DRAM", None, 200.0), ("REGF", 24, 1.0)))
     arch = Arch("four lanes", (outer, inner), (Fanout("array", 1, (("X", 4),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8)
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 11, "n": 4, "k": 6}), "energy")
     (one,) = optimal(problem, tiles)
-    assert one.energy_pj == enumerated_anew(problem, tiles).cost[0] == {"perfect": 58548.0, "ragged_lanes": 50788.0}[tiles]
+    assert one.energy_pj == enumerated_anew(problem, tiles).cost[0] == {"perfect": 58548.0, "imperfect_spatial": 50788.0}[tiles]
 
 
 @pytest.mark.parametrize("seed", range(amount(24)))
@@ -214,7 +214,7 @@ def test_where_exchanges_of_single_buffers_do_not_overlap_they_are_searched_in_t
     arch = component.build(machine.load("edge_array"))
     e = next(e for e in catalog.load("mobilenet_v2").einsums if e.name == "conv6_1_dw")
     (one,) = optimal(Problem(arch, e, "latency"))
-    assert one.latency_cycles == 14062.5 and one.gap_in_space < 0.1
+    assert one.latency_cycles == 14062.5 and one.optimality_gap < 0.1
 
 
 def test_smaller_tiles_outside_wait_less_for_their_first_ones() -> None:
@@ -244,7 +244,7 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
     for objective in ("energy", "latency", "edp"):
         problem = Problem(arch, e, objective)
         (one,) = optimal(problem)
-        assert [*compared(problem, enumerated_anew(problem, "ragged_lanes", "tensors"), [one], "merged")] == [] and one.proven
+        assert [*compared(problem, enumerated_anew(problem, "imperfect_spatial", "tensors"), [one], "merged")] == [] and one.proven
     for ruled in (FREE, Constraints((("X", ("k",)),), least_lanes=4)):
         found = search(Problem(arch, e, "energy"), "perfect", ruled)
         assert found.mapping
@@ -259,7 +259,7 @@ def test_tiles_that_do_not_divide_a_prime(overlap: Any, registers: bool) -> None
     fanout = Fanout("array", 2, (("X", 4),), (True,), (True,))
     arch = Arch("prime", levels[: 2 + registers], (fanout,), Compute(1.0, 1.0), 1.0, 8, overlap=overlap)
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 13, "n": 13, "k": 13}), "energy")
-    (even,), (ragged,) = optimal(problem, "ragged_lanes"), optimal(problem, "ragged")
+    (even,), (ragged,) = optimal(problem, "imperfect_spatial"), optimal(problem, "imperfect")
     assert even.proven and ragged.energy_pj < 0.9 * even.energy_pj and bool(ragged.proven) == (overlap == "free" and not registers)
     assert faults(ragged.mapping, problem.einsum, arch) == [] and einsum_cost(problem, ragged.mapping) is not None
 
@@ -268,13 +268,13 @@ def test_tiles_that_do_not_divide_a_prime(overlap: Any, registers: bool) -> None
 @settings(max_examples=amount(15))
 def test_ragged_tiles_are_never_worse_than_ragged_lanes(seed: int) -> None:
     problem = buffered_of(seed)
-    even, ragged = optimal(problem, "ragged_lanes"), optimal(problem, "ragged")
+    even, ragged = optimal(problem, "imperfect_spatial"), optimal(problem, "imperfect")
     assert isinstance(even, list) == isinstance(ragged, list)
     if isinstance(even, list) and isinstance(ragged, list):
         values = [figure(problem.objective, one.energy_pj, one.latency_cycles) for one in (even[0], ragged[0])]
         again = einsum_cost(problem, ragged[0].mapping)
         assert values[1] <= values[0] * (1 + 1e-9) and isinstance(again, EinsumCost) and again.energy_pj == ragged[0].energy_pj
-        assert values[1] <= lower_bound(problem) * (1 + ragged[0].gap_in_space) * (1 + 1e-9)
+        assert values[1] <= lower_bound(problem) * (1 + ragged[0].optimality_gap) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", TOLD)
@@ -303,8 +303,8 @@ def test_what_stands_still_above_loops_inside_an_idle_array_fits() -> None:
     """7 words of A stand still in 8: the answer had no loop in space between A and p, so A sank into its window, 5 words, held twice."""
     levels = (Level("DRAM", None, 8, 100.0, 100.0, bypass=False), Level("GLB", 64, 8, 0.0, 0.0, double_buffer=True), Level("REG", 8, 8, 0.0, 0.0))
     arch = Arch("idle", levels, (Fanout("array", 2, (("X", 2),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8, overlap="free")
-    systolic = replace(arch.fanouts[0], dims=(("X", 2), ("Y", 2)), multicast=(True, True), reduce=(True, True), ramp="ws")
+    systolic = replace(arch.fanouts[0], dims=(("X", 2), ("Y", 2)), multicast=(True, True), reduce=(True, True), systolic="ws")
     for fanout in (arch.fanouts[0], systolic):
         problem = Problem(replace(arch, fanouts=(fanout,)), einsum("C[p] max= A[p+2*r]", {"p": 3, "r": 3}), "energy")
         (one,) = optimal(problem, "perfect")
-        assert isinstance(einsum_cost(problem, one.mapping), EinsumCost) and one.gap_in_space == 0
+        assert isinstance(einsum_cost(problem, one.mapping), EinsumCost) and one.optimality_gap == 0

@@ -15,7 +15,7 @@ from dse.sim.counts.counts import footprints
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.sim.schedule import outermost
 from dse.solve import solve as stack
-from dse.solve.solve import DATAFLOW, Picks, solve
+from dse.solve.solve import DATAFLOW, SolverOptions, solve
 from dse.study import study as studies
 from dse.study.pareto import Trial
 from hw import machine
@@ -35,14 +35,14 @@ CHAIN = Workload("chain", (einsum("T[m,n] += X[m,k] * W[k,n]", {"m": 4, "k": 5, 
 def test_a_memory_smaller_than_the_tensors_has_no_mapping() -> None:
     """T, A, B and W are there while T is made: 12 + 24 + 18 + 15 bytes of 10."""
     ram, two = machine.arch(machine.load(REPORTED / "sram.yaml")), catalog.load(str(REPORTED / "two.yaml"))
-    assert solve(ram, two, Picks()) == stack.kept(ram, two, Picks()) == Infeasible("RAM", 69, 10, "T")
-    (found,) = solve(with_outer(ram, 8 * 69), two, Picks())  # type: ignore[misc]
+    assert solve(ram, two, SolverOptions()) == stack.kept(ram, two, SolverOptions()) == Infeasible("RAM", 69, 10, "T")
+    (found,) = solve(with_outer(ram, 8 * 69), two, SolverOptions())  # type: ignore[misc]
     assert [held for c in found.einsums for held in c.footprint] == [("RAM", "A", 24), ("RAM", "B", 18), ("RAM", "T", 12),
                                                                     ("RAM", "T", 12), ("RAM", "W", 15), ("RAM", "Y", 20)]
 
 
 def test_a_dram_of_a_kilobyte_maps_no_large_product() -> None:
-    found = solve(with_outer(EDGE, 8 * 1024), catalog.load("gemm:m=1024,n=1024,k=1024"), Picks())
+    found = solve(with_outer(EDGE, 8 * 1024), catalog.load("gemm:m=1024,n=1024,k=1024"), SolverOptions())
     assert str(found) == "gemm: DRAM needs 3145728 bytes, has 1024"
 
 
@@ -94,27 +94,27 @@ def test_every_mapper_asks_for_that_room_and_no_more(name: str) -> None:
 @pytest.mark.parametrize("reuse", ["tiles", "gogeta"])
 def test_what_stays_on_the_chip_takes_no_room_outside(reuse: str) -> None:
     """T and U never leave it: 20 + 42 bytes before, 8 + 42 after; a byte less holds no schedule."""
-    picks = Picks(reuse=reuse)  # type: ignore[arg-type]
-    (free,) = solve(A2, CHAIN, picks)  # type: ignore[misc]
+    options = SolverOptions(schedule=reuse)  # type: ignore[arg-type]
+    (free,) = solve(A2, CHAIN, options)  # type: ignore[misc]
     at = next(bytes_ for bytes_ in range(50, 120) if not outermost.scheduled(with_outer(A2, 8 * bytes_), CHAIN, free.schedule))
     assert at < 90
-    (same,) = solve(with_outer(A2, 8 * at), CHAIN, picks)  # type: ignore[misc]
-    assert (same.energy_pj, same.gap_in_space) == (free.energy_pj, free.gap_in_space)
-    short = solve(with_outer(A2, 8 * 61), CHAIN, picks)
+    (same,) = solve(with_outer(A2, 8 * at), CHAIN, options)  # type: ignore[misc]
+    assert (same.energy_pj, same.optimality_gap) == (free.energy_pj, free.optimality_gap)
+    short = solve(with_outer(A2, 8 * 61), CHAIN, options)
     assert isinstance(short, Infeasible) and (short.level, short.have_bytes) == ("DRAM", 61)
 
 
 def test_einsums_in_turn_are_the_answer_where_the_best_schedule_needs_more() -> None:
     """A kept input and the result of the last einsum are alive together in a segment; in turn they are not. The gap is to what was found without the limit."""
-    free, limit = stack.with_reuse(A2, CHAIN, Picks(reuse="tiles")), with_outer(A2, 8 * 90)
+    free, limit = stack.with_reuse(A2, CHAIN, SolverOptions(schedule="fused")), with_outer(A2, 8 * 90)
     assert isinstance(free, list) and free[0].schedule
     crowded = outermost.Standing("all", 1 << 30, 0, 99)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outermost, "_standing_in", lambda *_: [crowded])  # as if it did not fit
-        found = stack.with_reuse(limit, CHAIN, Picks(reuse="tiles"))
+        found = stack.with_reuse(limit, CHAIN, SolverOptions(schedule="fused"))
     assert isinstance(found, list) and not found[0].schedule
-    assert found[0].gap_in_space == pytest.approx(found[0].energy_pj / free[0].energy_pj * (1 + free[0].gap_in_space) - 1)
-    assert found[0].energy_pj == stack.scheduled(limit, CHAIN, Picks())[0].energy_pj  # type: ignore[index]
+    assert found[0].optimality_gap == pytest.approx(found[0].energy_pj / free[0].energy_pj * (1 + free[0].optimality_gap) - 1)
+    assert found[0].energy_pj == stack.scheduled(limit, CHAIN, SolverOptions())[0].energy_pj  # type: ignore[index]
 
 
 STUDY = """
@@ -124,7 +124,7 @@ machine: a2
 space: {{dram.capacity: [100 B, 1000 B, 64 KiB], glb.capacity: [64 B, 64 KiB], clock_mhz: [100, 200, 400]}}
 objectives: [energy_pj, latency_ns]
 search: {{method: random, generation: 8, prune: {prune}}}
-solver: {{share: {share}}}
+solver: {{sharing_gap: {share}}}
 """
 
 

@@ -53,7 +53,7 @@ clock_mhz: 500
 word_bits: 16
 nodes:
 - {memory: dram, kind: custom, %(dram)s, read_pj: %(dram_pj)s, write_pj: %(dram_pj)s, area_mm2: 0}
-- {array: nodes, dims: {ny: 2, nx: 1}, multicast: true, reduce: %(reduce)s, hop_pj: 0, rim: edge, source: same_level}
+- {array: nodes, dims: {ny: 2, nx: 1}, multicast: true, reduce: %(reduce)s, hop_pj: 0, injected_at: edge, multicast_from: same_level}
 - {memory: gbuf, kind: custom, width_bits: 16, %(gbuf)s, read_pj: 3, write_pj: 5, leak_mw: 0, area_mm2: 0}
 - {array: pe, dims: %(lanes)s, multicast: true, reduce: true}
 - {memory: regf, kind: custom, capacity: 6 B, width_bits: 16, actions_per_cycle: inf, read_pj: 0.1, write_pj: 0.1, leak_mw: 0, area_mm2: 0}
@@ -89,7 +89,7 @@ def test_no_dearer_than_einsums_in_turn_or_the_published_solver(objective: segme
         for weights in ("streamed", "pinned"):
             others = [published(arch, workload, "kapla", objective, weights)]
             if weights == "streamed":
-                turn = solve.solve(arch, workload, solve.Picks(objective=objective))
+                turn = solve.solve(arch, workload, solve.SolverOptions(objective=objective))
                 others += turn if isinstance(turn, list) else []
             found = answered(arch, workload, objective, weights)
             assert not isinstance(found, str), found
@@ -107,7 +107,7 @@ def test_what_the_published_solver_finds_outside_of_the_space_breaks_no_bound(tm
     windows = Workload("windows", (einsum("A[b,o,p] += I[b,c,p] * W[o,c]", first, "A"), einsum("Y[b,o,z] += A[b,o,z+g] * V[o,g]", then, "Y")),
                        frozenset({"W", "V"}))
     found = answered(arch, windows, "energy")
-    assert isinstance(found, Solution) and found.gap_in_space == 0 and "nothing in the searched space costs less (" in found.certificate
+    assert isinstance(found, Solution) and found.optimality_gap == 0 and "nothing in the searched space costs less (" in found.certificate
 
 
 def test_floors_of_parts_by_hand() -> None:
@@ -217,7 +217,7 @@ def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
     assert isinstance(found, Solution) and len(found.segments) == 1 and found.segments[0].on_chip == (("A", "GBUF"),)
     moved = {(row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"}
     assert moved == {("X", "read"): moved["X", "read"], ("B", "write"): 48}
-    assert "pinned" in found.certificate and "pipelines of up to 6 einsums" in found.certificate and found.gap_in_space < 2
+    assert "pinned" in found.certificate and "pipelines of up to 6 einsums" in found.certificate and found.optimality_gap < 2
     again = pipelined(MULTI, CHAIN, "energy", "pinned")
     assert isinstance(again, Solution) and str(again.schedule) == str(found.schedule)
 
@@ -225,13 +225,13 @@ def test_a_chain_side_by_side_moves_nothing_but_its_ends() -> None:
 def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
     free = pipelined(MULTI, CHAIN, "energy", "pinned")
     assert isinstance(free, Solution)
-    limit = free.steady_cycles
+    limit = free.initiation_interval_cycles
     found = pipelined(MULTI, CHAIN, "energy", "pinned", steady=limit)
-    assert isinstance(found, Solution) and found.steady_cycles <= limit and found.energy_pj <= free.energy_pj * 1.1
-    assert found.latency_cycles >= found.steady_cycles
+    assert isinstance(found, Solution) and found.initiation_interval_cycles <= limit and found.energy_pj <= free.energy_pj * 1.1
+    assert found.latency_cycles >= found.initiation_interval_cycles
     none = pipelined(MULTI, CHAIN, "energy", "pinned", steady=1.0)
     assert isinstance(none, Infeasible)
-    assert str(none).startswith("chain: the fastest run that was found (solver.steady_cycles) needs ") and str(none).endswith(" cycles, has 1")
+    assert str(none).startswith("chain: the fastest run that was found (solver.initiation_interval) needs ") and str(none).endswith(" cycles, has 1")
 
 
 def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
@@ -243,7 +243,7 @@ def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:
     assert [r.tile for r in segments.ranges_of(g, granules=segments.EVERY) if r.ranks[:1] == ("n",)] == [2, 1]
     found = pipelined(MULTI, chain, "energy")
     assert isinstance(found, Solution) and found.schedule and found.segments[0].on_chip == (("T1", "GBUF"),)
-    assert not walked(replace(MULTI, fanouts=tuple(replace(f, hop_pj=0.0, lane_pj=0.0) for f in MULTI.fanouts)), chain, found.schedule)
+    assert not walked(replace(MULTI, fanouts=tuple(replace(f, hop_pj=0.0, endpoint_pj=0.0) for f in MULTI.fanouts)), chain, found.schedule)
 
 
 def test_equal_segments_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_lanes_that_leak_are_billed_once() -> None:
     assert least(CHAIN.einsums[0], leaky) == least(CHAIN.einsums[0], MULTI)
     for arch in (leaky, machine.arch(machine.load("gogeta_clusters"))):
         for found in (pipelined(arch, CHAIN, "energy"), published(arch, CHAIN, "kapla", "energy")):
-            assert isinstance(found, Solution) and found.gap_in_space < 2.5
+            assert isinstance(found, Solution) and found.optimality_gap < 2.5
 
 
 def test_weights_stay_in_buffers_that_may_be_passed_by() -> None:
@@ -325,17 +325,17 @@ def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
 
 
 @pytest.mark.parametrize(("sets", "says"), [
-    ({"solver.reuse": "pipelines"}, "needs nodes in rows and columns between main memory and a buffer in each"),
-    ({"solver.reuse": "kapla"}, "solver.reuse = kapla needs nodes in rows and columns between main memory and a buffer in each"),
-    ({"solver.reuse": "kapla", "solver.mapper": "annealing"}, "needs the mapper optimal"),
-    ({"solver.reuse": "kapla-random", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),
-    ({"solver.reuse": "kapla", "solver.steady_cycles": 6000.0}, "is a choice of solver.reuse: pipelines; take that, or leave it out"),
-    ({"solver.weights": "pinned"}, "is a choice of solver.reuse: pipelines; take that, or leave it out"),
-    ({"solver.reuse": "pipelines", "solver.mapper": "annealing"}, "needs the mapper optimal"),
-    ({"solver.reuse": "pipelines", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),
-    ({"solver.reuse": "pipelines", "solver.tiles": "perfect"}, "solver.tiles = \"perfect\" counts for nests of all of a machine"),
-    ({"solver.reuse": "kapla", "solver.dataflow": "weight_stationary"}, "not for solver.reuse = \"kapla\"; leave it out"),
-    ({"solver.reuse": "pipelines", "solver.near": 0.0}, "solver.near = 0.0 counts for nests of all of a machine"),
+    ({"solver.schedule": "pipelined"}, "needs nodes in rows and columns between main memory and a buffer in each"),
+    ({"solver.schedule": "kapla"}, "solver.schedule = kapla needs nodes in rows and columns between main memory and a buffer in each"),
+    ({"solver.schedule": "kapla", "solver.mapper": "annealing"}, "needs the mapper optimal"),
+    ({"solver.schedule": "kapla-random", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),
+    ({"solver.schedule": "kapla", "solver.initiation_interval": 6000.0}, "is a choice of solver.schedule: pipelined; take that, or leave it out"),
+    ({"solver.weights": "pinned"}, "is a choice of solver.schedule: pipelined; take that, or leave it out"),
+    ({"solver.schedule": "pipelined", "solver.mapper": "annealing"}, "needs the mapper optimal"),
+    ({"solver.schedule": "pipelined", "solver.spatial_layer_pipe": False, "solver.temporal_layer_pipe": True}, "needs stages side by side"),
+    ({"solver.schedule": "pipelined", "solver.factors": "perfect"}, "solver.factors = \"perfect\" counts for nests of all of a machine"),
+    ({"solver.schedule": "kapla", "solver.dataflow": "weight_stationary"}, "not for solver.schedule = \"kapla\"; leave it out"),
+    ({"solver.schedule": "pipelined", "solver.gap": 0.0}, "solver.gap = 0.0 counts for nests of all of a machine"),
 ])
 def test_contradicting_choices_are_one_line(sets: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says) as fault:
@@ -344,7 +344,7 @@ def test_contradicting_choices_are_one_line(sets: dict[str, object], says: str) 
 
 
 def test_the_command_prints_segments_and_their_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["map", "gemm:m=16,n=32,k=8", "kapla_multi_4x4", "--set", "solver.reuse=pipelines", "--format", "schedule"]) == 0
+    assert cli.main(["map", "gemm:m=16,n=32,k=8", "kapla_multi_4x4", "--set", "solver.schedule=pipelined", "--format", "schedule"]) == 0
     assert capsys.readouterr().out.startswith("segment")
 
 
@@ -385,7 +385,7 @@ def test_more_chains_are_no_worse_and_all_of_them_are_all_segments() -> None:
 
 def test_an_answer_is_kept_with_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    picks = solve.Picks(reuse="kapla")
-    first = solve.kept(MULTI, NETWORK, picks)
+    options = solve.SolverOptions(schedule="kapla")
+    first = solve.kept(MULTI, NETWORK, options)
     monkeypatch.setattr(solve, "with_reuse", lambda *_: pytest.fail("asked again"))
-    assert first == solve.kept(MULTI, NETWORK, picks) and isinstance(first, list) and first[0].pruned
+    assert first == solve.kept(MULTI, NETWORK, options) and isinstance(first, list) and first[0].pruned

@@ -118,7 +118,7 @@ def test_no_einsum_stands_above_its_roofline() -> None:
 
 def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> None:
     found = dse.map("gemm:m=32,n=24,k=40", "edge_array", **{"gbuf.capacity": "1 KiB", "regf.capacity": "64 B", "array.x": 2, "array.y": 2})
-    slope = figures.ski_slope(found.arch, found.workload, found.picks, found.found)
+    slope = figures.ski_slope(found.arch, found.workload, found.options, found.found)
     moved = [bytes_ for _, bytes_ in slope.points if bytes_ is not None]
     assert moved == sorted(moved, reverse=True) and moved[-1] == slope.least == (32 * 24 + 24 * 40 + 32 * 40)
     assert slope.own and slope.own[1] >= min(b for c, b in slope.points if b is not None and c <= 2 * slope.own[0])

@@ -37,7 +37,7 @@ def test_pinned_weights_are_below_no_bound(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text('extents: {m: 4, k: 64, n: 64, q: 64}\nweights: [W, V]\n'
                                        'einsums: ["T[m,n] += X[m,k] * W[k,n]", "Y[m,q] += T[m,n] * V[n,q]"]\n')
     text = ("name: pinned\nworkloads: [{file: two.yaml}]\nmachine: kapla_multi_4x4\nspace: {dram.read_pj: [200.0, 199.0, 198.0]}\n"
-            "objectives: [energy_pj, latency_ns]\nsearch: {method: exhaustive, generation: 1, prune: true}\nsolver: {reuse: pipelines, weights: pinned}\n")
+            "objectives: [energy_pj, latency_ns]\nsearch: {method: exhaustive, generation: 1, prune: true}\nsolver: {schedule: pipelined, weights: pinned}\n")
     (tmp_path / "study.yaml").write_text(text)
     driver.run(studies.load(tmp_path / "study.yaml"), tmp_path / "run", workers=0)
     costs = {row["machine"]: row for row in table(tmp_path / "run", "points")}
@@ -75,7 +75,7 @@ def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     study = drawn(tmp_path, 4, True)
     driver.run(study, tmp_path / "whole", workers=0)
     for points in (5, 21, 22, 60, None):
-        cut = studies.load(tmp_path / "4_True.yaml", [f"stop.points={points}"] if points else [])
+        cut = studies.load(tmp_path / "4_True.yaml", [f"stop.machines={points}"] if points else [])
         driver.run(cut, tmp_path / "parts", workers=0)
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 

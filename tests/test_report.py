@@ -144,7 +144,7 @@ def test_reasons_are_counted(tmp_path: Path) -> None:
 
 def test_a_run_without_a_feasible_point_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text(STUDY + 'constraints: ["latency_ns <= 1"]\n')
-    dse.sweep(tmp_path / "none.yaml", tmp_path / "run", workers=0, **{"stop.points": 4}).report(tmp_path / "x.html")
+    dse.sweep(tmp_path / "none.yaml", tmp_path / "run", workers=0, **{"stop.machines": 4}).report(tmp_path / "x.html")
     parts = Parts((tmp_path / "x.html").read_text())
     assert columns(parts)["front"].sum() == 0 and json.loads(parts.scripts["data-facts"])["missed"][0]["points"] == 4
 

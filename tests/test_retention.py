@@ -185,7 +185,7 @@ def test_other_columns_are_other_words(tmp_path: Path) -> None:
     path.write_text('extents: {b: 8, k: 6}\neinsums: ["Y[b] += X[b,0,k] * V[k]", "Z[b,k] = goo(X[b,1,k], Y[b])"]\n')
     said = api.residency(str(path), "a2", **{"glb.capacity": "512 B"}).document()["Optimal"]
     assert said == "not proven: X is read in parts, which the list takes for the same words"
-    found = api.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.reuse": "optimal"}).found
+    found = api.map(str(path), "a2", **{"glb.capacity": "512 B", "solver.schedule": "residency"}).found
     assert isinstance(found, Solution) and found.memory and found.memory.moved_words >= 150
 
 
@@ -193,5 +193,5 @@ def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
     """Two einsums read X from outside, so that GOGETA's schedule is priced beside and the claim made once more."""
     path = tmp_path / "twice.yaml"
     path.write_text('extents: {b: 8, k: 6, n: 4}\neinsums: ["Y[b,n] += X[b,k] * V[k,n]", "Z[b,k] += Y[b,n] * X[b,k]"]\n')
-    found = api.map(str(path), "a2", **{"solver.reuse": "tiles"}).found
+    found = api.map(str(path), "a2", **{"solver.schedule": "fused"}).found
     assert isinstance(found, Solution) and found.certificate.count("searched: ") <= 2 and found.certificate.count("any schedule") <= 1

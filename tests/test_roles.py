@@ -59,7 +59,7 @@ def another(value: Any, name: str) -> Any:
     """A value that such a field may have instead."""
     known: dict[str, tuple[Any, Any]] = {
         "holds": (ROLES, ROLES[:2]), "access": (None, Access(64)), "place": ((), ((0, 4), (0, 6))), "ports": ("shared", "separate"),
-        "ramp": ("ws", "os"), "rim": ("corners", "edge"), "source": ("next_level", "same_level"), "overlap": ("buffered", "free"),
+        "ramp": ("ws", "os"), "injected_at": ("corners", "edge"), "source": ("next_level", "same_level"), "overlap": ("buffered", "free"),
         "tiling": (Tiling(), Tiling(align=4)), "dims": ((("Y", 2), ("X", 3)), (("Y", 2), ("X", 4))),
         "multicast": ((True, True), (True, False)), "reduce": ((True, True), (True, False))}
     if name in known:

@@ -47,7 +47,7 @@ def test_budgets_are_kept_and_the_floor_holds(proposer: Proposer, objective: str
     found = sampled(one, Random(3), proposer, 60, 40)
     assert not isinstance(found, Infeasible) and len(found[1]) <= 100 and found[1][-1] == min(found[1])
     value, exact = (figure(objective, c.energy_pj, c.latency_cycles) for c in (found[0], best))
-    assert value >= exact / (1 + best.gap_in_space) * (1 - 1e-9)
+    assert value >= exact / (1 + best.optimality_gap) * (1 - 1e-9)
 
 
 def test_an_actor_learns_what_pays() -> None:

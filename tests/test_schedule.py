@@ -110,7 +110,7 @@ def test_a_single_einsum_costs_what_it_costs_alone(seed: int) -> None:
     found = evaluate(arch, one, in_turn(one, {"one": mapping}))
     assert isinstance(alone, EinsumCost) and isinstance(found, Solution)
     assert found.einsums == (alone,)
-    assert (found.energy_pj, found.latency_cycles, found.steady_cycles) == (alone.energy_pj, alone.latency_cycles, alone.price.steady_cycles)
+    assert (found.energy_pj, found.latency_cycles, found.initiation_interval_cycles) == (alone.energy_pj, alone.latency_cycles, alone.price.initiation_interval_cycles)
     head = next((i for i, node in enumerate(mapping.nodes) if i > seed % 5), 0)
     split = Schedule((Segment((Branch("one", replace(mapping, nodes=mapping.nodes[head:])),), mapping.nodes[:head]),))
     forked = evaluate(arch, one, split)
@@ -137,7 +137,7 @@ def test_a_schedule_is_printed_with_its_segments() -> None:
     text, said = mapped.text(), values.document(NODES, FC, found)
     assert "a | b" in text and "T1 at BUF" in text and PIPE in text
     assert "energy_steady_pj" not in text  # nothing leaks
-    assert said["schedule"] == PIPE and said["segments"][0]["granules"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "share": "all"}]
+    assert said["schedule"] == PIPE and said["segments"][0]["granules"] == 4 and said["on_chip"] == [{"tensor": "T1", "level": "BUF", "sharing_gap": "all"}]
     assert sum(row[1] + row[2] for row in values.energy(NODES, found).rows) == pytest.approx(found.energy_pj)
 
 
@@ -158,7 +158,7 @@ def test_a_pipeline_is_billed_by_hand() -> None:
     assert counts["b", "BUF", "T1", "write"] == 48 and counts["b", "BUF", "T1", "read"] == 48 + 96
     assert found.segments[0].on_chip == (("T1", "BUF"),) and dict(found.segments[0].peak_bits)["BUF"] == 8 * max(2 * 6 + 12 + 8, 12 + 12 + 4)
     stages = found.segments[0].stage_cycles
-    assert found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0) and found.steady_cycles == 4 * max(stages) and "pinned" in found.certificate
+    assert found.latency_cycles == max(sum(stages) + 3 * max(stages), 12.0) and found.initiation_interval_cycles == 4 * max(stages) and "pinned" in found.certificate
 
 
 def test_the_lane_that_holds_most_is_asked_most() -> None:
@@ -203,8 +203,8 @@ def test_a_pinned_pipeline_of_an_mlp_on_kapla_multi() -> None:
     word = arch.levels[0].read_pj
     assert pj["DRAM"] == pytest.approx(64 * (784 + 10) * word) and pj["MAC"] == pytest.approx(mlp.macs() * 0.9984)
     assert found.energy_pj == pytest.approx(sum(pj.values()) + arch.leak_mw() * found.latency_cycles)
-    assert found.energy_steady_pj == pytest.approx(sum(pj.values()) + arch.leak_mw() * found.steady_cycles)
-    assert found.energy_pj < 0.5 * 1.1016e9 and found.steady_cycles < 0.25 * 62_548  # tests/data/kapla_reference.json: weights streamed
+    assert found.energy_steady_pj == pytest.approx(sum(pj.values()) + arch.leak_mw() * found.initiation_interval_cycles)
+    assert found.energy_pj < 0.5 * 1.1016e9 and found.initiation_interval_cycles < 0.25 * 62_548  # tests/data/kapla_reference.json: weights streamed
 
 
 @pytest.mark.parametrize(("density", "near", "read", "fault"), [

@@ -66,7 +66,7 @@ def run(home: Path) -> api.Run:
 def whole(arch: Arch, *_: object) -> list[Solution]:
     """A solver that knows one answer: a and b fused, c and d as they are alone."""
     net = dse.frontend.api.catalog.load(str(Path(STUDIED[0]) / "net.yaml"))
-    found, _ = dse.frontend.api.stack.around(arch, net, dse.frontend.api.Picks(), parse_schedule(FUSED))
+    found, _ = dse.frontend.api.stack.around(arch, net, dse.frontend.api.SolverOptions(), parse_schedule(FUSED))
     assert isinstance(found, Solution)
     return [found]
 
@@ -109,7 +109,7 @@ def test_other_schedules_are_stored_and_priced_again(fused: api.Run, run: api.Ru
 
 def test_show_prices_a_given_schedule_beside_what_was_found(run: api.Run, home: Path) -> None:
     tried = run.show(1, home / "fused.txt")
-    assert tried.tried is not None and [row[0] for row in tried.compared()] == ["energy_pj", "latency_ns", "steady_cycles", "edp_pj_ns"]
+    assert tried.tried is not None and [row[0] for row in tried.compared()] == ["energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns"]
     assert "the schedule found, the one given" in repr(tried) and tried.tried.totals["energy_pj"] != tried.solved[0].totals["energy_pj"]
     with pytest.raises(ValueError, match=r"broken.txt: segment 1: T1 goes from a to b"):
         run.show(1, home / "broken.txt")
@@ -166,7 +166,7 @@ def test_traffic_has_the_energy_of_networks(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("machine", "solver"), [
-    ("kapla_multi_4x4", "{reuse: pipelines, weights: pinned}"), ("kapla_multi_4x4", "{reuse: pipelines}"), ("edge_array", "{reuse: tiles, tiles: perfect}"),
+    ("kapla_multi_4x4", "{schedule: pipelined, weights: pinned}"), ("kapla_multi_4x4", "{schedule: pipelined}"), ("edge_array", "{schedule: fused, factors: perfect}"),
     ("smv", "{tiling: smaug}"), ("tpu_edge", "{mapper: cost_descending}")])
 def test_traffic_adds_up_to_the_energy(tmp_path: Path, machine: str, solver: str) -> None:
     """With its leakage, billed over a pipeline where there is one."""

@@ -79,7 +79,7 @@ def test_what_leaks_does_so_for_the_latency_whatever_the_schedule(seed: int, par
     if isinstance(found, Solution) and isinstance(still, Solution):  # where runs follow back to back more must fit
         rest = leaky.leak_mw() - tight.leak_mw()
         assert isclose(found.energy_pj, still.energy_pj + rest * found.latency_cycles / 0.5)
-        assert isclose(found.energy_steady_pj, still.energy_steady_pj + rest * found.steady_cycles / 0.5)
+        assert isclose(found.energy_steady_pj, still.energy_steady_pj + rest * found.initiation_interval_cycles / 0.5)
         assert found.energy_steady_pj <= found.energy_pj and "leakage over" not in found.certificate
 
 

@@ -130,15 +130,15 @@ def test_where_the_energy_goes(home: Path) -> None:
 
 def test_components_that_bind_alike_are_both_named() -> None:
     single = {"overlap": "free", "gbuf.double_buffer": False, "regf.double_buffer": False}
-    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.tiles": "perfect"}).found
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **single, **{"solver.factors": "perfect"}).found
     [cost] = found.einsums  # type: ignore[union-attr]
     busy = dict(cost.price.busy_cycles)
     assert busy["GBUF"] == busy["MAC"] == cost.latency_cycles and set(explain.binding(cost)) == {"GBUF", "MAC"}
     table = explain.network(machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48"), found, False)[1]  # type: ignore[arg-type]
-    assert set(table.rows[0][table.header.index("bound_by")].split(", ")) == {"GBUF", "MAC"}
+    assert set(table.rows[0][table.header.index("bottleneck")].split(", ")) == {"GBUF", "MAC"}
 
 
-@pytest.mark.parametrize(("asked", "hint"), [({"solver.tiles": "ragged"}, "solver.near=0"), ({"solver.mapper": "cost_descending"}, "solver.mapper=optimal")])
+@pytest.mark.parametrize(("asked", "hint"), [({"solver.factors": "imperfect"}, "solver.gap=0"), ({"solver.mapper": "cost_descending"}, "solver.mapper=optimal")])
 def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str) -> None:
     """What is not proven is told how it may be, and following the hint proves it."""
     found = api.map("gemm:m=127,n=31,k=47", "edge_array", **asked)
@@ -151,7 +151,7 @@ def test_a_hint_asks_for_what_was_not_asked_for(asked: dict[str, str], hint: str
 def test_what_is_not_proven_to_the_end_is_not_called_proven() -> None:
     found = api.map("gemm:m=64,n=32,k=48", "edge_array")
     assert "proven in its space" in explain.helps(found.arch, found.workload, found.found)  # type: ignore[arg-type]
-    near = replace(found.found, gap_in_space=9.15e-4)  # type: ignore[type-var]
+    near = replace(found.found, optimality_gap=9.15e-4)  # type: ignore[type-var]
     assert "at most 0.0915 % above the optimum of its space" in (said := explain.helps(found.arch, found.workload, near)) and "proven" not in said  # type: ignore[arg-type]
 
 
@@ -166,7 +166,7 @@ def test_einsums_that_make_most_of_the_cost_come_first() -> None:
 
 
 def test_traffic_names_the_width_of_an_action() -> None:
-    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.tiles": "perfect", "overlap": "free"})
+    found = api.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.factors": "perfect", "overlap": "free"})
     _, [traffic, *_] = explain.einsum(found.arch, found.workload.einsums[0], found.found.einsums[0])  # type: ignore[union-attr]
     width = {level.name: level.width_bits for level in found.arch.levels}
     at = traffic.header.index("width_bits")

@@ -35,14 +35,14 @@ def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
     gemm = Problem(machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48").einsums[0], "energy")
     (best,), stopped = optimal(gemm), search(gemm, "perfect", budget=3)  # type: ignore[misc]
     assert stopped.visited > 3 and 0 < stopped.floor <= best.energy_pj
-    assert taken(gemm.einsum, "ragged_lanes") and not taken(gemm.einsum, "ragged")
+    assert taken(gemm.einsum, "imperfect_spatial") and not taken(gemm.einsum, "imperfect")
 
 
 def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
     """10 over 2 x 2 lanes: 3, 2, 3, 2, whatever tile a loop cuts them into."""
     edge = machine.arch(machine.load("edge_array"))
     lanes, groups = wired(edge.fanouts)
-    own = options(10, lanes, len(lanes), 1, len(groups), "ragged_lanes")
+    own = options(10, lanes, len(lanes), 1, len(groups), "imperfect_spatial")
     for o, (border,) in enumerate(own.borders):
         for tile in range(*own.span[o, 1]):
             cuts = ((border.u, False), *((t, False) for _, t in border.cuts), (int(own.size[tile]), False)) if border.u else ((int(own.size[tile]), False),)

@@ -41,7 +41,7 @@ from dse.solve.kapla import published
 from dse.solve.schedules import fused, segments
 from dse.solve.schedules.nests import Nests
 from dse.solve.schedules.stages import Nodes
-from dse.solve.solve import REUSE, Picks, solve
+from dse.solve.solve import REUSE, SolverOptions, solve
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from hw.machine import load as machine_file
@@ -156,20 +156,20 @@ PIPES = Space((Mappings("perfect", node_order="arrays"),), "given", levels=("GBU
               beside=("KAPLA's schedules", "unfused mappings of small einsums"))
 
 
-def answered(arch: Arch, workload: Workload, **picks: Any) -> Solution:
-    found = solve(arch, workload, Picks(**picks))
+def answered(arch: Arch, workload: Workload, **options: Any) -> Solution:
+    found = solve(arch, workload, SolverOptions(**options))
     assert not isinstance(found, Infeasible)
     return found[0]
 
 
-@pytest.mark.parametrize(("tiles", "factors"), [("perfect", "perfect"), ("ragged_lanes", "imperfect_spatial")])
+@pytest.mark.parametrize(("tiles", "factors"), [("perfect", "perfect"), ("imperfect_spatial", "imperfect_spatial")])
 def test_the_mapper_says_which_factors_and_dataflows_it_searched(tiles: Any, factors: Any) -> None:
     e = two().einsums[0]
     own = optimal(Problem(ARRAY, e, "energy"), tiles)
     assert isinstance(own, list) and own[0].space == Mappings(factors, node_order="arrays")
-    found = answered(ARRAY, two(), tiles=tiles, dataflow="weight_stationary")
+    found = answered(ARRAY, two(), factors=tiles, dataflow="weight_stationary")
     assert found.space == Space((Mappings(factors, "weight_stationary", "arrays"),)) and covers(found.space, in_text(found, two()), two(), ARRAY) is None
-    assert mappings_of(tiles, small()) == Mappings(factors) and mappings_of("ragged", ARRAY) == Mappings("imperfect", node_order="arrays")
+    assert mappings_of(tiles, small()) == Mappings(factors) and mappings_of("imperfect", ARRAY) == Mappings("imperfect", node_order="arrays")
 
 
 def in_text(found: Solution, workload: Workload) -> Schedule:
@@ -179,27 +179,27 @@ def in_text(found: Solution, workload: Workload) -> Schedule:
 @pytest.mark.parametrize("name", ["optimal", "cost_descending"])
 def test_heuristics_claim_nothing_but_the_bound(name: str) -> None:
     """Of layers one by one the bound is that of layers one by one."""
-    found = answered(ARRAY, two(), mapper=name, tiles="perfect")
+    found = answered(ARRAY, two(), mapper=name, factors="perfect")
     assert (found.space is None) == (name != "optimal")
     assert "above the unfused lower bound" in found.certificate and (name == "optimal" or f"not proven optimal (mapper {name})" in found.certificate)
-    alone = answered(ARRAY, replace(two(), einsums=two().einsums[:1]), mapper=name, tiles="perfect")
+    alone = answered(ARRAY, replace(two(), einsums=two().einsums[:1]), mapper=name, factors="perfect")
     assert "above any mapping" in alone.certificate and (alone.space is None or alone.space.alone)
 
 
 def test_each_solver_of_schedules_says_what_it_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As written down here: a claim that grows by one feature is seen."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    found = {"none": answered(ARRAY, two()), "tiles": answered(ARRAY, two(), reuse="tiles")}
+    found = {"none": answered(ARRAY, two()), "tiles": answered(ARRAY, two(), schedule="fused")}
     assert found["none"].space == UNFUSED and found["tiles"].space == TILES
     for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"):
-        found[name] = answered(ARRAY, two(), reuse=name)
+        found[name] = answered(ARRAY, two(), schedule=name)
         own = found[name].space
         assert own and (own.order, own.parts, bool(own.retained)) == ("some" if name == "optimal" else "given", name != "seq-flex", name != "seq-flex")
         assert not (own.hold or own.ahead or own.shared_reads or own.windows or own.depths) and own.pipelined == 1 and own.shared_loops <= 1
     net, nodes = workload_of("tiny.yaml"), arch_of("m22s.yaml")
     kapla = replace(PIPES, pipelined=5, tiles=(), mappings=(Mappings("perfect"),), beside=())
     for name, space in (("kapla", kapla), ("pipelines", PIPES)):
-        found[name] = answered(nodes, net, reuse=name)
+        found[name] = answered(nodes, net, schedule=name)
         assert found[name].space == space
     assert set(found) | {name for name in published.METHODS if name != "kapla"} == set(REUSE)
     for name, one in found.items():
@@ -379,10 +379,10 @@ def test_weights_once_per_run_are_left_out_by_name(net: str, nodes: str, at_most
 
 
 def test_a_shared_loop_over_a_summed_rank_is_left_out_by_name() -> None:
-    picks, workload = Picks(reuse="tiles"), workload_of("graphsage")
+    options, workload = SolverOptions(schedule="fused"), workload_of("graphsage")
     arch = machine.arch(override(machine_file("edge_array"), {"gbuf.capacity": "1 MiB"}))
     priced = evaluate(arch, workload, given := parse_schedule((REPORTED / "graphsage_shared_reads.sch").read_text()))
-    space = fused.space(fused.graph(arch, workload, "energy", Nests(arch, "energy", picks.tiles, lambda _: FREE, picks.near)))
+    space = fused.space(fused.graph(arch, workload, "energy", Nests(arch, "energy", options.factors, lambda _: FREE, options.gap)))
     assert isinstance(priced, Solution) and priced.energy_pj < 623e6
     names = list(excluded(space, given, workload, arch))
     assert names[0] == "shared loops over summed ranks" and "shared reads" in names
@@ -391,6 +391,6 @@ def test_a_shared_loop_over_a_summed_rank_is_left_out_by_name() -> None:
 
 def test_an_answer_on_nodes_says_what_it_did_not_search() -> None:
     """On a terminal, in JSON and in the certificate alike."""
-    found = dse.map(str(REPORTED / "tiny.yaml"), str(REPORTED / "m22s.yaml"), **{"solver.reuse": "pipelines"})
+    found = dse.map(str(REPORTED / "tiny.yaml"), str(REPORTED / "m22s.yaml"), **{"solver.schedule": "pipelined"})
     assert "weights once (hold)" in found.totals["space"]["not_searched"] and "weights once (hold)" in found.text()
     assert isinstance(found.found, Solution) and "weights once (hold)" in found.found.certificate and "hold" not in found.totals["certificate"]

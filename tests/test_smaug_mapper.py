@@ -166,7 +166,7 @@ def test_machines_that_smaug_cannot_use() -> None:
     strict = replace(whole, levels=(whole.levels[0], replace(whole.levels[1], name="L2", bypass=False, capacity_bits=8192), *whole.levels[1:]),
                      fanouts=(replace(whole.fanouts[0], outside=5),))
     mixed = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 8}, bits={"A": 8})
-    nowhere = replace(whole, levels=(*whole.levels[:3], replace(whole.levels[3], holds=("weight",)), *whole.levels[4:]))
+    nowhere = replace(whole, levels=(*whole.levels[:3], replace(whole.levels[3], may_keep=("weight",)), *whole.levels[4:]))
     for where, what, why in ((bare, e, "level between DRAM"), (nowhere, e, "level between DRAM"), (strict, e, "past level L2"),
                              (whole, mixed, "several sizes")):
         assert why in str(plan(what, where))
@@ -175,13 +175,13 @@ def test_machines_that_smaug_cannot_use() -> None:
 def test_scratchpads_are_found_by_what_they_hold() -> None:
     whole = machine.arch(machine.load("smv"))
     inputs, weights, outputs = whole.levels[1:4]
-    both = replace(inputs, holds=("input", "output"))
+    both = replace(inputs, may_keep=("input", "output"))
     shared = replace(whole, levels=(whole.levels[0], both, weights, whole.levels[4]), fanouts=(replace(whole.fanouts[0], outside=3),))
     u = unit(shared, 16)
     assert u is not None and u.names == ("ISPAD", "WSPAD", "ISPAD") and u.tile_bytes == inputs.capacity_bits // 16
     swapped = replace(whole, levels=(whole.levels[0], outputs, inputs, weights, whole.levels[4]))
     assert unit(swapped, 16) == unit(whole, 16) and plan(catalog.load("gemm:m=8,n=64,k=64").einsums[0], swapped).outside == ""
-    caches = replace(whole, levels=(whole.levels[0], *(replace(level, holds=whole.levels[0].holds, capacity_bits=n * 2**18)
+    caches = replace(whole, levels=(whole.levels[0], *(replace(level, may_keep=whole.levels[0].may_keep, capacity_bits=n * 2**18)
                                                        for n, level in zip((4, 2, 1), whole.levels[1:4], strict=True)), whole.levels[4]))
     assert unit(caches, 16).names == ("ISPAD",) * 3
 
@@ -227,7 +227,7 @@ def test_a_nest_is_never_below_the_optimum_of_the_ragged_space(source: str) -> N
     e = catalog.load(source).einsums[0]
     for spad, objective in ((16, "energy"), (16, "latency"), (20, "energy")):
         problem = Problem(tiny(spad), e, objective)
-        (found,), (best,) = mapper.smaug(problem, random.Random(0)), enumerated(problem, "ragged")
+        (found,), (best,) = mapper.smaug(problem, random.Random(0)), enumerated(problem, "imperfect")
         assert found.mapping.nodes and faults(found.mapping, e, problem.arch) == []
         low, high = ((one.energy_pj if objective == "energy" else one.latency_cycles) for one in (best, found))
         assert high / low >= 1 - 1e-9

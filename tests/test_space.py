@@ -18,7 +18,7 @@ FIELDS: dict[str, list[Value]] = {
     "array.x": [4, 8, 12, 16, 64], "array.y": [1, 3, 8], "gbuf.capacity": ["16 KiB", "100 KiB", "4 MiB"], "regf.capacity": ["64 B", "300 B", "2 KiB"],
     "dram.kind": ["lpddr4", "lpddr5", "hbm2"], "clock_mhz": [200, 400.5], "cell": ["lop", "hp"], "gbuf.double_buffer": [True, False],
     "dram.bandwidth": ["800 MB/s", "12.8 GB/s"], "mac.kind": ["int8", "fp16"], "node_nm": [22, 28, 45],
-    "array.ramp": ["os", "ws", "is"], "mac.vector_lanes": [0, 8, 64], "regf.double_buffer": [False, True], "overlap": ["buffered", "free"]}
+    "array.systolic": ["os", "ws", "is"], "mac.vector_lanes": [0, 8, 64], "regf.double_buffer": [False, True], "overlap": ["buffered", "free"]}
 SWEEP = {"gbuf.capacity": {"from": "16 KiB", "to": "4 MiB", "step": "x2"}, "regf.capacity": {"from": "64 B", "to": "2 KiB", "step": "x2"},
          "array.x": [4, 8, 16, 32, 64], "array.y": [4, 8, 16, 32, 64], "dram.kind": ["ddr4", "lpddr4", "lpddr5", "gddr6", "hbm2"]}
 
@@ -57,8 +57,8 @@ def test_constants_of_the_tiling_block_are_fields_and_lists_are_not() -> None:
     found = [space.decode(s, i) for i in range(2)]
     assert [(arch.tiling.align, arch.tiling.pes) for arch in found if isinstance(arch, Arch)] == [(0, 4), (16, 4)]
     assert space.statics(s, 1, found[1])["tiling.align"] == 16
-    assert space.override(EDGE, {"gbuf.holds": ["output"]}).nodes[1].holds == ("output",)
-    for key, value in (("gbuf.holds", [["input"], ["output"]]), ("array.multicast", [["x"], ["y"]])):
+    assert space.override(EDGE, {"gbuf.may_keep": ["output"]}).nodes[1].may_keep == ("output",)
+    for key, value in (("gbuf.may_keep", [["input"], ["output"]]), ("array.multicast", [["x"], ["y"]])):
         with pytest.raises(SpaceError, match="holds a list, no value of a column; set it in the machine file"):
             space.parse(EDGE, {key: value})
     with pytest.raises(SpaceError, match=r"tiling.minimum is no field of machine edge_array"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dse.sim.counts.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, span_sum, tile_spans
 from tests.amount import amount
 
-PICKS = (ALL, ALL, ALL, FIRST, LAST, ONLY, LANES, LANES, LANE + 1, LANE + 2)
+OPTIONS = (ALL, ALL, ALL, FIRST, LAST, ONLY, LANES, LANES, LANE + 1, LANE + 2)
 INSIDE = (BELOW + FIRST, BELOW + LAST, BELOW + ONLY)  # of loops below the tile, which stand last
 Cuts = list[tuple[int, int]]
 
@@ -37,8 +37,8 @@ def listed(extent: int, cuts: Cuts) -> list[tuple[int, int]]:
 
 
 def drawn(rng: Random) -> tuple[int, Cuts]:
-    picks = [PICKS] * rng.randint(0, 4) + [INSIDE] * rng.choice([0, 0, 1, 2])
-    return rng.randint(1, 40), [(rng.randint(1, 14), rng.choice(own)) for own in picks]
+    options = [OPTIONS] * rng.randint(0, 4) + [INSIDE] * rng.choice([0, 0, 1, 2])
+    return rng.randint(1, 40), [(rng.randint(1, 14), rng.choice(own)) for own in options]
 
 
 def rows(cuts: Cuts) -> np.ndarray:

@@ -16,7 +16,7 @@ from dse.mapping.nest import Infeasible, faults
 from dse.mapping.searched import Mappings, Space, said
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.solve import solve as stack
-from dse.solve.solve import Picks, again, solve
+from dse.solve.solve import SolverOptions, again, solve
 from dse.study import study as studies
 from hw import machine
 from workloads import catalog
@@ -24,7 +24,7 @@ from workloads.graph import unique
 
 SMV = machine.arch(machine.load("smv"))
 NET = catalog.load("light_squeezenet")  # nests, and schedules that are none
-SMAUG = Picks(tiling="smaug")
+SMAUG = SolverOptions(tiling="smaug")
 WHY = "outside the nest space: the first tile has more rows than the next"
 UNNESTED, NESTED = "conv:k=64,c=64,p=56,q=56,r=3,s=3,pad=1", "conv:k=64,c=64,p=28,q=28,r=3,s=3,stride=2"
 STUDY = f"""\
@@ -77,9 +77,9 @@ def test_a_stored_schedule_is_priced_again(solved: Solution) -> None:
     stored = {cost.name: str(cost.mapping) for cost in solved.einsums}
     assert again(SMV, NET, SMAUG, stored) == solved
     small = catalog.load("gemm:m=16,n=8,k=8")
-    found = solve(machine.arch(machine.load("a3")), small, Picks())
+    found = solve(machine.arch(machine.load("a3")), small, SolverOptions())
     assert isinstance(found, list)
-    priced = again(machine.arch(machine.load("a3")), small, Picks(), {cost.name: str(cost.mapping) for cost in found[0].einsums})
+    priced = again(machine.arch(machine.load("a3")), small, SolverOptions(), {cost.name: str(cost.mapping) for cost in found[0].einsums})
     assert isinstance(priced, Solution) and priced.einsums == found[0].einsums
 
 
@@ -92,33 +92,33 @@ def test_each_einsum_of_a_machine_has_its_own_certificate_in_the_tiles_of_the_pi
     (tmp_path / "net.yaml").write_text(net)
     edge, cost = machine.arch(machine.load("edge_array")), {}
     loaded = catalog.load(str(tmp_path / "net.yaml") if net else "gemm:m=127,n=31,k=47")
-    for tiles, space in (("perfect", "perfect"), ("ragged_lanes", "imperfect_spatial")):
-        found = solve(edge, loaded, Picks(objective="edp", tiles=tiles))  # type: ignore[arg-type]
+    for tiles, space in (("perfect", "perfect"), ("imperfect_spatial", "imperfect_spatial")):
+        found = solve(edge, loaded, SolverOptions(objective="edp", factors=tiles))  # type: ignore[arg-type]
         assert isinstance(found, list) and all(one.space == Mappings(space, node_order="arrays") for one in found[0].einsums)
-        assert said(Space((Mappings(space, node_order="arrays"),), alone=True)) in found[0].certificate and found[0].gap_in_space < 0.05
+        assert said(Space((Mappings(space, node_order="arrays"),), alone=True)) in found[0].certificate and found[0].optimality_gap < 0.05
         cost[tiles] = found[0].energy_pj * found[0].latency_cycles
-    assert cost["ragged_lanes"] < cost["perfect"]
+    assert cost["imperfect_spatial"] < cost["perfect"]
 
 
 def test_what_the_search_does_not_take_has_a_gap_for_a_proof(tmp_path: Path) -> None:
     (tmp_path / "net.yaml").write_text(THREE)
-    found = solve(machine.arch(machine.load("edge_array")), catalog.load(str(tmp_path / "net.yaml")), Picks())
-    assert isinstance(found, list) and found[0].einsums[0].proven is None and 0 < found[0].gap_in_space == found[0].gap_to_bound
+    found = solve(machine.arch(machine.load("edge_array")), catalog.load(str(tmp_path / "net.yaml")), SolverOptions())
+    assert isinstance(found, list) and found[0].einsums[0].proven is None and 0 < found[0].optimality_gap == found[0].gap_to_bound
 
 
 def test_what_was_mapped_once_is_evaluated_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     edge, net = machine.arch(machine.load("edge_array")), catalog.load("light_squeezenet")
-    first, tiled = stack.kept(edge, net, Picks()), stack.kept(SMV, net, SMAUG)
+    first, tiled = stack.kept(edge, net, SolverOptions()), stack.kept(SMV, net, SMAUG)
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"] and tiled == solve(SMV, net, SMAUG)  # what SMAUG tiles is made anew
     monkeypatch.setattr(stack, "scheduled", None)
-    second = stack.kept(edge, net, Picks())
+    second = stack.kept(edge, net, SolverOptions())
     assert isinstance(first, list) and isinstance(second, list) and first == second
     assert [[getattr(c, key) for key in stack.PROOF] for c in first[0].einsums] == [[getattr(c, key) for key in stack.PROOF] for c in second[0].einsums]
 
 
 def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reason() -> None:
-    assert solve(SMV, catalog.load(NESTED), Picks(tiling="smaug", mapper="exhaustive")) == solve(SMV, catalog.load(NESTED), SMAUG)
+    assert solve(SMV, catalog.load(NESTED), SolverOptions(tiling="smaug", mapper="exhaustive")) == solve(SMV, catalog.load(NESTED), SMAUG)
     wide = solve(SMV, catalog.load("conv:k=16,c=64,p=8,q=4000,r=3,s=3,pad=1"), SMAUG)
     assert isinstance(wide, Infeasible) and (wide.level, wide.have_bytes) == ("ISPAD", 32768) and wide.need_bytes > wide.have_bytes
     assert "SMAUG needs 1 optimizers of sparse tensors" in str(solve(SMV, catalog.load("spmm:m=64,k=64,n=8,nnz=400"), SMAUG))
@@ -133,7 +133,7 @@ def test_what_is_printed(solved: Solution) -> None:
         assert "SMAUG " in text and ("store DRAM" in text) == (not cost.mapping.outside) and (cost.mapping.outside in text)
     plain = values.document(SMV, NET, solved)["einsums"][0]
     assert plain["host_copies"] == solved.einsums[0].host_copies and json.dumps(plain)
-    no_copies = solve(SMV, catalog.load("gemm:m=4,n=8,k=8"), Picks())
+    no_copies = solve(SMV, catalog.load("gemm:m=4,n=8,k=8"), SolverOptions())
     assert isinstance(no_copies, list) and len(values.network(SMV, catalog.load("gemm:m=4,n=8,k=8"), no_copies[0], True)) == 2
 
 

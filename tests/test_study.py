@@ -55,7 +55,7 @@ def costs(study: Study, energy: float, latency: float) -> dict[str, Cost]:
 
 def test_a_good_file(folder: Path) -> None:
     study = load(folder)
-    assert (study.name, study.space.size, study.stop.points, study.search.method) == ("s", 48, 2000, "tpe")
+    assert (study.name, study.space.size, study.stop.machines, study.search.method) == ("s", 48, 2000, "tpe")
     assert [(ref.name, ref.weight) for ref in study.workloads] == [("gemm:m=64,n=32,k=48", 1.0), ("small", 2.0)]
     assert [w.macs() for w in studies.workloads_of(study)] == [64 * 32 * 48, 64]
     assert study.objectives == (Objective("energy_pj", "sum"), Objective("latency_ns", "max"), Objective("area_mm2"))
@@ -65,8 +65,8 @@ def test_a_good_file(folder: Path) -> None:
 
 
 def test_sets_go_over_the_file(folder: Path) -> None:
-    study = load(folder, ("stop.points=60", "space.array.x=[8]", "search={method: random}", "name=other", "limits.errors=3"))
-    assert (study.stop.points, study.stop.hours, study.space.size, study.search.method, study.name, study.limits.errors) == (60, 8, 16, "random", "other", 3)
+    study = load(folder, ("stop.machines=60", "space.array.x=[8]", "search={method: random}", "name=other", "limits.errors=3"))
+    assert (study.stop.machines, study.stop.hours, study.space.size, study.search.method, study.name, study.limits.errors) == (60, 8, 16, "random", "other", 3)
 
 
 BROKEN: list[tuple[dict[str, object], list[str]]] = [
@@ -106,12 +106,12 @@ BROKEN: list[tuple[dict[str, object], list[str]]] = [
     ({"search": {"method": "tpee"}}, ['search.method = "tpee"']),
     ({"search": {"sead": 1}}, ["search.sead = 1 is no known key; did you mean seed?"]),
     ({"search": "tpe"}, ['search = "tpe" is no mapping']),
-    ({"stop": {"points": 0}}, ["stop.points = 0"]),
-    ({"stop": {"points": "many"}}, ['stop.points = "many"']),
+    ({"stop": {"points": 0}}, ["stop.machines = 0"]),
+    ({"stop": {"points": "many"}}, ['stop.machines = "many"']),
     ({"stop": {"hypervolume_gain": 2}}, ["stop.hypervolume_gain = 2"]),
     ({"solver": {"mapper": "cost_decending"}}, ['solver.mapper = "cost_decending" is no mapper; did you mean cost_descending?']),
-    ({"solver": {"tiles": "rugged"}}, ['solver.tiles = "rugged"']),
-    ({"solver": {"mapper": "random", "tiles": "ragged_lanes"}}, ["solver.tiles = \"ragged_lanes\" is a choice of the mapper optimal; leave it out"]),
+    ({"solver": {"factors": "rugged"}}, ['solver.factors = "rugged"']),
+    ({"solver": {"mapper": "random", "factors": "imperfect_spatial"}}, ["solver.factors = \"imperfect_spatial\" is a choice of the mapper optimal; leave it out"]),
     ({"solver": {"dataflow": "weight"}}, ['solver.dataflow = "weight"']),
     ({"solver": {"mapper": "exhaustive", "dataflow": "row_stationary"}}, ['solver.dataflow = "row_stationary" is a choice of the mapper optimal']),
     ({"solver": {"objective": "speed"}}, ['solver.objective = "speed"']),
@@ -163,7 +163,7 @@ def test_a_file_inside_a_name_lies_beside_the_study(folder: Path, text: str, ein
 
 
 def test_a_run_folder_is_relocatable_and_keeps_the_identity(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    study = load(folder, ("stop.points=60",))
+    study = load(folder, ("stop.machines=60",))
     copy = tmp_path_factory.mktemp("elsewhere")
     for name, content in studies.files(study).items():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,7 @@ def test_what_shapes_rows_changes_the_identity(folder: Path, change: dict[str, o
 
 
 def test_what_shapes_no_row_keeps_the_identity(folder: Path) -> None:
-    sets = ("stop.points=9", "workers=3", "limits.errors=1", "limits.seconds=5", "sink=driver")
+    sets = ("stop.machines=9", "workers=3", "limits.errors=1", "limits.seconds=5", "sink=driver")
     assert studies.changed(studies.identity(load(folder)), studies.identity(load(folder, sets))) == []
     (folder / "nets/small.yaml").write_text(SMALL.replace("m: 8", "m: 9"))
     assert studies.changed(studies.identity(load(folder)), {})

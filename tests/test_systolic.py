@@ -32,7 +32,7 @@ GEMM = "C[m,n] += A[m,k] * B[k,n]"
 def array(ramp: str, rows: int, columns: int, double: bool = False, registers: int | None = 1) -> Arch:
     """Unlimited bandwidth; a register per PE for what stays still, which holds so many elements."""
     holds = {"os": "output", "ws": "weight", "is": "input"}[ramp]
-    inner = [Level("REG", 8 * registers * (1 + double), 8, 0.0, 0.0, double_buffer=double, holds=(holds,))] if registers else []
+    inner = [Level("REG", 8 * registers * (1 + double), 8, 0.0, 0.0, double_buffer=double, may_keep=(holds,))] if registers else []
     fanout = Fanout("A", 1, (("Y", rows), ("X", columns)), (True, True), (True, True), ramp)  # type: ignore[arg-type]
     return Arch("systolic", (Level("DRAM", None, 8, 1.0, 1.0, bypass=False), *inner), (fanout,), Compute(1.0, 1.0), 1.0, 8, overlap="free")
 
@@ -90,10 +90,10 @@ def small(seed: int) -> tuple[Problem, Tiles]:
     names = {"gemm": "mnk", "conv1d": "kcpr", "pool": "kpr"}[kind]
     e = einsum_of(kind, {rank: rng.choice([1, 2, 3] if len(names) > 3 else [1, 2, 3, 4, 5]) for rank in names}, rng)
     arch = array(rng.choice(["os", "ws", "is"]), rng.choice([1, 2, 3]), rng.choice([2, 3]), rng.random() < 0.3, rng.choice([1, 1, 2, 4]))
-    holds = ROLES if rng.random() < 0.3 else arch.levels[1].holds
-    inner = replace(arch.levels[1], holds=holds, read_pj=rng.choice([0.0, 0.1]), bypass=rng.random() < 0.8, bandwidth=rng.choice([inf, 1.0]))
+    holds = ROLES if rng.random() < 0.3 else arch.levels[1].may_keep
+    inner = replace(arch.levels[1], may_keep=holds, read_pj=rng.choice([0.0, 0.1]), bypass=rng.random() < 0.8, bandwidth=rng.choice([inf, 1.0]))
     arch = replace(arch, compute=replace(arch.compute, alu_per_cycle=rng.choice([None, 4.0])))
-    tiles: Tiles = rng.choice(["perfect", "ragged_lanes"])
+    tiles: Tiles = rng.choice(["perfect", "imperfect_spatial"])
     return Problem(replace(arch, levels=(arch.levels[0], inner)), e, rng.choice(["latency", "latency", "edp", "energy"])), tiles
 
 
@@ -106,8 +106,8 @@ def differences(seed: int) -> str:
         return "" if isinstance(found, Infeasible) and not priced and listed.mapping is None else f"seed {seed}: {found} of {len(priced)} mappings"
     least = min(figure(problem.objective, one.energy_pj, one.latency_cycles) for one in priced)
     ours = figure(problem.objective, found[0].energy_pj, found[0].latency_cycles)
-    proven = found[0].gap_in_space == 0 or padded(problem.einsum)  # of clipped tensors the search knows fewer folds
-    right = proven and least * (1 - 1e-9) <= ours and ours <= least * (1 + found[0].gap_in_space) * (1 + 1e-9) and isclose(listed.cost[0], least, rel_tol=1e-9)
+    proven = found[0].optimality_gap == 0 or padded(problem.einsum)  # of clipped tensors the search knows fewer folds
+    right = proven and least * (1 - 1e-9) <= ours and ours <= least * (1 + found[0].optimality_gap) * (1 + 1e-9) and isclose(listed.cost[0], least, rel_tol=1e-9)
     floor = max(lower_bound(problem), search(problem, tiles).floor)
     return "" if right and floor <= least * (1 + 1e-9) else f"seed {seed}: {ours}, {found[0].certificate}, of all {least}, {listed}\n{problem}"
 

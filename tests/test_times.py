@@ -96,7 +96,7 @@ def test_the_evaluator_takes_this_latency_and_the_largest_busy_time_where_overla
     e, arch, mapping = random_nest(seed)
     times, steps = port_times(reading(mapping, e, arch), mapping, e, arch)
     found = price(mapping, count(mapping, e, arch), e, arch)
-    assert isclose(found.latency_cycles, latency(times, steps)) and found.steady_cycles <= found.latency_cycles * (1 + 1e-9)
+    assert isclose(found.latency_cycles, latency(times, steps)) and found.initiation_interval_cycles <= found.latency_cycles * (1 + 1e-9)
     for name, cycles in found.busy_cycles[:-1]:
         assert isclose(cycles, next(own.busy for own, level in zip(times, arch.levels, strict=True) if level.name == name), abs_tol=1e-9)
 
@@ -118,7 +118,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 def _whole(c: Any, s: Any, way: Any, span: Any) -> Any:
-    return {} if s.link.rest <= span.begun else times._flow(c, s, way, span.picks)
+    return {} if s.link.rest <= span.begun else times._flow(c, s, way, span.options)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -34,7 +34,7 @@ def priced_anew(arch: Arch, rng: Random) -> Arch:
 def told(found: EinsumCost | Infeasible) -> tuple[object, ...]:
     if isinstance(found, Infeasible):
         return (str(found),)
-    return str(found.mapping), found.energy_pj, found.latency_cycles, found.bound_by, found.gap_in_space, found.space, found.price.steady_cycles
+    return str(found.mapping), found.energy_pj, found.latency_cycles, found.bottleneck, found.optimality_gap, found.space, found.price.initiation_interval_cycles
 
 
 def alone(problem: Problem, tiles: Tiles, near: float = 0.0) -> EinsumCost | Infeasible:
@@ -45,7 +45,7 @@ def alone(problem: Problem, tiles: Tiles, near: float = 0.0) -> EinsumCost | Inf
 def machines(seed: int) -> tuple[list[Problem], Tiles, float]:
     """Two kinds of machines, several of each in other prices, in turn."""
     rng = Random(seed)
-    group, tiles = rng.choice(GROUPS), rng.choice(["perfect", "ragged_lanes", "ragged_lanes"])
+    group, tiles = rng.choice(GROUPS), rng.choice(["perfect", "imperfect_spatial", "imperfect_spatial"])
     first = random_problem(rng, group, tiles, 3000)
     arch = replace(first.arch, overlap=rng.choice(["free", "buffered"]))
     levels = [level if level.capacity_bits is None else replace(level, capacity_bits=level.capacity_bits * 2) for level in arch.levels]
@@ -84,11 +84,11 @@ def test_what_needs_more_than_its_share_is_solved_alone(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ["weight_stationary", "output_stationary"])
 def test_under_the_rules_of_a_dataflow(name: str) -> None:
     rng = Random(7)
-    first = random_problem(rng, "array", "ragged_lanes", 3000)
+    first = random_problem(rng, "array", "imperfect_spatial", 3000)
     problems = [replace(first, arch=priced_anew(first.arch, rng)) for _ in range(6)]
     rules = dataflow(name, first.einsum, first.arch)  # type: ignore[arg-type]
-    found = [optimal(problem, "ragged_lanes", rules) for problem in problems]
-    assert [told(one) for one in optimal_on(problems, "ragged_lanes", rules)] == [told(one if isinstance(one, Infeasible) else one[0]) for one in found]
+    found = [optimal(problem, "imperfect_spatial", rules) for problem in problems]
+    assert [told(one) for one in optimal_on(problems, "imperfect_spatial", rules)] == [told(one if isinstance(one, Infeasible) else one[0]) for one in found]
 
 
 def test_figures_of_a_search_are_those_of_each_machine() -> None:
@@ -104,8 +104,8 @@ def twins(rng: Random) -> list[Problem]:
     """Square products on machines where both inputs cost the same, and on others where one of them costs more: there what may change places is no equal."""
     n, words, both, pj = rng.choice([4, 6, 8]), rng.choice([3, 4, 6, 8]), rng.choice([6, 9, 12]), rng.choice([0.5, 1.0, 3.0])
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n, "n": n, "k": rng.choice([2, 3, 4])})
-    own = [Level(f"{role}s", 8 * words, 8, pj, pj, inf, bypass=rng.random() < 0.7, holds=(role,)) for role in ROLES[:2]]
-    shared = Level("L1", 8 * both, 8, 2.0, 2.0, inf, holds=rng.choice([ROLES, ROLES[:2]]))
+    own = [Level(f"{role}s", 8 * words, 8, pj, pj, inf, bypass=rng.random() < 0.7, may_keep=(role,)) for role in ROLES[:2]]
+    shared = Level("L1", 8 * both, 8, 2.0, 2.0, inf, may_keep=rng.choice([ROLES, ROLES[:2]]))
     dims = rng.choice([(("X", 2),), (("X", 4),), (("X", 3), ("Y", 2))])
     lanes = Fanout("array", rng.choice([1, 2, 4]), dims, (True,) * len(dims), (True,) * len(dims))
     outer = Level("DRAM", None, 8, 50.0, 50.0, rng.choice([inf, 1.0]), bypass=False)
@@ -117,7 +117,7 @@ def twins(rng: Random) -> list[Problem]:
 def test_of_equals_the_first_is_the_answer_whatever_is_looked_at_first(seed: int) -> None:
     """Other machines lead to other lanes and levels first; a cost that is known before leaves fewer to be looked at."""
     problems = twins(Random(seed))
-    for tiles in ("perfect", "ragged_lanes"):
+    for tiles in ("perfect", "imperfect_spatial"):
         found = search.search_on(problems, tiles)
         each = [search.search(problem, tiles) for problem in problems]
         assert [one.mapping for one in found] == [one.mapping for one in each]

@@ -44,7 +44,7 @@ space:
 constraints: ["latency_ns <= 6e3"]
 objectives: [energy_pj, latency_ns, area_mm2]
 search: {{method: {method}, seed: 3, generation: 24{prune}}}
-solver: {{share: 0.03}}
+solver: {{sharing_gap: 0.03}}
 """
 TWO = "{workload: 'gemm:m=64,n=48,k=80', name: one, weight: 2}, 'gemm:m=16,n=96,k=40'"
 
@@ -63,8 +63,8 @@ def cell(capacity: str = "64 KiB") -> Cell:
 
 
 def asked(c: Cell, e: Einsum, share: float) -> shared_mappings.Shared | Infeasible:
-    return shared(c, e, lambda arches: optimal_on([Problem(a, e, "energy") for a in arches], "ragged_lanes"),
-                  lambda arches: floors_on([Problem(a, e, "energy") for a in arches], "ragged_lanes"), share)
+    return shared(c, e, lambda arches: optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"),
+                  lambda arches: floors_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial"), share)
 
 
 EINSUMS = (einsum("O[m,n] += A[m,k] * B[k,n]", {"m": 24, "n": 18, "k": 20}, "product"),
@@ -89,8 +89,8 @@ def test_no_machine_is_further_above_its_optimum_than_it_says(e: Einsum, share: 
         assert isinstance(best, list) and isinstance(mine, EinsumCost)
         assert (mine.energy_pj, mine.latency_cycles) == (pj, cyc)
         gap = float(shared_mappings.gap_of(found.gaps[i:i + 1], share)[0])
-        assert gap <= max(share, best[0].gap_in_space + 1.01 * shared_mappings.part_of(share))
-        assert best[0].energy_pj / (1 + best[0].gap_in_space) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
+        assert gap <= max(share, best[0].optimality_gap + 1.01 * shared_mappings.part_of(share))
+        assert best[0].energy_pj / (1 + best[0].optimality_gap) * (1 - 1e-9) <= pj <= best[0].energy_pj * (1 + gap) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("share", [1e-6, 3e-4, 0.01, 0.05, 0.1, 0.37, 2.0])
@@ -116,8 +116,8 @@ def test_what_one_machine_says_of_another_is_never_above_its_optimum(seed: int) 
 
     arches = [other() for _ in range(12)]
     c = shared_mappings.cell(arches[0], columns(arches), lambda i: arches[i])
-    values = [one.energy_pj for one in optimal_on([Problem(a, e, "energy") for a in arches], "ragged_lanes") if isinstance(one, EinsumCost)]
-    unleaking = floors_on([Problem(a.without("leakage"), e, "energy") for a in arches], "ragged_lanes")
+    values = [one.energy_pj for one in optimal_on([Problem(a, e, "energy") for a in arches], "imperfect_spatial") if isinstance(one, EinsumCost)]
+    unleaking = floors_on([Problem(a.without("leakage"), e, "energy") for a in arches], "imperfect_spatial")
     units = shared_mappings.units_of(c, e)
     least = shared_mappings.least_on(c, e).cycles
     for k in range(len(arches)):
@@ -166,7 +166,7 @@ def test_rows_of_many_machines_are_those_of_each_alone(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "study.yaml").write_text("name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2\nobjectives: [energy_pj]\nsolver: {share: 0.1}\n"
+    (tmp_path / "study.yaml").write_text("name: s\nworkloads: ['gemm:m=4,n=4,k=4']\nmachine: a2\nobjectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\n"
                                          "space: {glb.bypass: [false], glb.capacity: [1 B, 4 KiB], clock_mhz: [100, 200, 400]}\n")
     job = worker.job_of(studies.load(tmp_path / "study.yaml"))
     many = tables(job, alone=False)
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_a_row_with_its_reason(tmp_path: Path) -> None:
     assert len(many["points"]) == 3 and sum("'limit_level': 'GLB'" in row for row in many["machines"]) == 3
 
 
-ODD = "name: s\nworkloads: ['gemm:m=8,n=6,k=10']\nmachine: edge_array\nobjectives: [energy_pj]\nsolver: {share: 0.1}\n"
+ODD = "name: s\nworkloads: ['gemm:m=8,n=6,k=10']\nmachine: edge_array\nobjectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\n"
 
 
 def test_machines_of_one_cell_are_of_one_structure(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_equal_einsums_of_other_names(tmp_path: Path) -> None:
     """Two workloads with the same product, operands called otherwise and the other way round: rows and views of each are its own."""
     (tmp_path / "names.yaml").write_text('extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]"]\n')
     (tmp_path / "study.yaml").write_text("name: s\nmachine: edge_array\nworkloads: ['gemm:m=16,n=24,k=20', {file: names.yaml, name: other}]\n"
-                                         "objectives: [energy_pj]\nsolver: {share: 0.1}\nspace: {dram.kind: [ddr3, lpddr5], clock_mhz: [100, 200, 400]}\n")
+                                         "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {dram.kind: [ddr3, lpddr5], clock_mhz: [100, 200, 400]}\n")
     one = studies.load(tmp_path / "study.yaml")
     job = worker.job_of(one)
     assert tables(job, alone=False) == tables(job, alone=True)
@@ -261,7 +261,7 @@ def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(tmp_path: Path,
     """What stands before the one that does not fit is known, wherever else it stands."""
     (tmp_path / "two.yaml").write_text('extents: {m: 16, n: 24, k: 20}\neinsums: ["A[m,n] += C[m,k] * B[k,n]", "D[m,k] += A[m,n] * E[n,k]"]\n')
     (tmp_path / "study.yaml").write_text("name: s\nmachine: edge_array\nworkloads: [{file: two.yaml, name: two}, 'gemm:m=16,n=24,k=20']\n"
-                                         "objectives: [energy_pj]\nsolver: {share: 0.1}\nspace: {clock_mhz: [100, 200, 400]}\n")
+                                         "objectives: [energy_pj]\nsolver: {sharing_gap: 0.1}\nspace: {clock_mhz: [100, 200, 400]}\n")
     job, kept = worker.job_of(studies.load(tmp_path / "study.yaml")), solve._kept_on
     late = job.uniques[0][1].einsum.name
     monkeypatch.setattr(solve, "_kept_on", lambda c, e, *given: Infeasible("GBUF", 2, 1, e.name) if e.name == late else kept(c, e, *given))
@@ -272,7 +272,7 @@ def test_an_einsum_of_two_workloads_before_one_that_does_not_fit(tmp_path: Path,
 @pytest.mark.parametrize("key, value", [("array.hop_pj", "[0.0, 0.1]"), ("dram.burst", "[64 B]")])
 def test_machines_that_describe_more_are_refused_wherever_they_stand(tmp_path: Path, key: str, value: str) -> None:
     (tmp_path / "study.yaml").write_text(ODD + f"space: {{gbuf.capacity: [1 B, 64 KiB], {key}: {value}}}\n")
-    with pytest.raises(StudyError, match="solver.share = 0.1: edge_array describes lines, rows, banks or hops"):
+    with pytest.raises(StudyError, match="solver.sharing_gap = 0.1: edge_array describes lines, rows, banks or hops"):
         studies.load(tmp_path / "study.yaml")
 
 
@@ -292,7 +292,7 @@ def test_one_and_two_workers_and_in_process_make_the_same_run(tmp_path: Path, pr
 
 
 def test_what_shares_no_mappings_is_refused_in_one_line(tmp_path: Path) -> None:
-    for solver in ("objective: latency", "mapper: cost_descending", "tiles: ragged", "reuse: gogeta"):
+    for solver in ("objective: latency", "mapper: cost_descending", "factors: imperfect", "schedule: gogeta"):
         (tmp_path / "s.yaml").write_text(STUDY.format(workloads=TWO, method="exhaustive", prune="").replace("share: 0.03", f"share: 0.03, {solver}"))
-        with pytest.raises(StudyError, match="solver.share = 0.03: machines share what costs least energy"):
+        with pytest.raises(StudyError, match="solver.sharing_gap = 0.03: machines share what costs least energy"):
             studies.load(tmp_path / "s.yaml")

@@ -23,7 +23,7 @@ extents: {b: 64, d: 64, f: 128}
 einsums: ["H[b,f] += X[b,d] * W1[d,f]", "Y[b,d] += H[b,f] * W2[f,d]"]
 weights: [W1, W2]
 """
-FUSES = "layer by layer: tensors between einsums take 25 % of the energy in DRAM; {} --set solver.reuse=tiles fuses them where that costs less"
+FUSES = "layer by layer: tensors between einsums take 25 % of the energy in DRAM; {} --set solver.schedule=fused fuses them where that costs less"
 
 
 def line_of(found: Any) -> str:
@@ -32,24 +32,24 @@ def line_of(found: Any) -> str:
 
 
 @pytest.mark.parametrize(("asked", "said"), [
-    ({}, "; dse map ... --set solver.reuse=tiles fuses them"), ({"dram.kind": "hbm2"}, ""),
-    ({"solver.mapper": "cost_descending"}, "--set solver.reuse=tiles --set solver.mapper=optimal --set solver.tiling=mapper fuses them"),
-    ({"solver.reuse": "tiles"}, ""), ({"array.hop_pj": 0.001}, "; no solver fuses them on edge_array")])
+    ({}, "; dse map ... --set solver.schedule=fused fuses them"), ({"dram.kind": "hbm2"}, ""),
+    ({"solver.mapper": "cost_descending"}, "--set solver.schedule=fused --set solver.mapper=optimal --set solver.tiling=mapper fuses them"),
+    ({"solver.schedule": "fused"}, ""), ({"array.hop_pj": 0.001}, "; no solver fuses them on edge_array")])
 def test_tensors_between_einsums_are_told_with_the_command_that_fuses(asked: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
     found = api.map(str(tmp_path / "two.yaml"), "edge_array", **asked)
     line = line_of(found)
-    assert said in line and bool(line) == (values.exchanged(found.arch, found.workload, found.found) > 0.1 and "solver.reuse" not in asked)  # type: ignore[arg-type]
-    if "--set solver.reuse=tiles" in line:  # and taking the hint is worth it
-        assert api.map(str(tmp_path / "two.yaml"), "edge_array", **{"solver.reuse": "tiles", **asked, "solver.mapper": "optimal"}).energy_pj < found.energy_pj
+    assert said in line and bool(line) == (values.exchanged(found.arch, found.workload, found.found) > 0.1 and "solver.schedule" not in asked)  # type: ignore[arg-type]
+    if "--set solver.schedule=fused" in line:  # and taking the hint is worth it
+        assert api.map(str(tmp_path / "two.yaml"), "edge_array", **{"solver.schedule": "fused", **asked, "solver.mapper": "optimal"}).energy_pj < found.energy_pj
 
 
 @pytest.mark.parametrize(("machine", "reuse"), [("kapla_multi_4x4", "pipelines"), ("edge_array", "tiles")])
 def test_the_command_is_one_that_the_machine_takes(machine: str, reuse: str, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
     found = api.map(str(tmp_path / "two.yaml"), machine)
-    assert f"--set solver.reuse={reuse} " in (line := line_of(found)), line
-    assert api.map(str(tmp_path / "two.yaml"), machine, **{"solver.reuse": reuse}).energy_pj < found.energy_pj
+    assert f"--set solver.schedule={reuse} " in (line := line_of(found)), line
+    assert api.map(str(tmp_path / "two.yaml"), machine, **{"solver.schedule": reuse}).energy_pj < found.energy_pj
 
 
 def test_a_row_of_clusters_keeps_what_it_cannot_fuse() -> None:

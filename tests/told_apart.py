@@ -33,16 +33,16 @@ CSR = {"density": {"B": 1 / 3}, "format": {"B": "csr"}}
 TOLD: dict[str, tuple[Tiles, Problem]] = {
     "later ranks bring their least": ("perfect", on("energy", einsum("C[b] = A[b]", {"b": 2}), level(pj=1), array(1, 2))),
     "later ranks have the lanes that are left; skipped reads are no cost": (
-        "ragged_lanes", on("energy", einsum("C[b,m] += A[b,m,k] * B[b,k]", {"b": 3, "m": 2, "k": 2}), level(pj=1), array(1, 4, 2))),
+        "imperfect_spatial", on("energy", einsum("C[b,m] += A[b,m,k] * B[b,k]", {"b": 3, "m": 2, "k": 2}), level(pj=1), array(1, 4, 2))),
     "lanes may use the dimensions in several ways, which leave different ones": (
-        "ragged_lanes", on("edp", einsum(VECTOR, {"n": 3, "k": 3}), level(pj=100), array(1, 3, 2))),
+        "imperfect_spatial", on("edp", einsum(VECTOR, {"n": 3, "k": 3}), level(pj=100), array(1, 3, 2))),
     "later ranks may use what is left in several ways": (
-        "ragged_lanes", on("energy", einsum(MATRIX, {"m": 3, "n": 3, "k": 2}), level(pj=1, bandwidth=1), array(1, 3, 4))),
+        "imperfect_spatial", on("energy", einsum(MATRIX, {"m": 3, "n": 3, "k": 2}), level(pj=1, bandwidth=1), array(1, 3, 4))),
     "a group of options is as low as its lowest": (
-        "ragged_lanes", on("latency", einsum("C[m] += A[m,k] * B[k]", {"m": 5, "k": 3}), level(), array(1, 8), level(bandwidth=0.5, bypass=False),
+        "imperfect_spatial", on("latency", einsum("C[m] += A[m,k] * B[k]", {"m": 5, "k": 3}), level(), array(1, 8), level(bandwidth=0.5, bypass=False),
                            array(2, 2))),
     "hulls of ranks without lanes yet are the least": (
-        "ragged_lanes", on("edp", einsum(WINDOW, {"p": 10, "r": 2}), level(pj=100), array(1, 2), level(), array(2, 3))),
+        "imperfect_spatial", on("edp", einsum(WINDOW, {"p": 10, "r": 2}), level(pj=100), array(1, 2), level(), array(2, 3))),
     "first reads come off at their most: larger tiles touch what lies between indices": (
         "perfect", on("latency", einsum("C[2*p+2*r] += A[p] * B[p,r]", {"p": 2, "r": 3}), level(bandwidth=1), level())),
     "strides leave gaps between small tiles": (
@@ -77,11 +77,11 @@ TOLD: dict[str, tuple[Tiles, Problem]] = {
     "lanes fit in every dimension": ("perfect", on("latency", einsum("C[k,p] += A[p] * B[k]", {"k": 2, "p": 3}), level(), array(1, 2, 3))),
     "of two ways over the lanes one stays": ("perfect", on("latency", einsum("C[q] += A[q] * B[]", {"q": 2}), level(), array(1, 2, 2, reduce=False))),
     "ragged lanes share out a part of a rank": (
-        "ragged_lanes", on("latency", einsum("C[m] = A[m]", {"m": 9}), level(), level(6, bypass=False), array(2, 2))),
+        "imperfect_spatial", on("latency", einsum("C[m] = A[m]", {"m": 9}), level(), level(6, bypass=False), array(2, 2))),
     "ragged lanes of two borders": (
-        "ragged_lanes", on("energy", einsum("C[] += A[k] * B[k]", {"k": 3}), level(), array(1, 2), level(pj=1, bypass=False), array(2, 2, reduce=False))),
+        "imperfect_spatial", on("energy", einsum("C[] += A[k] * B[k]", {"k": 3}), level(), array(1, 2), level(pj=1, bypass=False), array(2, 2, reduce=False))),
     "cuts over one group that do not divide": (
-        "ragged_lanes", on("energy", einsum("C[] += A[k] * B[k]", {"k": 9}), level(pj=100), array(1, 2, 2, multicast=False, reduce=False))),
+        "imperfect_spatial", on("energy", einsum("C[] += A[k] * B[k]", {"k": 9}), level(pj=100), array(1, 2, 2, multicast=False, reduce=False))),
     "what lanes share is read once": ("perfect", on("energy", einsum("C[n] = A[] * B[n]", {"n": 8}), level(pj=100), level(pj=1), array(2, 4))),
     "energy x delay": ("perfect", on("edp", einsum("C[] += A[k] * B[k]", {"k": 2}), level())),
 }

@@ -82,8 +82,8 @@ SELECT
         WHEN 'merge' THEN p.merge_pj
         WHEN 'hop' THEN p.hop_pj * coalesce(bits, p.word_bits)
         WHEN 'rotate' THEN p.hop_pj * coalesce(bits, p.word_bits)
-        WHEN 'lane' THEN p.lane_pj * coalesce(bits, p.word_bits)
-        WHEN 'rotate_lane' THEN p.lane_pj * coalesce(bits, p.word_bits)
+        WHEN 'lane' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
+        WHEN 'rotate_lane' THEN p.endpoint_pj * coalesce(bits, p.word_bits)
         ELSE CASE kind WHEN 'mac' THEN p.mac_pj WHEN 'copy' THEN 0 ELSE p.alu_pj END
     END * count * elems AS energy_pj
 FROM internal.moved

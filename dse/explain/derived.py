@@ -102,8 +102,8 @@ def packed(solution: Solution) -> dict[str, Any]:
     spaces = [encoded(c.space) for c in solution.einsums]
     whole = [space for c, space in zip(solution.einsums, spaces, strict=True) if c.proven]
     most = max(sorted(set(whole)), key=whole.count, default="")
-    own = [(i, c.gap_in_space if space else 0.0, space) for i, (c, space) in enumerate(zip(solution.einsums, spaces, strict=True))
-           if space != most or (space and c.gap_in_space)]
+    own = [(i, c.optimality_gap if space else 0.0, space) for i, (c, space) in enumerate(zip(solution.einsums, spaces, strict=True))
+           if space != most or (space and c.optimality_gap)]
     keys = {studies.chosen(i): c.mapping_key for i, c in enumerate(solution.einsums)}
     return {**keys, "space": most, **dict(zip(("places", "gaps", "spaces"), map(list, zip(*own, strict=True)), strict=False))}
 
@@ -115,7 +115,7 @@ def workload_row(found: Solution, arch: Arch, weight: float, macs: int) -> dict[
 
 def proof(found: Solution) -> dict[str, Any]:
     """Columns of what is proven of a solution."""
-    return {"gap_in_space": found.gap_in_space, "gap_to_bound": found.gap_to_bound, "certificate": found.certificate}
+    return {"optimality_gap": found.optimality_gap, "gap_to_bound": found.gap_to_bound, "certificate": found.certificate}
 
 
 def uniques(asked: Asked) -> pa.Table:
@@ -156,18 +156,18 @@ def _of_one(cell: Cell, i: int, gap: float, space: str) -> EinsumCost:
     """The cost of the i-th row of a cell; what nothing is proven of has the gap that it has to its bound."""
     p = cell.price
     if isinstance(p.latency_cycles, np.ndarray):
-        pj, cycles, steady = (float(np.broadcast_to(one, len(cell.rows))[i]) for one in (p.energy_pj, p.latency_cycles, p.steady_cycles))
-        p = Price(pj, cycles, str(np.broadcast_to(p.bound_by, len(cell.rows))[i]), (), (), steady)
-    found = replace(cell.found, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bound_by=p.bound_by, price=p)
-    return replace(found, gap_in_space=gap, space=decoded(Mappings, space)) if space else found
+        pj, cycles, steady = (float(np.broadcast_to(one, len(cell.rows))[i]) for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles))
+        p = Price(pj, cycles, str(np.broadcast_to(p.bottleneck, len(cell.rows))[i]), (), (), steady)
+    found = replace(cell.found, energy_pj=p.energy_pj, latency_cycles=p.latency_cycles, bottleneck=p.bottleneck, price=p)
+    return replace(found, optimality_gap=gap, space=decoded(Mappings, space)) if space else found
 
 
 def _whole(asked: Asked, row: Chosen, costs: Sequence[EinsumCost | Infeasible]) -> Solution:
-    arch, picks = _machine(asked, row.machine)[0], asked.study.solver
-    found = solve.summed(arch, asked.groups[row.workload], picks, costs) if costs else _anew(asked, row)
+    arch, options = _machine(asked, row.machine)[0], asked.study.solver
+    found = solve.summed(arch, asked.groups[row.workload], options, costs) if costs else _anew(asked, row)
     if isinstance(found, Infeasible):
         raise ValueError(f"{asked.root}: machine {row.machine}: {found.einsum}: its mapping does not fit ({found})")
-    return found[0] if picks.reuse == "none" else among_schedules(found[0], arch, _workload(asked, row), picks.objective)
+    return found[0] if options.schedule == "unfused" else among_schedules(found[0], arch, _workload(asked, row), options.objective)
 
 
 def _workload(asked: Asked, row: Chosen) -> Workload:

@@ -21,7 +21,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Solution, Tell, silent
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule.graph import on_chip
 from dse.solve import solve
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from dse.study import pareto
 from hw.arch import Arch, Compute, Level
 from workloads.einsum import Einsum, Projection
@@ -46,7 +46,7 @@ class Dot:
     intensity: float
     rate: float
     share: float
-    bound_by: str
+    bottleneck: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
         ops, moved = bounds.needs(e).computed, moved_bytes(arch, e, c)
         if ops and moved and e.kind != "copy":
             ns = c.latency_cycles / arch.clock_ghz
-            dots.append(Dot(c.name, ops / moved, ops / ns, c.count * c.latency_cycles / (solution.latency_cycles or 1), c.bound_by))
+            dots.append(Dot(c.name, ops / moved, ops / ns, c.count * c.latency_cycles / (solution.latency_cycles or 1), c.bottleneck))
     peak = arch.instances(len(arch.levels)) * arch.compute.ops_per_cycle * arch.clock_ghz
     return Roofline(peak, outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz, outer.name, tuple(dots))
 
@@ -123,7 +123,7 @@ class Slope:
     own: tuple[float, float] | None
 
 
-def ski_slope(arch: Arch, workload: Workload, picks: Picks, found: Solution | Infeasible, tell: Tell = silent) -> Slope:
+def ski_slope(arch: Arch, workload: Workload, options: SolverOptions, found: Solution | Infeasible, tell: Tell = silent) -> Slope:
     """What one buffer of any size would save of the outermost level's traffic: mappings on it, where only that traffic costs energy, beside the machine's own.
 
     Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
@@ -134,7 +134,7 @@ def ski_slope(arch: Arch, workload: Workload, picks: Picks, found: Solution | In
     points, said = [], []
     for number, capacity in enumerate(capacities):
         tell(number, [1.0] * len(capacities), f"a buffer of {capacity:.0f} B")
-        answer = solve.kept(_one_buffer(arch, capacity), workload, replace(picks, objective="energy"))
+        answer = solve.kept(_one_buffer(arch, capacity), workload, replace(options, objective="energy"))
         points.append((capacity, answer[0].energy_pj if isinstance(answer, list) else None))
         said += [answer[0].certificate.partition(";")[0]] if isinstance(answer, list) else []
     least = sum(n * bounds.words(p, e) * (p.bits or arch.word_bits) / 8 for e, n in zip(workload.einsums, counts(workload), strict=True) for p in e.tensors())

@@ -50,9 +50,9 @@ class Table:
 def totals(arch: Arch, solution: Solution) -> dict[str, Any]:
     """The metrics of a solved workload by name, units at the end of the names."""
     ns = solution.latency_cycles / arch.clock_ghz
-    return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "steady_cycles": solution.steady_cycles,
+    return {"energy_pj": solution.energy_pj, "latency_cycles": solution.latency_cycles, "latency_ns": ns, "initiation_interval_cycles": solution.initiation_interval_cycles,
             "energy_steady_pj": solution.energy_steady_pj, "edp_pj_ns": solution.energy_pj * ns, "area_mm2": arch.area_mm2(),
-            "status": "ok", "gap_in_space": _known(solution.gap_in_space), "gap_to_bound": _known(solution.gap_to_bound),
+            "status": "ok", "optimality_gap": _known(solution.optimality_gap), "gap_to_bound": _known(solution.gap_to_bound),
             "certificate": claim(solution.certificate), "space": space_words(solution.certificate)}
 
 
@@ -103,7 +103,7 @@ def unfused(arch: Arch, workload: Workload, solution: Solution, command: str = "
         return f"{line}; no solver fuses them on {arch.name}"
     known = solution.space or any(f"({by}" in solution.certificate for by in (GIVEN, "given schedule", "mapper optimal"))
     other = "" if known else " --set solver.mapper=optimal --set solver.tiling=mapper"
-    return f"{line}; {command} --set solver.reuse={reuse}{other} fuses them where that costs less"
+    return f"{line}; {command} --set solver.schedule={reuse}{other} fuses them where that costs less"
 
 
 def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
@@ -118,21 +118,21 @@ def helps(arch: Arch, workload: Workload, solution: Solution) -> str:
         return "mappings are found where hops cost nothing, and priced with them: no search here knows more"
     if not all(c.space for c in solution.einsums):
         searched = "(mapper optimal)" in solution.certificate
-        exact = "--set solver.tiles=ragged_lanes --set solver.near=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
+        exact = "--set solver.factors=imperfect_spatial --set solver.gap=0 tries to prove all" if searched else "--set solver.mapper=optimal searches exactly"
         return f"not all is proven: {exact}, smaller or rounder extents are proven sooner"
     idle = [c.name for c, e in listed(workload, solution) if lanes_used(c, e) < arch.instances(len(arch.levels))]
     if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
-        return f"MAC units stand idle in {idle[0]}{more}: --set solver.tiles=ragged_lanes searches imperfect spatial factors too"
-    far = f"at most {percent(solution.gap_in_space)} above the optimum of its space" if solution.gap_in_space else "proven in its space"
+        return f"MAC units stand idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches imperfect spatial factors too"
+    far = f"at most {percent(solution.optimality_gap)} above the optimum of its space" if solution.optimality_gap else "proven in its space"
     return f"{far}: the bound counts what must move once, and knows no capacity"
 
 
 def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
     """What `dse map --format json` prints."""
     einsums: list[dict[str, Any]] = [
-        {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bound_by": c.bound_by,
-         "gap_in_space": _known(c.gap_in_space), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
+        {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bottleneck": c.bottleneck,
+         "optimality_gap": _known(c.optimality_gap), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
          "lanes": lanes_used(c, e), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
         for c, e in listed(workload, solution)]
     for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
@@ -214,7 +214,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
     rest = rows[shown:]
     note = f"{len(rest)} more einsums make the other {100 * sum(row[3] for row in rest):.0f} %; --einsum all lists them" if rest else ""
-    heads = ("einsum", "runs", "energy_pj", "share", "latency_cycles", "bound_by", "lanes", "gap_to_bound", "operations", "certificate")
+    heads = ("einsum", "runs", "energy_pj", "share", "latency_cycles", "bottleneck", "lanes", "gap_to_bound", "operations", "certificate")
     found.append(Table("einsums", heads, tuple(rows[:shown]), note))
     if any(c.host_copies is not None for c in solution.einsums):
         found.append(Table("tiles cut by the host, of one run", ("einsum", "host_copies", "host_copy_elems", "schedule"),
@@ -222,7 +222,7 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     return found
 
 
-SEGMENTS = ("segment", "einsums", "granules", "energy_pj", "latency_cycles", "steady_cycles", "slowest_stage", "on_chip", "held")
+SEGMENTS = ("segment", "einsums", "granules", "energy_pj", "latency_cycles", "initiation_interval_cycles", "slowest_stage", "on_chip", "held")
 
 
 def segments(solution: Solution) -> Table:
@@ -245,7 +245,7 @@ def pruned(solution: Solution) -> Table:
 def segment_rows(solution: Solution) -> list[dict[str, Any]]:
     """Rows of the table segments, of a schedule that is more than einsums in turn. A share of a kept tensor is no segment's: the schedule's."""
     return [{"segment": i, "einsums": (" | " if row.granules else " -> ").join(row.einsums), "count": 1,
-             "granules": row.granules or None, "energy_pj": row.energy_pj, "latency_cycles": row.latency_cycles, "steady_cycles": row.steady_cycles,
+             "granules": row.granules or None, "energy_pj": row.energy_pj, "latency_cycles": row.latency_cycles, "initiation_interval_cycles": row.initiation_interval_cycles,
              "energy_steady_pj": row.energy_steady_pj,
              "slowest_stage": row.einsums[row.stage_cycles.index(max(row.stage_cycles))] if row.granules else None, "on_chip": _places(row.on_chip),
              "held": ", ".join(f"{level} {-(-bits // 8)} B" for level, bits in row.peak_bits) or None} for i, row in enumerate(solution.segments, 1)]
@@ -274,7 +274,7 @@ def listed(workload: Workload, solution: Solution) -> list[tuple[EinsumCost, Ein
 def energy(arch: Arch, solution: Solution) -> Table:
     """Energy per component of the machine: what moving and computing takes, and what it takes to be switched on (leakage, background of a DRAM)."""
     names = [*(level.name for level in arch.levels), "MAC"]
-    nets = [f.name for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    nets = [f.name for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
     moved = dict.fromkeys([*names, *nets], 0.0)
     for cost in solution.einsums:
         for part in cost.price.parts:
@@ -296,7 +296,7 @@ def binding(cost: EinsumCost) -> list[str]:
     """Components that attain the latency, or come within a hundredth of who does."""
     most = max(cycles for _, cycles in cost.price.busy_cycles)
     alike = [name for name, cycles in cost.price.busy_cycles if cycles >= ALIKE * most]
-    return [cost.bound_by, *(name for name in alike if name != cost.bound_by)]
+    return [cost.bottleneck, *(name for name in alike if name != cost.bottleneck)]
 
 
 def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
@@ -372,7 +372,7 @@ def _busy(cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         yield name, cycles, cycles / (cost.latency_cycles or 1), "binds" if name in binding(cost) else ""
 
 
-SCHEDULED = "without room to read each operand once: schedules move more (solver.reuse=optimal)"
+SCHEDULED = "without room to read each operand once: schedules move more (solver.schedule=residency)"
 AS_PUBLISHED = ", results of up to 1,024 words are free, and an operand's room is free once it was read (as published)"
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")  # arXiv 2303.11499, table 3; Optimal: the least in any order found
 

@@ -31,7 +31,7 @@ from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
 from dse.solve.gogeta.classify import CLASSIFIERS
 from dse.solve.gogeta.traffic import Reuse, reuse
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from dse.study import pareto, read
 from dse.study import study as studies
 from dse.study.study import Study
@@ -92,7 +92,7 @@ class Mapped:
     arch: Arch
     workload: Workload
     found: Solution | Infeasible
-    picks: Picks = Picks()
+    options: SolverOptions = SolverOptions()
     conversions: tuple[Conversion, ...] = ()
     plan: schedules.Schedule | None = None
 
@@ -130,7 +130,7 @@ class Mapped:
         """What `dse map` prints. einsum: whose nest and traffic; "all": of each; None: of the costliest."""
         if isinstance(self.found, Infeasible):
             return screen.safe(f"infeasible: {self.found}\n")
-        told = screen.block(explain.conversions(self.conversions, self.picks.objective), room) if self.conversions else ""
+        told = screen.block(explain.conversions(self.conversions, self.options.objective), room) if self.conversions else ""
         return screen.solution(self.arch, self.workload, self.found, einsum, room) + told
 
     def __repr__(self) -> str:
@@ -148,32 +148,32 @@ def map(workload: str, machine: str, *, objective: str = "", layouts: Sequence[s
     workload: a name as in `dse list workloads`, with parameters ("resnet18:batch=4"), or a path. machine: a name as in `dse list machines`, or a path.
     layouts: "TENSOR=TEXT" of the whole tensor at the outermost level, "TENSOR@LEVEL=TEXT" of its tile at another one.
     schedule: a file with a schedule (docs/model.md, Schedules) or mappings, which is priced as it stands; einsums that it leaves out are mapped alone.
-    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.tiles": "perfect"}.
+    objective: energy (default), latency or edp. sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors": "perfect"}.
     Raises ValueError in one line per fault.
     """
-    picks, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
-    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    options, spec = _asked(machine, ({"solver.objective": objective} if objective else {}) | sets)
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     given = [_layout(text) for text in layouts]
-    if given and picks.reuse != "none":
-        raise ValueError(f"layout {layouts[0]}: solver.reuse = {picks.reuse} counts no layouts; leave one of both out")
+    if given and options.schedule != "unfused":
+        raise ValueError(f"layout {layouts[0]}: solver.schedule = {options.schedule} counts no layouts; leave one of both out")
     if schedule:
         if given:
             raise ValueError(f"layout {layouts[0]}: a given schedule names its layouts itself; write it into {schedule}")
-        return _around(arch, loaded, picks, Path(schedule), tell)
-    if picks.layout != "row_major" and given:
-        raise ValueError(f"layout {layouts[0]}: solver.layout = {picks.layout} chooses them; leave one of both out")
-    if picks.layout != "row_major" and picks.reuse == "none":
-        one = solve.kept_layouts(arch, loaded, picks, tell)
+        return _around(arch, loaded, options, Path(schedule), tell)
+    if options.layout != "row_major" and given:
+        raise ValueError(f"layout {layouts[0]}: solver.layout = {options.layout} chooses them; leave one of both out")
+    if options.layout != "row_major" and options.schedule == "unfused":
+        one = solve.kept_layouts(arch, loaded, options, tell)
         found = one if isinstance(one, Infeasible) else [one]
     else:
-        found = solve.kept(arch, loaded, picks, tell)
+        found = solve.kept(arch, loaded, options, tell)
     if given and isinstance(found, list):
-        found = solve.in_layouts(arch, loaded, picks, found[0], given)
+        found = solve.in_layouts(arch, loaded, options, found[0], given)
     if isinstance(found, Infeasible):
-        return Mapped(arch, loaded, found, picks)
+        return Mapped(arch, loaded, found, options)
     best = found[0]
     own = replace(best, schedule=None) if best.schedule and best.schedule.plain() else best
-    return Mapped(arch, converted(loaded, best.conversions), own, picks, best.conversions, best.schedule)
+    return Mapped(arch, converted(loaded, best.conversions), own, options, best.conversions, best.schedule)
 
 
 def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answer:
@@ -182,10 +182,10 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     from dse.mapper.exact import pareto_mappings
     from dse.mapping.space import dataflow
 
-    picks, spec = _asked(machine, sets)
-    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
-    if picks.reuse != "none" or picks.mapper != "optimal":
-        raise ValueError("a front is of single einsums, each by the exact search; leave solver.reuse and solver.mapper out")
+    options, spec = _asked(machine, sets)
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
+    if options.schedule != "unfused" or options.mapper != "optimal":
+        raise ValueError("a front is of single einsums, each by the exact search; leave solver.schedule and solver.mapper out")
     groups = unique(loaded)
     own = [group.einsum for group in groups if einsum in group.names] if einsum else [group.einsum for group in groups]
     if len(own) != 1:
@@ -193,7 +193,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
         what = f"no einsum {einsum}" if einsum else f"{len(groups)} different einsums"
         raise ValueError(f"{workload}: {what}; a front is of one, name it with --einsum: {names}")
     (e,) = own
-    found = pareto_mappings.front(Problem(arch, e, "energy"), picks.tiles, dataflow(picks.dataflow, e, arch))
+    found = pareto_mappings.front(Problem(arch, e, "energy"), options.factors, dataflow(options.dataflow, e, arch))
     if isinstance(found, Infeasible):
         raise ValueError(f"{workload} on {arch.name}: {found}")
     rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": one.room_bytes,
@@ -210,11 +210,11 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
     return pictures.of_layout(machines.arch(spec), catalog.load(workload), tensor, own)
 
 
-def _around(arch: Arch, workload: Workload, picks: Picks, path: Path, tell: Tell = silent) -> Mapped:
+def _around(arch: Arch, workload: Workload, options: SolverOptions, path: Path, tell: Tell = silent) -> Mapped:
     whole, given = directives.load(path, workload, arch, partly=True)
     try:
-        found, plan = solve.around(arch, whole, picks, given, tell)
-        return Mapped(arch, whole, found, picks, plan=plan)
+        found, plan = solve.around(arch, whole, options, given, tell)
+        return Mapped(arch, whole, found, options, plan=plan)
     except ValueError as fault:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(fault).splitlines())) from None
 
@@ -227,15 +227,15 @@ def _layout(text: str) -> tuple[str, str, str]:
     return match[1], (match[2] or "").upper(), match[3]
 
 
-def _asked(machine: str, sets: Mapping[str, Any]) -> tuple[Picks, Machine]:
-    """The picks and the machine that keys as in --set ask for."""
+def _asked(machine: str, sets: Mapping[str, Any]) -> tuple[SolverOptions, Machine]:
+    """The options and the machine that keys as in --set ask for."""
     faults = read.Faults([])
-    picks = read.solver({key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}, faults)
-    if picks.share:
-        faults.add(f"solver.share = {picks.share:g}: machines of a study share schedules, this is one machine; leave it out")
+    options = read.solver({key.removeprefix("solver."): value for key, value in sets.items() if key.startswith("solver.")}, faults)
+    if options.sharing_gap:
+        faults.add(f"solver.sharing_gap = {options.sharing_gap:g}: machines of a study share schedules, this is one machine; leave it out")
     if faults.lines:
         raise ValueError("\n".join(faults.lines))
-    return picks, spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
+    return options, spaces.override(machines.load(machine), {key: value for key, value in sets.items() if not key.startswith("solver.")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +289,8 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
     `solver.fuse_elementwise`, as in `map`.
     Raises ValueError in one line per fault.
     """
-    picks, spec = _asked(machine, sets)
-    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=picks.fuse_elementwise)
+    options, spec = _asked(machine, sets)
+    arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     if method not in CLASSIFIERS:
         raise ValueError(f"method = {method} must be {' or '.join(CLASSIFIERS)}")
     if len(arch.levels) < 2 or not (bits := arch.levels[1].capacity_bits):
@@ -298,14 +298,14 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
     if short := outermost.least(arch, loaded):
         raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
     found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
-    return Stays(arch, loaded, replace(found, scheduled=_scheduled(arch, loaded, picks)) if found.crowded else found)
+    return Stays(arch, loaded, replace(found, scheduled=_scheduled(arch, loaded, options)) if found.crowded else found)
 
 
-def _scheduled(arch: Arch, workload: Workload, picks: Picks) -> float:
-    """Words that the schedule of `solver.reuse = optimal` moves, where its nests are soon found; else 0."""
+def _scheduled(arch: Arch, workload: Workload, options: SolverOptions) -> float:
+    """Words that the schedule of `solver.schedule = residency` moves, where its nests are soon found; else 0."""
     if arch.felt() or workload.repeats or len(workload.einsums) > SOON[0] or len(unique(workload)) > SOON[1]:
         return 0.0
-    solved = solve.solve(arch, workload, replace(picks, reuse="optimal"))
+    solved = solve.solve(arch, workload, replace(options, schedule="residency"))
     return solved[0].memory.moved_words if isinstance(solved, list) and solved[0].memory else 0.0
 
 
@@ -314,7 +314,7 @@ def sweep(study: str | Path, out: str | Path | None = None, *, workers: int | No
     """Run a study, or go on with it, and open its folder.
 
     out: the folder (default: runs/<name>). workers: actors (0: in this process, without Ray; None: one per core). progress: called about every second with
-    done, planned, rate, left_s and the rest of `dse status`. sets: keys of the study, **{"stop.points": 60}.
+    done, planned, rate, left_s and the rest of `dse status`. sets: keys of the study, **{"stop.machines": 60}.
     Raises ValueError in one line per fault of the study; a run that cannot go on says why in the same way.
     """
     from cluster import driver
@@ -353,7 +353,7 @@ class Point:
             return []
         own = next(one for one in self.solved if one.workload.name == self.tried.workload.name).totals
         return [(key, screen.fact(key, own[key]), screen.fact(key, self.tried.totals[key]), _change(own[key], self.tried.totals[key]))
-                for key in ("energy_pj", "latency_ns", "steady_cycles", "edp_pj_ns") if key in own]
+                for key in ("energy_pj", "latency_ns", "initiation_interval_cycles", "edp_pj_ns") if key in own]
 
     def __repr__(self) -> str:
         return self.text()
@@ -441,7 +441,7 @@ class Run:
 
     def unfused(self, point: str | int = "best") -> list[str]:
         """Of a point (the best of the front), a line per workload that runs layer by layer and exchanges much through main memory (`explain.unfused`)."""
-        if self.study.solver.reuse != "none":
+        if self.study.solver.schedule != "unfused":
             return []
         solved = self.show(point).solved
         command = f"dse run {self.path / 'study.yaml'} --out NEW"
@@ -472,7 +472,7 @@ class Run:
         for ref, workload in zip(self.study.workloads, studies.workloads_of(self.study), strict=True):
             name = ref.name.replace("'", "''")
             wanted = f"WHERE machine = {number} AND schedule = {schedule} AND workload = '{name}'"
-            nests = self.sql(f"SELECT einsum, nest, gap_in_space, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}")
+            nests = self.sql(f"SELECT einsum, nest, optimality_gap, certificate FROM einsums JOIN mappings USING (mapping_key, einsum_key) {wanted}")
             costs = self.sql(f"SELECT energy_pj, latency_cycles, certificate FROM workload_costs {wanted}").table.to_pylist()
             stored, said = [{key: row[key] for key in ("energy_pj", "latency_cycles")} for row in costs], [row["certificate"] for row in costs]
             if not nests:
@@ -483,7 +483,7 @@ class Run:
             whole = self.sql(f"SELECT nest FROM schedules {wanted} AND nest IS NOT NULL").table["nest"].to_pylist()
             found = evaluate(arch, workload, schedules.parse_schedule(whole[0]), self.study.solver.objective) if whole else solve.again(
                 arch, workload, self.study.solver, {row["einsum"]: row["nest"] for row in nests},
-                {row["einsum"]: (row["gap_in_space"] or 0.0, row["certificate"] or "") for row in nests})
+                {row["einsum"]: (row["optimality_gap"] or 0.0, row["certificate"] or "") for row in nests})
             if isinstance(found, Infeasible) or stored != [{"energy_pj": found.energy_pj, "latency_cycles": found.latency_cycles}]:
                 raise Differs(f"{self.path}: machine {number}: the stored cost {stored} is not what its mappings cost now")
             plan = schedules.parse_schedule(whole[0]) if whole else None

@@ -12,7 +12,7 @@ TABLES = ("table", "csv", "json", "parquet")
 TEXTS = ("text", "json")
 NESTS = (*TEXTS, "yaml", "schedule", "directives")
 EXAMPLES = {
-    "run": "dse run studies/edge_small.yaml --workers 2 --set stop.points=60",
+    "run": "dse run studies/edge_small.yaml --workers 2 --set stop.machines=60",
     "resume": "dse resume runs/edge-small",
     "status": "dse status runs/edge-small --format json",
     "pareto": "dse pareto runs/edge-small --objectives -throughput,power_mw --by dram_kind --where 'area_mm2 < 2'",
@@ -103,7 +103,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
 
     run = add("run", "start a study's run, or go on with it", "STUDY")
     run.add_argument("--out", metavar="DIR", help="run folder (default: runs/<name of the study>)")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the study, e.g. stop.points=60")
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the study, e.g. stop.machines=60")
     resume = add("resume", "go on with a run from the study in its folder", "DIR")
     for sub in (run, resume):
         sub.add_argument("--workers", type=_count, metavar="N", help="actors (default: one per core); 0 runs in this process, without Ray")

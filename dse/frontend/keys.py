@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from dse.study.plan import Limits, Stop
 from dse.study.sampler import Search
 from hw import machine
@@ -64,7 +64,7 @@ SEARCH: Meanings = {
     "prune": ("", "a machine whose bounds a schedule of an earlier generation dominates is not solved: the front stays that of all machines"),
 }
 STOP: Meanings = {
-    "points": ("machines", "stop after so many; none: all of the space"),
+    "machines": ("machines", "stop after so many; none: all of the space"),
     "hours": ("h", "stop at the end of a generation after so long, all sessions together"),
     "hypervolume_gain": ("share", "stop when the front's hypervolume grew by less over the last 4 generations"),
 }
@@ -72,25 +72,25 @@ SOLVER: Meanings = {
     "objective": ("", "what each mapping is best in"),
     "tiling": ("", "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule"),
     "mapper": ("", "who finds mappings: dse list solvers"),
-    "tiles": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
+    "factors": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
     "dataflow": ("", "of the mapper optimal: what stands still while the lanes of an array loop in time; row_stationary: rows of a window on an array of two "
                  "dimensions; einsums without such a tensor are free"),
-    "near": ("share", "of the mapper optimal: what is proven to be above the optimum by no more than this share is not searched further; 0: prove all"),
-    "share": ("share", "of least energy, with reuse tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules "
+    "gap": ("share", "of the mapper optimal: what is proven to be above the optimum by no more than this share is not searched further; 0: prove all"),
+    "sharing_gap": ("share", "of least energy, with reuse tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules "
               "(tiles) or the mappings of each einsum, none more than this share above what it would cost if each was solved (docs/reuse.md, Many machines); "
               "0: each is"),
     "layout": ("", "how tensors between einsums lie in main memory, where lines, rows or banks are described: dse list solvers"),
-    "reuse": ("", "what stays on chip between einsums, and which share loops: dse list solvers"),
+    "schedule": ("", "what stays on chip between einsums, and which share loops: dse list solvers"),
     "weights": ("", "of reuse pipelines and kapla: pinned: weights are there before the run; streamed: loaded in every one"),
     "spatial_layer_pipe": ("", "of reuse pipelines and kapla: einsums may run side by side, on rectangles of nodes"),
     "temporal_layer_pipe": ("", "of reuse pipelines and kapla: einsums side by side may hand on in granules of one loop"),
-    "steady_cycles": ("cycles", "of reuse pipelines: at most so many for a run where runs follow back to back (without fill, of one pipeline); 0: any"),
+    "initiation_interval": ("cycles", "of reuse pipelines: at most so many for a run where runs follow back to back (without fill, of one pipeline); 0: any"),
     "fuse_elementwise": ("", "one-to-one functions are fused into their producer and cost no traffic (docs/files.md, Workload)"),
     "seed": ("", "of mappers that draw at random"),
 }
 LIMITS: Meanings = {
     "errors": ("machines", "a run stops after so many errors"),
-    "share": ("share", "or after errors of this share of the machines"),
+    "sharing_gap": ("share", "or after errors of this share of the machines"),
     "seconds": ("s", "deadline of one machine; a resume tries it again"),
 }
 MACHINE: Meanings = {
@@ -107,7 +107,7 @@ MEMORY: Meanings = {
     **_energies(Memory),
     "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
     "width_bits": ("bit", "moved by one action (a read or a write)"),
-    "kind": ("", "picks the component table; custom: energies, bandwidth and area are all given here"),
+    "kind": ("", "options the component table; custom: energies, bandwidth and area are all given here"),
     "capacity": ("B", "of one instance; none: unbounded"),
     "banks": ("", "sram: arrays that split the capacity and work side by side"),
     "channels": ("", "DRAM: bandwidths and background powers add up"),
@@ -121,7 +121,7 @@ MEMORY: Meanings = {
     "bypass": ("", "tensors may skip this level; default: true but for the outermost"),
     "skip_first_read": ("", "the first read of an output element costs nothing: there is nothing to add to yet"),
     "slow": ("", "an array slower than the clock takes whole cycles (divide), or makes the machine infeasible"),
-    "holds": ("", "which parts of an einsum may stand there: the first input, its other inputs (weight), the output"),
+    "may_keep": ("", "which parts of an einsum may stand there: the first input, its other inputs (weight), the output"),
     "burst": ("B", "moved at once, a line or burst; layouts are felt where it is given"),
     "partial_write": ("", "of a line written in part: bytes are masked, or the line is read before (rmw)"),
     "row": ("B", "of DRAM, open per bank until another one is asked for"),
@@ -143,14 +143,14 @@ ARRAY: Meanings = {
     "dims": ("", "size per dimension, e.g. {x: 16, y: 16}"),
     "multicast": ("", "one read serves all lanes that want the same element; or the dimensions in which it does"),
     "reduce": ("", "lanes add their partial outputs on the way out; or the dimensions in which they do"),
-    "ramp": ("", "a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights, inputs"),
-    "rim": ("", "of a mesh: where on it the level outside stands; edge: along its first and last column"),
-    "source": ("", "of a mesh: whence lanes take a word that many want: all from the level outside along one tree, or each from the nearest lane that has it"),
+    "systolic": ("", "a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights, inputs"),
+    "injected_at": ("", "of a mesh: where on it the level outside stands; edge: along its first and last column"),
+    "multicast_from": ("", "of a mesh: whence lanes take a word that many want: all from the level outside along one tree, or each from the nearest lane that has it"),
 }
 LANE: Meanings = {
     **_energies(Lane),
     "compute": ("", "makes the node the compute, the last one"),
-    "kind": ("", "picks the component table; custom: all numbers are given here"),
+    "kind": ("", "options the component table; custom: all numbers are given here"),
     "ops_per_cycle": ("1/cycle", "operations of one lane"),
     "leak_mw": ("mW", "leakage of one lane"),
     "area_mm2": ("mm2", "of one lane"),
@@ -182,7 +182,7 @@ ENTRY: Meanings = {
     "format": ("", "dense or csr, per tensor"),
 }
 SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
-    ("study", "search.", Search, SEARCH), ("study", "stop.", Stop, STOP), ("study", "solver.", Picks, SOLVER), ("study", "limits.", Limits, LIMITS),
+    ("study", "search.", Search, SEARCH), ("study", "stop.", Stop, STOP), ("study", "solver.", SolverOptions, SOLVER), ("study", "limits.", Limits, LIMITS),
     ("machine", "", Machine, MACHINE), ("machine", "memory.", Memory, MEMORY), ("machine", "array.", Array, ARRAY),
     ("machine", "compute.", Lane, LANE), ("machine", "tiling.", Tiling, TILING),
     ("workload", "", File, FILE), ("workload", "einsums[].", Entry, ENTRY))

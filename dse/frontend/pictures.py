@@ -18,7 +18,7 @@ from dse.frontend import tables
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Solution, Tell, silent
 from dse.solve import solve
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch
@@ -49,7 +49,7 @@ class Solved(Protocol):
     @property
     def found(self) -> Solution | Infeasible: ...
     @property
-    def picks(self) -> Picks: ...
+    def options(self) -> SolverOptions: ...
 
 
 class Opened(Protocol):
@@ -149,7 +149,7 @@ def binding_ns(arch: Arch, found: Solution) -> dict[str, float]:
     """Latency by the component that binds each einsum."""
     total: Counter[str] = Counter()
     for c in found.einsums:
-        total[f"{c.bound_by} binds"] += c.count * c.latency_cycles / arch.clock_ghz  # type: ignore[assignment]
+        total[f"{c.bottleneck} binds"] += c.count * c.latency_cycles / arch.clock_ghz  # type: ignore[assignment]
     return dict(total)
 
 
@@ -198,8 +198,8 @@ def of_mapped(one: Solved, kind: str, einsum: str | None = None, tell: Tell = si
     title = f"{one.workload.name} on {one.arch.name}"
     if kind == "ski-slope":
         own = figures.alone(one.workload, einsum) if einsum else one.workload
-        found = solve.kept(one.arch, own, one.picks) if einsum else one.found
-        slope = figures.ski_slope(one.arch, own, one.picks, found[0] if isinstance(found, list) else found, tell)
+        found = solve.kept(one.arch, own, one.options) if einsum else one.found
+        slope = figures.ski_slope(one.arch, own, one.options, found[0] if isinstance(found, list) else found, tell)
         return plots.ski_slope(slope, f"{own.name} on {one.arch.name}")
     if isinstance(one.found, Infeasible):
         raise ValueError(f"{title}: infeasible: {one.found}")
@@ -227,7 +227,7 @@ def _einsums(one: Solved, found: Solution, title: str) -> Picture:
             parts["static" if part.action == "leak" else part.level] += c.count * part.energy_pj
         label = f"{c.name} x {c.count}" if c.count > 1 else c.name
         energy.append((label, parts))
-        latency.append((label, {f"{c.bound_by} binds": c.count * c.latency_cycles / one.arch.clock_ghz}))
+        latency.append((label, {f"{c.bottleneck} binds": c.count * c.latency_cycles / one.arch.clock_ghz}))
     return plots.breakdown({"energy_pj": energy, "latency_ns": latency}, "", f"{title}: einsums, all runs, costliest first")
 
 
@@ -235,5 +235,5 @@ def _nest(one: Solved, found: Solution, einsum: str | None) -> Picture:
     e, c = figures.one_einsum(one.workload, found, einsum)
     if c.mapping.outside:
         raise ValueError(f"{c.name}: its schedule is {c.mapping.outside.splitlines()[0]}; dse map shows it as text")
-    facts = f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, bound by {c.bound_by}; {c.certificate}"
+    facts = f"{tables.fact('energy_pj', c.energy_pj)}, {tables.fact('latency_cycles', c.latency_cycles)}, bound by {c.bottleneck}; {c.certificate}"
     return plots.nest(figures.nest(one.arch, e, c), f"{c.name} of {one.workload.name} on {one.arch.name}", facts)

@@ -177,7 +177,7 @@ def _workload(one: Any, nests: dict[str, int]) -> dict[str, Any]:
     return {"name": one.workload.name, "certificate": one.found.certificate, "energy": pictures.energy_parts(one.arch, one.found),
             "latency": pictures.binding_ns(one.arch, one.found),
             "roofline": {"peak": roof.peak, "gb_s": roof.gb_s, "level": roof.level, "dots": [list(asdict(dot).values()) for dot in roof.dots]},
-            "einsums": [[c.name, c.count, c.count * c.energy_pj, c.count * c.latency_cycles / one.arch.clock_ghz, c.bound_by,
+            "einsums": [[c.name, c.count, c.count * c.energy_pj, c.count * c.latency_cycles / one.arch.clock_ghz, c.bottleneck,
                          nests.setdefault(str(c.mapping), len(nests))] for c, _ in _costliest(one)]}
 
 

@@ -6,7 +6,7 @@ MACHINE = """\
 # A machine: memories and arrays from the outermost in, the compute last. All keys: dse list keys; check with: dse check FILE
 # `<name>.<field>` is the key of a study and of --set: array.x, gbuf.capacity, clock_mhz.
 clock_mhz: 500
-node_nm: 32                     # picks energies, areas and leakage from the tables (hw/data)
+node_nm: 32                     # options energies, areas and leakage from the tables (hw/data)
 cell: lop                       # lop: low operating power, hp: high performance
 nodes:
 - {memory: dram, kind: lpddr4, channels: 2, width_bits: 64}     # a DRAM kind brings energy, bandwidth and background power
@@ -30,7 +30,7 @@ constraints:                    # comparisons of fields, area_mm2, leak_mw and m
 - "area_mm2 <= 4"
 objectives: [energy_pj, latency_ns, area_mm2]    # {latency_ns: max} over several workloads; {throughput: sum, direction: max}
 search: {method: exhaustive, seed: 7}            # or random, qmc, nsga2, nsga3, tpe
-stop: {points: 1000}                             # also hours, hypervolume_gain; may be raised later: the run goes on
+stop: {machines: 1000}                             # also hours, hypervolume_gain; may be raised later: the run goes on
 solver: {objective: energy}                      # of each mapping: energy, latency or edp; dse list solvers
 """
 

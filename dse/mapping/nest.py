@@ -255,7 +255,7 @@ def role(e: Einsum, tensor: str) -> str:
 
 def holdable(e: Einsum, level: Level) -> list[str]:
     """Tensors that may stand at a level, inputs first; those that must where it may not be bypassed."""
-    return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.holds]
+    return [p.tensor for p in e.tensors() if role(e, p.tensor) in level.may_keep]
 
 
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
@@ -299,8 +299,8 @@ def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
             yield f"store {node.level}: no such level; the machine has {', '.join(order)}"
         elif node.tensor not in held:
             yield f"store {node.level} {node.tensor}: no such tensor; the einsum has {', '.join(held)}"
-        elif (part := role(e, node.tensor)) not in arch.levels[order[node.level]].holds:
-            yield f"store {node.level} {node.tensor}: {node.level} holds no {part}, only {', '.join(arch.levels[order[node.level]].holds)}"
+        elif (part := role(e, node.tensor)) not in arch.levels[order[node.level]].may_keep:
+            yield f"store {node.level} {node.tensor}: {node.level} holds no {part}, only {', '.join(arch.levels[order[node.level]].may_keep)}"
         elif held[node.tensor] and order[node.level] <= held[node.tensor][-1]:
             yield f"store {node.level} {node.tensor}: stands below a node of {arch.levels[held[node.tensor][-1]].name}; keep the order of the hierarchy"
         else:

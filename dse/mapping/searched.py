@@ -53,7 +53,7 @@ class Mappings:
 
 
 EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # no mapping costs less than a lower bound
-FACTORS: dict[Tiles, Factors] = {"perfect": "perfect", "ragged_lanes": "imperfect_spatial", "ragged": "imperfect"}
+FACTORS: dict[Tiles, Factors] = {"perfect": "perfect", "imperfect_spatial": "imperfect_spatial", "imperfect": "imperfect"}
 
 
 def mappings_of(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> Mappings:

@@ -86,13 +86,13 @@ def gemm_ranks(e: Einsum) -> dict[str, tuple[str, ...]]:
 
 
 def systolic(e: Einsum, f: Fanout) -> Constraints:
-    """The mapspace of a systolic array f (f.ramp os, ws or is): ranks on its rows and columns, ranks in time, and what stays still.
+    """The mapspace of a systolic array f (f.systolic os, ws or is): ranks on its rows and columns, ranks in time, and what stays still.
 
     Source: SCALE-Sim: rows, columns, time = (M, N, K), (K, N, M), (K, M, N). Raises ValueError for an einsum that has not two inputs.
     """
     ranks = gemm_ranks(e)
-    rows, columns, time = ROLES[f.ramp]
-    still = stationary(e, f.ramp).tensor
+    rows, columns, time = ROLES[f.systolic]
+    still = stationary(e, f.systolic).tensor
     return Constraints(((f.dims[0][0], ranks[rows]), (f.dims[1][0], ranks[columns])), ranks[time], still)
 
 
@@ -216,7 +216,7 @@ def row_stationary_loops(e: Einsum, f: Fanout) -> tuple[tuple[Loop, ...], tuple[
 
 
 Placement = tuple[tuple[int, ...], ...]  # per level the numbers of the tensors that it holds, in the order of their nodes
-Tiles = Literal["ragged_lanes", "perfect", "ragged"]
+Tiles = Literal["imperfect_spatial", "perfect", "imperfect"]
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:

@@ -40,7 +40,7 @@ KIND = Column("string", "", "mac, max, add, mul, copy or a unary function")
 COUNT = Column("int64", "", "how often it runs; costs are of one run")
 MAPPING_KEY = Column("string", "", "content key of the mapping")
 LEVEL = Column("string", "", "storage level, MAC for compute, VECTOR for its vector unit, or array whose network is priced")
-GAP_IN_SPACE = Column("float64", "", "how far the objective may lie above the optimum of the searched space, as a share: 0 is proven")
+OPTIMALITY_GAP = Column("float64", "", "how far the objective may lie above the optimum of the searched space, as a share: 0 is proven")
 GAP_TO_BOUND = Column("float64", "", "how far the objective may lie above the lower bound, as a share: objective / lower bound - 1")
 CERTIFICATE = Column("string", "", "what is proven, at most how far above which bound; what was searched, and what not")
 LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
@@ -74,7 +74,7 @@ TABLES: dict[str, Columns] = {
         "clock_ghz": Column("float64", "GHz", "clock"),
         "bound_energy_pj": Column("float64", "pJ", "no mapping of the workloads costs less"),
         "bound_latency_ns": Column("float64", "ns", "no mapping of the workloads is faster"),
-        "beaten_by": Column("int64", "", "pruned by its bounds: the machine with a schedule that is better than any of this one"),
+        "dominated_by": Column("int64", "", "pruned by its bounds: the machine with a schedule that is better than any of this one"),
         "limit_level": Column("string", "", "infeasible: level that is too small"),
         "need_bytes": Column("int64", "B", "infeasible: smallest need at that level"),
         "have_bytes": Column("int64", "B", "infeasible: what the level has"),
@@ -89,7 +89,7 @@ TABLES: dict[str, Columns] = {
         **METRICS,
         "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
         "feasible": Column("bool", "", "meets every constraint of the study"),
-        "gap_in_space": GAP_IN_SPACE,
+        "optimality_gap": OPTIMALITY_GAP,
         "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
         **VERSIONS,
@@ -112,7 +112,7 @@ TABLES: dict[str, Columns] = {
         "weight": Column("float64", "", "weight of the workload in sums"),
         **METRICS,
         "macs": Column("int64", "", "multiply-accumulates of one run"),
-        "gap_in_space": GAP_IN_SPACE,
+        "optimality_gap": OPTIMALITY_GAP,
         "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
     },
@@ -128,8 +128,8 @@ TABLES: dict[str, Columns] = {
         "mapping_key": MAPPING_KEY,
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
-        "bound_by": Column("string", "", "component that attains the latency"),
-        "gap_in_space": GAP_IN_SPACE,
+        "bottleneck": Column("string", "", "component that attains the latency"),
+        "optimality_gap": OPTIMALITY_GAP,
         "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
     },
@@ -147,11 +147,11 @@ TABLES: dict[str, Columns] = {
         "nest": Column("string", "", "the schedule as one nest with branches; NULL: einsums in turn, whose nests are in mappings"),
         "moved_words": Column("float64", "", "machine words from and to main memory, the sum of the next five; these NULL: no reuse was asked for"),
         "listed_words": Column("float64", "", "of the list of accesses: each operand read once, all of the first on-chip level for what stays"),
-        "small_words": Column("float64", "", "of small results that the list leaves in registers"),
-        "apart_words": Column("float64", "", "handed over in the list, but not by a shared loop"),
-        "again_words": Column("float64", "", "read more than once by the nest of an einsum, if nothing stayed"),
-        "room_words": Column("float64", "", "stays in the list, but not beside what works; below 0: what stays is not handed over or read again either"),
-        "saved_words": Column("float64", "", "less of moved_words by one word more of the first on-chip level; of solver.reuse: optimal"),
+        "in_registers_words": Column("float64", "", "of small results that the list leaves in registers"),
+        "not_fused_words": Column("float64", "", "handed over in the list, but not by a shared loop"),
+        "reread_words": Column("float64", "", "read more than once by the nest of an einsum, if nothing stayed"),
+        "capacity_words": Column("float64", "", "stays in the list, but not beside what works; below 0: what stays is not handed over or read again either"),
+        "saved_words": Column("float64", "", "less of moved_words by one word more of the first on-chip level; of solver.schedule: residency"),
     },
     "segments": {
         "machine": MACHINE,
@@ -163,7 +163,7 @@ TABLES: dict[str, Columns] = {
         "granules": Column("int64", "", "trips of the shared loops of a pipeline; NULL: in turn"),
         "energy_pj": METRICS["energy_pj"],
         "latency_cycles": LATENCY_CYCLES,
-        "steady_cycles": Column("float64", "cycles", "of one of many runs back to back; NULL: of einsums in turn"),
+        "initiation_interval_cycles": Column("float64", "cycles", "of one of many runs back to back; NULL: of einsums in turn"),
         "energy_steady_pj": Column("float64", "pJ", "energy of one of many runs back to back, leakage over the steady cycles; NULL: of einsums in turn"),
         "slowest_stage": Column("string", "", "einsum that a granule takes longest in; NULL: in turn"),
         "on_chip": Column("string", "", "tensors that it makes, reads and never lets out, with the level that holds them; NULL: none"),
@@ -230,7 +230,7 @@ PACKED: dict[str, Columns] = {
         "workload": WORKLOAD,
         "space": Column("string", "", "what was searched of its einsums that are proven optimal, but for those at `places`, as JSON; empty: none is proven"),
         "places": Column("list<int32>", "", "different einsums that something else is known of, 0 first; NULL: none"),
-        "gaps": Column("list<float64>", "", "gap_in_space of each of them"),
+        "gaps": Column("list<float64>", "", "optimality_gap of each of them"),
         "spaces": Column("list<string>", "", "what was searched of each, as JSON; empty: nothing but its bound is known"),
     },
 }

@@ -251,10 +251,10 @@ class _Elimination:
         keys = (whole.values[:, 1], figures(whole.values, self.figure)) if self.figure != "front" else (whole.values[:, 1], whole.values[:, 0])
         found = []
         for row in np.lexsort(keys)[: None if self.figure == "front" else 1]:
-            picks = _picked(whole.past, int(row), len(tables))
-            labels = {node: int(label) for t, pick in zip(tables, picks, strict=True) for node, label in zip(t.scope, t.labels[pick], strict=True)}
+            options = _picked(whole.past, int(row), len(tables))
+            labels = {node: int(label) for t, pick in zip(tables, options, strict=True) for node, label in zip(t.scope, t.labels[pick], strict=True)}
             energy, latency, *peaks = (float(v) for v in whole.values[row, :wide])
-            found.append(Choice(labels, picks, energy, latency, tuple(zip(self.levels, peaks, strict=True))))
+            found.append(Choice(labels, options, energy, latency, tuple(zip(self.levels, peaks, strict=True))))
         best = min((_figure(one, self.figure) for one in found), default=inf)
         return Joined(tuple(found), self.floor if self.figure == "front" and self.floor < inf else min(best, self.floor), self.largest)
 

@@ -1,4 +1,4 @@
-"""The solver stack: which methods there are, and solve(arch, workload, picks) -> schedules with certificates."""
+"""The solver stack: which methods there are, and solve(arch, workload, options) -> schedules with certificates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dse.sim.schedule.graph import UNTIMED, among_schedules, any_schedule, evalu
 from dse.solve.gogeta.classify import dominance
 from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, reused
 from dse.solve.kapla.published import SAID, published
-from dse.solve.layouts.layouts import PICKS, Assigned, Layouts, Pick, assigned, shared
+from dse.solve.layouts.layouts import LAYOUT_POLICIES, Assigned, Layouts, Pick, assigned, shared
 from dse.solve.schedules.fused import fused, told
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_mappings import Cell, Shared
@@ -64,14 +64,14 @@ DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive":
                                "optimal": exactly}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
 TILES = {"perfect": "optimal: every loop divides",
-         "ragged_lanes": "optimal: lanes as even as can be, the last may have less, loops in time divide",
-         "ragged": "optimal: any tiles; proven where fills overlap freely on one array with inputs that stand still inside, else improved from ragged_lanes"}
+         "imperfect_spatial": "optimal: lanes as even as can be, the last may have less, loops in time divide",
+         "imperfect": "optimal: any tiles; proven where fills overlap freely on one array with inputs that stand still inside, else improved from imperfect_spatial"}
 DATAFLOWS = {"free": "optimal: every mapping",
              "weight_stationary": "optimal: the second input stands still while lanes loop in time",
              "output_stationary": "optimal: the output does",
              "input_stationary": "optimal: the first input does",
              "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
-PROOF = ("gap_in_space", "space", "visited")  # of an EinsumCost, besides its mapping
+PROOF = ("optimality_gap", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
 REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
          "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or each alone on one, whichever is found to cost least",
@@ -80,16 +80,16 @@ REUSE = {"none": "einsums in turn, each from and to main memory in mappings of i
          **CONFIGURATIONS}
 FEW = 4  # layouts of a tensor, chosen together with what stays on chip
 PIPED = ("pipelines", *SAID)  # reuse on machines of nodes, einsums side by side
-LAYOUT = PICKS
+LAYOUT = LAYOUT_POLICIES
 @dataclass(frozen=True, slots=True)
-class Picks:
+class SolverOptions:
     """The `solver:` block of a study. tiling smaug: its tiles and schedule, no mapper is asked.
 
-    Of the mapper optimal: tiles: perfect, all of them divide; ragged_lanes, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
+    Of the mapper optimal: factors: perfect, all of them divide; imperfect_spatial, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
     stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
     layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
     reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
-    loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; steady_cycles: of a run, at
+    loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; initiation_interval_cycles: of a run, at
     most, where runs follow back to back, 0: any.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     share: of tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long
@@ -99,7 +99,7 @@ class Picks:
     objective: Literal["energy", "latency", "edp"] = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
-    tiles: Literal["perfect", "ragged_lanes", "ragged"] = "ragged_lanes"
+    tiles: Literal["perfect", "imperfect_spatial", "imperfect"] = "imperfect_spatial"
     dataflow: Dataflow = "free"
     near: Cost = 0.01
     share: Cost = 0.0
@@ -109,7 +109,7 @@ class Picks:
     weights: Literal["streamed", "pinned"] = "streamed"
     spatial_layer_pipe: bool = True
     temporal_layer_pipe: bool = True
-    steady_cycles: Cost = 0.0
+    initiation_interval_cycles: Cost = 0.0
     fuse_elementwise: bool = True
     seed: int = 0
 
@@ -121,33 +121,33 @@ def effort(e: Einsum) -> float:
     return math.pow(cuts, 1.5) * (1.0 if e.kind == "mac" else 0.25)
 
 
-def solve(arch: Arch, workload: Workload, picks: Picks, heard: Heard | None = None) -> list[Solution] | Infeasible:
-    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `picks.reuse` and `picks.layout` make of them.
+def solve(arch: Arch, workload: Workload, options: SolverOptions, heard: Heard | None = None) -> list[Solution] | Infeasible:
+    """Schedules of a workload on a machine, best first: einsums in sequence, equal ones solved once, or what `options.reuse` and `options.layout` make of them.
     Where no lines, rows or banks are described all layouts cost the same. heard: of einsums in sequence, told the cost of each, as in `scheduled`."""
-    if picks.layout != "row_major" and picks.reuse == "none" and arch.described():
-        found = in_best_layouts(arch, workload, picks)
+    if options.layout != "row_major" and options.schedule == "unfused" and arch.described():
+        found = in_best_layouts(arch, workload, options)
         return found if isinstance(found, Infeasible) else [_with_copies(found)]
-    return with_reuse(arch, workload, picks) if picks.reuse != "none" else scheduled(arch, workload, picks, heard=heard)
+    return with_reuse(arch, workload, options) if options.schedule != "unfused" else scheduled(arch, workload, options, heard=heard)
 
 
-def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
+def with_reuse(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `_reused`, searched without a limit of the outermost level. A schedule that needs more there is none: of configurations of reuse; else einsums in turn
     are the answer, if they fit, with their gap to what was found."""
-    if short := outermost.least(arch, workload, picks.reuse in PIPED and picks.weights == "pinned"):
+    if short := outermost.least(arch, workload, options.schedule in PIPED and options.weights == "pinned"):
         return short
-    found = _reused(arch.unbounded(), workload, picks, tell)
+    found = _reused(arch.unbounded(), workload, options, tell)
     if isinstance(found, Infeasible) or (short := _outgrown(arch, workload, found[0])) is None:
         return found
-    if picks.reuse in CONFIGURATIONS:
+    if options.schedule in CONFIGURATIONS:
         return short
-    turns = scheduled(arch, workload, replace(picks, reuse="none"), tell)
+    turns = scheduled(arch, workload, replace(options, schedule="unfused"), tell)
     if isinstance(turns, Infeasible):
         return min(short, turns, key=lambda one: one.need_bytes)
-    best = among_schedules(turns[0], arch, workload, picks.objective)
-    value, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
+    best = among_schedules(turns[0], arch, workload, options.objective)
+    value, other = (figure(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
     if where := found[0].space:
-        return [told(best, above(value, other / (1 + found[0].gap_in_space)), where, workload)]
-    what = f"not proven optimal (unfused: what {picks.reuse} found needs {short.need_bytes} bytes of {short.level})"
+        return [told(best, above(value, other / (1 + found[0].optimality_gap)), where, workload)]
+    what = f"not proven optimal (unfused: what {options.schedule} found needs {short.need_bytes} bytes of {short.level})"
     return [replace(best, certificate=certified(what, best.gap_to_bound, any_schedule(workload)))]
 
 
@@ -159,88 +159,88 @@ def _outgrown(arch: Arch, workload: Workload, found: Solution) -> Infeasible | N
     return outermost.scheduled(arch, converted(workload, found.conversions), given)
 
 
-def _reused(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> list[Solution] | Infeasible:
+def _reused(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell) -> list[Solution] | Infeasible:
     """The schedule of a configuration of reuse, whose nests the mapper finds, each in a part of the machine, equal ones once; or the best one with tensors kept
-    whole and tiles handed on, where layouts are felt in the best ones (`picks.layout` alt) or row-major. Raises ValueError on a machine that prices hops."""
-    if picks.reuse == "tiles" and any(f.hop_pj or f.lane_pj for f in arch.fanouts):
-        raise ValueError(f"solver.reuse = {picks.reuse}: {arch.name} prices hops, which is not searched; take solver.reuse=none")
-    if picks.reuse == "tiles":
-        best = fused(arch, workload, picks.objective, picks.tiles, lambda e: dataflow(picks.dataflow, e, arch), picks.near,
-                     lambda objective: _layouts(arch, workload, replace(picks, objective=objective), tell) if arch.described() else None, tell)
-        return best if isinstance(best, Infeasible) else [best if picks.share else _or_gogetas(arch, workload, picks, best)]
-    if picks.reuse in PIPED:
-        pipes = picks.objective, picks.weights, picks.spatial_layer_pipe, picks.temporal_layer_pipe
-        piped = (pipelined(arch, workload, *pipes, picks.steady_cycles or math.inf) if picks.reuse == "pipelines" else
-                 published(arch, workload, picks.reuse, *pipes, picks.seed))
+    whole and tiles handed on, where layouts are felt in the best ones (`options.layout` alt) or row-major. Raises ValueError on a machine that prices hops."""
+    if options.schedule == "fused" and any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
+        raise ValueError(f"solver.schedule = {options.schedule}: {arch.name} prices hops, which is not searched; take solver.schedule=unfused")
+    if options.schedule == "fused":
+        best = fused(arch, workload, options.objective, options.factors, lambda e: dataflow(options.dataflow, e, arch), options.gap,
+                     lambda objective: _layouts(arch, workload, replace(options, objective=objective), tell) if arch.described() else None, tell)
+        return best if isinstance(best, Infeasible) else [best if options.sharing_gap else _or_gogetas(arch, workload, options, best)]
+    if options.schedule in PIPED:
+        pipes = options.objective, options.weights, options.spatial_layer_pipe, options.temporal_layer_pipe
+        piped = (pipelined(arch, workload, *pipes, options.initiation_interval or math.inf) if options.schedule == "pipelined" else
+                 published(arch, workload, options.schedule, *pipes, options.seed))
         return piped if isinstance(piped, Infeasible) else [piped]
     known: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
     def nests(part: Arch, e: Einsum) -> Nest | Infeasible:
         key = part, canonical_key(e)
         if key not in known:
-            found = _mapper(picks, _ruled(e, part))(Problem(part, e, picks.objective), Random(f"{picks.seed}/{key[1]}"))
+            found = _mapper(options, _ruled(e, part))(Problem(part, e, options.objective), Random(f"{options.seed}/{key[1]}"))
             known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
         first, nest = known[key]
         return replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.renamed(nest, first, e)
 
-    searched = {encoded(own): own for e in workload.einsums for own in [mappings_of(picks.tiles, arch, _ruled(e, arch))] if picks.mapper == "optimal"}
-    solution = reused(arch, workload, picks.reuse, nests, picks.objective, tuple(searched.values()))
+    searched = {encoded(own): own for e in workload.einsums for own in [mappings_of(options.factors, arch, _ruled(e, arch))] if options.mapper == "optimal"}
+    solution = reused(arch, workload, options.schedule, nests, options.objective, tuple(searched.values()))
     return solution if isinstance(solution, Infeasible) else [solution]
 
 
-def _or_gogetas(arch: Arch, workload: Workload, picks: Picks, best: Solution) -> Solution:
+def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: Solution) -> Solution:
     """Or GOGETA's schedule, where it costs less: it keeps parts of what several einsums read from outside, and shares loops over what is summed up."""
     made = {e.output.tensor for e in workload.einsums}
     reads = Counter(t for e in workload.einsums for t in {owner(p.tensor, made) for p in e.inputs} - made)
     if max(reads.values(), default=0) < 2:
         return best
     try:
-        found = with_reuse(arch, workload, replace(picks, reuse="gogeta"))
+        found = with_reuse(arch, workload, replace(options, schedule="gogeta"))
     except WorkloadError:  # of no use on this machine, or for loops that are not written out
         return best
     if isinstance(found, Infeasible) or not found[0].schedule:
         return best
-    if picks.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
+    if options.objective != "energy" and UNTIMED in found[0].certificate and UNTIMED not in best.certificate:
         return best  # its waits are not counted
-    own, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
+    own, other = (figure(options.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
     assert best.space
-    where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.gap_in_space)
+    where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.optimality_gap)
     if other >= own:
-        return told(best, best.gap_in_space, where, workload)
-    priced = evaluate(arch, workload, found[0].schedule, picks.objective, reuse=True)
+        return told(best, best.optimality_gap, where, workload)
+    priced = evaluate(arch, workload, found[0].schedule, options.objective, reuse=True)
     assert isinstance(priced, Solution)
     return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where, workload)
 
 
-def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Family | Infeasible:
-    """Schedules that machines of one structure share (`picks.share`)."""
+def shared_by(arches: Sequence[Arch], workload: Workload, options: SolverOptions) -> Family | Infeasible:
+    """Schedules that machines of one structure share (`options.share`)."""
     def solved(reuse: Literal["tiles", "none"], arch: Arch, objective: str) -> Solution | Infeasible:
-        found = kept(arch, workload, replace(picks, reuse=reuse, objective="latency" if objective == "latency" else "energy"))
+        found = kept(arch, workload, replace(options, schedule=reuse, objective="latency" if objective == "latency" else "energy"))
         return found if isinstance(found, Infeasible) else found[0]
 
-    return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), picks.share)
+    return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), options.sharing_gap)
 
 
-def shared_on(c: Cell, groups: Sequence[Unique], picks: Picks) -> dict[str, Shared | Infeasible]:
-    """Mappings of different einsums in turn, by key, that machines of a cell share (`picks.share`); of those behind one that does not fit, none. They stay in
+def shared_on(c: Cell, groups: Sequence[Unique], options: SolverOptions) -> dict[str, Shared | Infeasible]:
+    """Mappings of different einsums in turn, by key, that machines of a cell share (`options.share`); of those behind one that does not fit, none. They stay in
     $DSE_CACHE: processes that find the same cell begin with einsums that no other one has begun with, the dearest first."""
     found, last = dict[int, Shared | Infeasible](), len(groups)
     dearest = sorted(range(len(groups)), key=lambda i: -effort(groups[i].einsum))
     for alone, order in ((True, dearest), (False, dearest[::-1])):
         for i in order:
-            if i < last and i not in found and (one := _kept_on(c, groups[i].einsum, picks, alone)):
+            if i < last and i not in found and (one := _kept_on(c, groups[i].einsum, options, alone)):
                 found[i] = one
                 last = i if isinstance(one, Infeasible) else last
     return {groups[i].key: one for i, one in sorted(found.items()) if i <= last}
 
 
-def _kept_on(c: Cell, e: Einsum, picks: Picks, alone: bool) -> Shared | Infeasible | None:
+def _kept_on(c: Cell, e: Einsum, options: SolverOptions, alone: bool) -> Shared | Infeasible | None:
     """One einsum; where it is kept, counts and prices of its mappings are evaluated anew. alone: None where another process is about to find it."""
-    path = cache.place("shared", (c.digest, e, picks.tiles, picks.dataflow, picks.near, picks.share), ".npz")
+    path = cache.place("shared", (c.digest, e, options.factors, options.dataflow, options.gap, options.sharing_gap), ".npz")
     known: Shared | Infeasible | None = _recalled_on(path, c, e)
     if known is None and (cache.claim(path) or not alone):
         try:
-            known = _recalled_on(path, c, e) or _found_on(c, e, picks)
+            known = _recalled_on(path, c, e) or _found_on(c, e, options)
             if isinstance(known, Shared):
                 file = BytesIO()
                 np.savez_compressed(file, nests=np.array([str(one.mapping) for one in known.mappings]), choice=known.choice, gaps=known.gaps)
@@ -276,24 +276,24 @@ def called(c: Cell, found: Shared, e: Einsum) -> Shared:
     return replace(found, einsum=e, mappings=tuple(one for one in own if isinstance(one, EinsumCost)))
 
 
-def _found_on(c: Cell, e: Einsum, picks: Picks) -> Shared | Infeasible:
-    rules = dataflow(picks.dataflow, e, c.first)
+def _found_on(c: Cell, e: Einsum, options: SolverOptions) -> Shared | Infeasible:
+    rules = dataflow(options.dataflow, e, c.first)
 
     def solved(arches: Sequence[Arch]) -> list[EinsumCost | Infeasible]:
-        return optimal_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules, picks.near)
+        return optimal_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules, options.gap)
 
     def floors(arches: Sequence[Arch]) -> list[float]:
-        return floors_on([Problem(arch, e, "energy") for arch in arches], picks.tiles, rules)
+        return floors_on([Problem(arch, e, "energy") for arch in arches], options.factors, rules)
 
-    return turns(c, e, solved, floors, picks.share)
+    return turns(c, e, solved, floors, options.sharing_gap)
 
 
-def space_of_turns(arch: Arch, e: Einsum, picks: Picks) -> Mappings:
+def space_of_turns(arch: Arch, e: Einsum, options: SolverOptions) -> Mappings:
     """What is searched of an einsum in turn."""
-    return mappings_of(picks.tiles, arch, dataflow(picks.dataflow, e, arch))
+    return mappings_of(options.factors, arch, dataflow(options.dataflow, e, arch))
 
 
-def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent, heard: Heard | None = None) -> list[Solution] | Infeasible:
+def scheduled(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent, heard: Heard | None = None) -> list[Solution] | Infeasible:
     """As `solve`, einsums in turn. On machines that describe lines, rows or banks what two einsums share is row-major, the rest lies as is best; other mappers
     than optimal find their mappings where layouts cost nothing.
 
@@ -302,13 +302,13 @@ def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent,
     if short := outermost.in_turn(arch, workload):
         return short
     limits, arch = arch, arch.unbounded()
-    groups, mapper, apart = unique(workload), _mapper(picks), shared(workload) if arch.described() else {}
+    groups, mapper, apart = unique(workload), _mapper(options), shared(workload) if arch.described() else {}
     costs: dict[int, EinsumCost | Infeasible] = {}
 
     def found(place: int) -> EinsumCost | Infeasible:
         if place not in costs:
             e, key = groups[place].einsum, groups[place].key
-            costs[place] = _mapped(Problem(arch, e, picks.objective), picks, mapper, apart.get(key, frozenset()), Random(f"{picks.seed}/{key}"))
+            costs[place] = _mapped(Problem(arch, e, options.objective), options, mapper, apart.get(key, frozenset()), Random(f"{options.seed}/{key}"))
         return costs[place]
 
     if heard:
@@ -319,16 +319,16 @@ def scheduled(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent,
     for place, _ in enumerate(_begun(groups, tell)):
         if isinstance(one := found(place), Infeasible):
             return one
-    whole = summed(arch, groups, picks, [costs[place] for place in range(len(groups))])
+    whole = summed(arch, groups, options, [costs[place] for place in range(len(groups))])
     return whole if isinstance(whole, Infeasible) or not arch.described() else _outgrown(limits, workload, whole[0]) or whole
 
 
-def solved_together(picks: Picks) -> bool:
+def solved_together(options: SolverOptions) -> bool:
     """Whether machines may be solved by `scheduled_on`."""
-    return picks.reuse == "none" and picks.mapper == "optimal" and not TILING[picks.tiling]
+    return options.schedule == "unfused" and options.mapper == "optimal" and not TILING[options.tiling]
 
 
-def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks, heard: HeardOn | None = None) -> list[list[Solution] | Infeasible | None]:
+def scheduled_on(arches: Sequence[Arch], workload: Workload, options: SolverOptions, heard: HeardOn | None = None) -> list[list[Solution] | Infeasible | None]:
     """As `solve`, einsums in turn on many machines, an einsum on all that ask for it next together; None: of a machine that is to be solved alone, where
     layouts or hops are felt, or that is given up.
 
@@ -343,9 +343,9 @@ def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks, heard
         for j, places in enumerate(todo):
             if places:
                 place = places.pop(0)
-                asked.setdefault((place, dataflow(picks.dataflow, groups[place].einsum, arches[j])), []).append(j)
+                asked.setdefault((place, dataflow(options.dataflow, groups[place].einsum, arches[j])), []).append(j)
         for (place, rules), own in asked.items():
-            found = optimal_on([Problem(arches[j], groups[place].einsum, picks.objective) for j in own], picks.tiles, rules, picks.near)
+            found = optimal_on([Problem(arches[j], groups[place].einsum, options.objective) for j in own], options.factors, rules, options.gap)
             for j, one in zip(own, found, strict=True):
                 before = _infeasible(costs[j])
                 costs[j][place] = one
@@ -353,7 +353,7 @@ def scheduled_on(arches: Sequence[Arch], workload: Workload, picks: Picks, heard
                     todo[j] = sorted(other for other in todo[j] if other < place)
                 elif heard and not before and not heard(j, place, one):
                     todo[j], costs[j] = [], {}
-    return [full or _infeasible(own) or (summed(arch, groups, picks, [own[place] for place in range(len(groups))]) if own else None)
+    return [full or _infeasible(own) or (summed(arch, groups, options, [own[place] for place in range(len(groups))]) if own else None)
             for arch, own, full in zip(arches, costs, short, strict=True)]
 
 
@@ -376,77 +376,77 @@ def _begun(groups: Sequence[Unique], tell: Tell) -> Iterator[Unique]:
         yield group
 
 
-def _mapped(problem: Problem, picks: Picks, mapper: Mapper, shared: frozenset[str], rng: Random) -> EinsumCost | Infeasible:
+def _mapped(problem: Problem, options: SolverOptions, mapper: Mapper, shared: frozenset[str], rng: Random) -> EinsumCost | Infeasible:
     """One einsum, its shared tensors row-major at the outermost level, the others as is best."""
     arch, e = problem.arch, problem.einsum
     try:
-        if arch.described() and picks.mapper == "optimal" and not TILING[picks.tiling]:
-            found = lined(problem, picks.tiles, dataflow(picks.dataflow, e, arch), picks.near, shared)
+        if arch.described() and options.mapper == "optimal" and not TILING[options.tiling]:
+            found = lined(problem, options.factors, dataflow(options.dataflow, e, arch), options.gap, shared)
             return found if isinstance(found, Infeasible) else found[0]
         found = mapper(replace(problem, arch=arch.ideal()), rng)
         if isinstance(found, Infeasible):
             return found
         return best_in(problem, found[0], shared) if arch.described() and not found[0].mapping.outside else laid(problem, found[0])
     except ValueError as fault:
-        raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.tiles=perfect)") from None
+        raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.factors=perfect)") from None
 
 
-def in_best_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Assigned | Infeasible:
-    """A workload with the layouts that `picks.layout` chooses between its einsums, conversions as einsums more. Raises ValueError where there is no choice."""
-    if not arch.described() or picks.mapper != "optimal" or picks.tiling != "mapper" or picks.reuse != "none":
+def in_best_layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> Assigned | Infeasible:
+    """A workload with the layouts that `options.layout` chooses between its einsums, conversions as einsums more. Raises ValueError where there is no choice."""
+    if not arch.described() or options.mapper != "optimal" or options.tiling != "mapper" or options.schedule != "unfused":
         none = f"{arch.name} describes no lines, rows or banks: all layouts cost the same"
-        why = "needs the mapper optimal, without solver.reuse" if arch.described() else none
-        raise ValueError(f"solver.layout = {picks.layout}: {why}; leave it out")
+        why = "needs the mapper optimal, without solver.schedule" if arch.described() else none
+        raise ValueError(f"solver.layout = {options.layout}: {why}; leave it out")
     if short := outermost.in_turn(arch, workload):
         return short
-    found = _pairs(arch.unbounded(), workload, picks, tell)
-    chosen = found if isinstance(found, Infeasible) else assigned(arch.unbounded(), workload, picks.objective, picks.layout, found)
+    found = _pairs(arch.unbounded(), workload, options, tell)
+    chosen = found if isinstance(found, Infeasible) else assigned(arch.unbounded(), workload, options.objective, options.layout, found)
     return chosen if isinstance(chosen, Infeasible) else outermost.scheduled(arch, chosen.workload, chosen.schedule) or chosen
 
 
-def _pairs(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> dict[str, Pairs] | Infeasible:
+def _pairs(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> dict[str, Pairs] | Infeasible:
     """Mappings in layouts of every different einsum, by key."""
     groups, apart, found = unique(workload), shared(workload), {}
     for group in _begun(groups, tell):
-        own = pairs(Problem(arch, group.einsum, picks.objective), picks.tiles, dataflow(picks.dataflow, group.einsum, arch), picks.near, apart[group.key])
+        own = pairs(Problem(arch, group.einsum, options.objective), options.factors, dataflow(options.dataflow, group.einsum, arch), options.gap, apart[group.key])
         if isinstance(own, Infeasible):
             return own
         found[group.key] = own
     return found
 
 
-def _layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Layouts | Infeasible:
+def _layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> Layouts | Infeasible:
     """What a schedule chooses its layouts from: of `alt` a few per tensor, for every one stands beside what may be kept; else row-major."""
-    found = _pairs(arch, workload, picks, tell)
-    return found if isinstance(found, Infeasible) else Layouts(arch, workload, picks.objective, found, FEW if picks.layout == "alt" else 1)
+    found = _pairs(arch, workload, options, tell)
+    return found if isinstance(found, Infeasible) else Layouts(arch, workload, options.objective, found, FEW if options.layout == "alt" else 1)
 
 
 def _with_copies(found: Assigned) -> Solution:
     return replace(found.solution, schedule=found.schedule, conversions=found.conversions)
 
 
-def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Solution | Infeasible:
+def kept_layouts(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> Solution | Infeasible:
     """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it is not believed below a bound."""
-    path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.carried, picks), ".json")
+    path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.carried, options), ".json")
     if (data := cache.read(path)) is not None:
         try:
             known = json.loads(data)
             copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-            solved = evaluate(arch, converted(workload, copies), given, picks.objective)
+            solved = evaluate(arch, converted(workload, copies), given, options.objective)
             if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
-                einsums = tuple(replace(one, gap_in_space=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
+                einsums = tuple(replace(one, optimality_gap=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
                 space = decoded(Space, known["space"])
                 text = f"{known['said']}{said(space) if space else ''}"
-                return replace(solved, einsums=einsums, gap_in_space=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
+                return replace(solved, einsums=einsums, optimality_gap=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
             raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
-    found = in_best_layouts(arch, workload, picks, tell)
+    found = in_best_layouts(arch, workload, options, tell)
     if isinstance(found, Infeasible):
         return found
     one = _with_copies(found)
-    cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.gap_in_space,
-                                 "said": claim(one.certificate), "space": encoded(one.space), "gaps": [c.gap_in_space for c in one.einsums]}).encode())
+    cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.optimality_gap,
+                                 "said": claim(one.certificate), "space": encoded(one.space), "gaps": [c.optimality_gap for c in one.einsums]}).encode())
     return one
 
 
@@ -463,22 +463,22 @@ def _ruled(e: Einsum, arch: Arch) -> Constraints:
     return Constraints(sliced, name="GOGETA")
 
 
-def _mapper(picks: Picks, more: Constraints = FREE) -> Mapper:
+def _mapper(options: SolverOptions, more: Constraints = FREE) -> Mapper:
     """more: what a mapping must keep to beside the dataflow, where the mapper takes rules."""
     def exact(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
-        own = dataflow(picks.dataflow, problem.einsum, problem.arch)
+        own = dataflow(options.dataflow, problem.einsum, problem.arch)
         both = replace(own, spatial=(*more.spatial, *own.spatial), kept=(*own.kept, *more.kept)) if more != FREE else own
-        return optimal(problem, picks.tiles, both, near=picks.near)
+        return optimal(problem, options.factors, both, near=options.gap)
 
-    return TILING[picks.tiling] or (exact if picks.mapper == "optimal" else DATAFLOW[picks.mapper])
+    return TILING[options.tiling] or (exact if options.mapper == "optimal" else DATAFLOW[options.mapper])
 
 
-def summed(arch: Arch, groups: Sequence[Unique], picks: Picks, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
-    """Different einsums of a workload in turn, as `picks` found their mappings."""
+def summed(arch: Arch, groups: Sequence[Unique], options: SolverOptions, costs: Sequence[EinsumCost | Infeasible]) -> list[Solution] | Infeasible:
+    """Different einsums of a workload in turn, as `options` found their mappings."""
     unnested = sum(isinstance(found, EinsumCost) and bool(found.mapping.outside) for found in costs)
-    by = (picks.tiling if TILING[picks.tiling] else f"mapper {picks.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
+    by = (options.tiling if TILING[options.tiling] else f"mapper {options.mapper}") + (f"; {unnested} of {len(groups)} einsums {OUTSIDE}" if unnested else "")
     by += "; hops not searched" if arch.felt() and not arch.described() else ""
-    total = in_turn(costs, groups, Problem(arch, groups[0].einsum, picks.objective), by)
+    total = in_turn(costs, groups, Problem(arch, groups[0].einsum, options.objective), by)
     return total if isinstance(total, Infeasible) else [total]
 
 
@@ -496,80 +496,80 @@ def laid(problem: Problem, found: EinsumCost, layouts: Sequence[Laid] = ()) -> E
     try:
         cost = einsum_cost(problem, mapping)
     except ValueError as fault:
-        raise ValueError(f"mapping of {problem.einsum.name} as found: {fault} (--set solver.tiles=perfect)") from None
+        raise ValueError(f"mapping of {problem.einsum.name} as found: {fault} (--set solver.factors=perfect)") from None
     if isinstance(cost, Infeasible):
         return cost
     same = figure(problem.objective, cost.energy_pj, cost.latency_cycles) <= figure(problem.objective, found.energy_pj, found.latency_cycles)
     return replace(cost, **{name: getattr(found, name) for name in PROOF}) if same else replace(cost, visited=found.visited)
 
 
-def in_layouts(arch: Arch, workload: Workload, picks: Picks, solution: Solution, layouts: Sequence[tuple[str, str, str]]) -> list[Solution] | Infeasible:
+def in_layouts(arch: Arch, workload: Workload, options: SolverOptions, solution: Solution, layouts: Sequence[tuple[str, str, str]]) -> list[Solution] | Infeasible:
     """A solution with layouts (tensor, level or "" for the outermost, text), each in all einsums that have the tensor. Raises ValueError if none has."""
     groups = unique(workload)
     known = list(dict.fromkeys(p.tensor for group in groups for p in group.einsum.tensors()))
     if strange := [tensor for tensor, _, _ in layouts if tensor not in known]:
         there = f"{', '.join(known[:12])}{' ...' if known[12:] else ''}"
         raise ValueError(f"layout of {strange[0]}: no einsum of {workload.name} has such a tensor; there are {there}")
-    found = [laid(Problem(arch, group.einsum, picks.objective), one,
+    found = [laid(Problem(arch, group.einsum, options.objective), one,
                   [Laid(level or arch.levels[0].name, tensor, text) for tensor, level, text in layouts if tensor in {p.tensor for p in group.einsum.tensors()}])
              for one, group in zip(solution.einsums, groups, strict=True)]
-    return summed(arch, groups, picks, found)
+    return summed(arch, groups, options, found)
 
 
-def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
+def kept(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `solve`, for a machine that is looked at again: nests of a mapper and what is proven of them stay in $DSE_CACHE; costs are evaluated anew."""
-    if picks.reuse != "none":
-        return _kept_schedule(arch, workload, picks, tell) if picks.reuse in ("tiles", *PIPED) else with_reuse(arch, workload, picks)
+    if options.schedule != "unfused":
+        return _kept_schedule(arch, workload, options, tell) if options.schedule in ("fused", *PIPED) else with_reuse(arch, workload, options)
     if short := outermost.in_turn(arch, workload):
         return short
-    if TILING[picks.tiling]:
-        return scheduled(arch, workload, picks, tell)
+    if TILING[options.tiling]:
+        return scheduled(arch, workload, options, tell)
     if arch.felt() and not arch.described():
-        found = kept(arch.ideal(), workload, picks, tell)
-        return found if isinstance(found, Infeasible) else in_layouts(arch, workload, picks, found[0], ())
+        found = kept(arch.ideal(), workload, options, tell)
+        return found if isinstance(found, Infeasible) else in_layouts(arch, workload, options, found[0], ())
     groups = unique(workload)
-    path = cache.place("map", (arch, [group.einsum for group in groups], picks), ".json")
-    costs = _recalled(path, [Problem(arch, group.einsum, picks.objective) for group in groups])
+    path = cache.place("map", (arch, [group.einsum for group in groups], options), ".json")
+    costs = _recalled(path, [Problem(arch, group.einsum, options.objective) for group in groups])
     if costs:
-        return summed(arch, groups, picks, costs)
-    found = scheduled(arch, workload, picks, tell)
+        return summed(arch, groups, options, costs)
+    found = scheduled(arch, workload, options, tell)
     if isinstance(found, list):
-        cache.keep(path, json.dumps([{"nest": str(c.mapping), "gap_in_space": c.gap_in_space, "space": encoded(c.space), "visited": c.visited}
+        cache.keep(path, json.dumps([{"nest": str(c.mapping), "optimality_gap": c.optimality_gap, "space": encoded(c.space), "visited": c.visited}
                                      for c in found[0].einsums]).encode())
     return found
 
 
-def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> list[Solution] | Infeasible:
+def _kept_schedule(arch: Arch, workload: Workload, options: SolverOptions, tell: Tell) -> list[Solution] | Infeasible:
     """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
-    path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), picks), ".json")
+    path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), options), ".json")
     if (data := cache.read(path)) is not None:
         try:
             known = json.loads(data)
             copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-            found = evaluate(arch, converted(workload, copies), given, picks.objective, reuse=True)
+            found = evaluate(arch, converted(workload, copies), given, options.objective, reuse=True)
             if isinstance(found, Solution) and arch.described():
                 found = replace(found, schedule=given, conversions=copies)
             space, gap = decoded(Space, known["space"]), float(known["gap"])
             sound = known["certificate"].isprintable() and gap >= 0
-            if isinstance(found, Solution) and sound and space and picks.reuse == "tiles" and known["saved"] < 1:
+            if isinstance(found, Solution) and sound and space and options.schedule == "fused" and known["saved"] < 1:
                 return [told(replace(found, saved=float(known["saved"])), gap, space, workload)]
-            if isinstance(found, Solution) and sound and space and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
+            if isinstance(found, Solution) and sound and space and options.schedule != "fused" and gap <= found.gap_to_bound + PRECISE:
                 rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
-                return [replace(found, gap_in_space=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)]
+                return [replace(found, optimality_gap=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)]
             raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
             cache.drop(path, " ".join(str(fault).split())[:200])
-    solved = with_reuse(arch, workload, picks, tell)
+    solved = with_reuse(arch, workload, options, tell)
     if isinstance(solved, list):
         text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
         copied = [asdict(copy) for copy in solved[0].conversions]
         left = [(row.einsums, row.schemes, row.valid, row.solved) for row in solved[0].pruned]
-        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved, "space": encoded(solved[0].space),
+        cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].optimality_gap, "saved": solved[0].saved, "space": encoded(solved[0].space),
                                      "certificate": claim(solved[0].certificate), "pruned": left, "conversions": copied}).encode())
     return solved
 
 
-def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedule, tell: Tell = silent) -> tuple[Solution | Infeasible, schedule.Schedule]:
+def around(arch: Arch, workload: Workload, options: SolverOptions, given: schedule.Schedule, tell: Tell = silent) -> tuple[Solution | Infeasible, schedule.Schedule]:
     """A given schedule priced, and it whole: einsums that it leaves out are mapped on their own and run in turn, each behind what it reads (`completed`).
 
     Raises ValueError with one line per fault of the schedule.
@@ -577,14 +577,14 @@ def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedul
     if left := schedule.missing(workload, given):
         short = [(e, n) for e, n in zip(workload.einsums, counts(workload), strict=True) if e.name in left]
         rest = replace(workload, einsums=tuple(e for e, _ in short), repeats=tuple(n for _, n in short))
-        found = kept(arch.unbounded(), rest, replace(picks, reuse="none"), tell)
+        found = kept(arch.unbounded(), rest, replace(options, schedule="unfused"), tell)
         if isinstance(found, Infeasible):
             return found, given
         nests = {c.name: c.mapping for c in found[0].einsums}
         if strange := [name for name, nest in nests.items() if nest.outside]:
-            raise ValueError(f"schedule: {strange[0]} has no place, and what {picks.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper")
+            raise ValueError(f"schedule: {strange[0]} has no place, and what {options.tiling} finds for it is no nest; give it one, or take solver.tiling=mapper")
         given = schedule.completed(workload, given, schedule.in_turn(rest, nests))
-    return evaluate(arch, workload, given, picks.objective), given
+    return evaluate(arch, workload, given, options.objective), given
 
 
 def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
@@ -598,7 +598,7 @@ def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infe
         return []
 
 
-def _told(problem: Problem, nest: str, gap_in_space: float, space: str, visited: int) -> EinsumCost:
+def _told(problem: Problem, nest: str, optimality_gap: float, space: str, visited: int) -> EinsumCost:
     """The cost of a nest, evaluated, and what was proven of it. Raises ValueError if it is no mapping of the einsum, or does not fit."""
     mapping = parse(nest)
     if lines := faults(mapping, problem.einsum, problem.arch):
@@ -606,21 +606,21 @@ def _told(problem: Problem, nest: str, gap_in_space: float, space: str, visited:
     found = einsum_cost(problem, mapping)
     if isinstance(found, Infeasible):
         raise ValueError(str(found))
-    if not (0 <= gap_in_space <= max(found.gap_to_bound, 1e-9) and visited >= 0):
-        raise ValueError(f"gap_in_space {gap_in_space}, visited {visited}")
-    return replace(found, gap_in_space=gap_in_space, space=decoded(Mappings, space), visited=visited)
+    if not (0 <= optimality_gap <= max(found.gap_to_bound, 1e-9) and visited >= 0):
+        raise ValueError(f"optimality_gap {optimality_gap}, visited {visited}")
+    return replace(found, optimality_gap=optimality_gap, space=decoded(Mappings, space), visited=visited)
 
 
-def again(arch: Arch, workload: Workload, picks: Picks, nests: Mapping[str, str], proofs: Mapping[str, tuple[float, str]] = NO_PROOFS) -> Solution | Infeasible:
-    """A stored schedule priced anew, from its nests by einsum name; what was proven of them (gap_in_space, certificate) still holds. A tiling that needs no
+def again(arch: Arch, workload: Workload, options: SolverOptions, nests: Mapping[str, str], proofs: Mapping[str, tuple[float, str]] = NO_PROOFS) -> Solution | Infeasible:
+    """A stored schedule priced anew, from its nests by einsum name; what was proven of them (optimality_gap, certificate) still holds. A tiling that needs no
     search is made anew: it need not be a nest."""
-    if TILING[picks.tiling]:
-        found = solve(arch, workload, picks)
+    if TILING[options.tiling]:
+        found = solve(arch, workload, options)
         return found if isinstance(found, Infeasible) else found[0]
     plain = schedule.in_turn(workload, {name: parse(text) for name, text in nests.items()})
-    priced_anew = evaluate(arch, workload, plain, picks.objective, reuse=picks.reuse != "none")
+    priced_anew = evaluate(arch, workload, plain, options.objective, reuse=options.schedule != "unfused")
     spaces = {name: (gap, space) for name, (gap, certificate) in proofs.items() if (space := mappings_in(certificate))}
-    if isinstance(priced_anew, Infeasible) or picks.reuse != "none" or not spaces:
+    if isinstance(priced_anew, Infeasible) or options.schedule != "unfused" or not spaces:
         return priced_anew
-    told = [replace(one, gap_in_space=spaces[one.name][0], space=spaces[one.name][1]) if one.name in spaces else one for one in priced_anew.einsums]
-    return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], picks.objective), f"mapper {picks.mapper}")
+    told = [replace(one, optimality_gap=spaces[one.name][0], space=spaces[one.name][1]) if one.name in spaces else one for one in priced_anew.einsums]
+    return in_turn(told, unique(workload), Problem(arch, workload.einsums[0], options.objective), f"mapper {options.mapper}")

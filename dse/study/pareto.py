@@ -77,7 +77,7 @@ def slug(text: str) -> str:
 
 
 def cost_of(solution: Solution, clock_ghz: float) -> Cost:
-    return Cost(solution.energy_pj, solution.latency_cycles, solution.latency_cycles / clock_ghz, solution.steady_cycles / clock_ghz)
+    return Cost(solution.energy_pj, solution.latency_cycles, solution.latency_cycles / clock_ghz, solution.initiation_interval_cycles / clock_ghz)
 
 
 def metrics(cost: Cost) -> dict[str, float]:

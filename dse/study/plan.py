@@ -60,8 +60,8 @@ def from_data(raw: Mapping[str, Any], size: int) -> Asks | None:
 
 def stop_reason(stop: Stop, asked: int, trials: Sequence[Trial], objectives: Sequence[Objective], hours: float) -> str | None:
     """Why not to ask a further generation, or None. asked: machines so far; trials: of complete generations only; hours: run so far, all sessions."""
-    if stop.points is not None and asked >= stop.points:
-        return f"stop.points = {stop.points} reached"
+    if stop.machines is not None and asked >= stop.machines:
+        return f"stop.machines = {stop.machines} reached"
     if stop.hours is not None and hours >= stop.hours:
         return f"stop.hours = {stop.hours} reached"
     if stop.hypervolume_gain is not None:

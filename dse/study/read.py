@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from dse.solve.solve import DATAFLOW, PIPED, Picks
+from dse.solve.solve import DATAFLOW, PIPED, SolverOptions
 from dse.study.pareto import MAXIMISED, METRICS, OVER, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import LARGEST
@@ -114,38 +114,38 @@ def name(raw: Mapping[str, Any], faults: Faults) -> str:
     return str(text)
 
 
-def solver(raw: object, faults: Faults) -> Picks:
-    picks = block(Picks, raw, "solver", faults)
-    if picks.mapper not in DATAFLOW:
-        faults.add(f"solver.mapper = {show(picks.mapper)} is no mapper; {near(picks.mapper, DATAFLOW)}")
-    if picks.mapper == "annealing" and not find_spec("sklearn"):
+def solver(raw: object, faults: Faults) -> SolverOptions:
+    options = block(SolverOptions, raw, "solver", faults)
+    if options.mapper not in DATAFLOW:
+        faults.add(f"solver.mapper = {show(options.mapper)} is no mapper; {near(options.mapper, DATAFLOW)}")
+    if options.mapper == "annealing" and not find_spec("sklearn"):
         faults.add("solver.mapper = annealing needs scikit-learn; pip install 'dse[baselines]'")
-    for key in ("tiles", "dataflow") if picks.mapper != "optimal" or picks.tiling != "mapper" else ():
-        if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(picks, key):
+    for key in ("tiles", "dataflow") if options.mapper != "optimal" or options.tiling != "mapper" else ():
+        if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(options, key):
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
-    exactly = picks.mapper == "optimal" and picks.tiling == "mapper" and picks.tiles != "ragged"
-    if picks.share and (picks.objective != "energy" or picks.reuse not in ("tiles", "none") or not exactly):
-        faults.add(f"solver.share = {show(picks.share)}: machines share what costs least energy, of the mapper optimal (perfect tiles, ragged lanes), "
-                   "without solver.reuse or with solver.reuse: tiles; take these, or leave it out")
-    piped = picks.reuse in PIPED
-    exact = picks.reuse == "tiles" or piped
-    if picks.reuse != "none" and (picks.tiling != "mapper" or (exact and picks.mapper != "optimal")):
+    exactly = options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
+    if options.sharing_gap and (options.objective != "energy" or options.schedule not in ("fused", "unfused") or not exactly):
+        faults.add(f"solver.sharing_gap = {show(options.sharing_gap)}: machines share what costs least energy, of the mapper optimal (perfect tiles, ragged lanes), "
+                   "without solver.schedule or with solver.schedule: fused; take these, or leave it out")
+    piped = options.schedule in PIPED
+    exact = options.schedule == "fused" or piped
+    if options.schedule != "unfused" and (options.tiling != "mapper" or (exact and options.mapper != "optimal")):
         needed = "the mapper optimal; leave out solver.mapper and solver.tiling" if exact else "the nests of a mapper; leave out solver.tiling"
-        faults.add(f"solver.reuse = {show(picks.reuse)} needs {needed}")
-    joint = picks.reuse == "tiles" and picks.layout == "alt"
-    if picks.layout != "row_major" and ((picks.mapper, picks.tiling) != ("optimal", "mapper") or (picks.reuse != "none" and not joint)):
-        faults.add(f"solver.layout = {show(picks.layout)} needs the mapper optimal, without solver.reuse (but for alt with tiles); leave it out")
+        faults.add(f"solver.schedule = {show(options.schedule)} needs {needed}")
+    joint = options.schedule == "fused" and options.layout == "alt"
+    if options.layout != "row_major" and ((options.mapper, options.tiling) != ("optimal", "mapper") or (options.schedule != "unfused" and not joint)):
+        faults.add(f"solver.layout = {show(options.layout)} needs the mapper optimal, without solver.schedule (but for alt with tiles); leave it out")
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not piped and isinstance(raw, Mapping) and key in raw:
-            faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.reuse: pipelines; take that, or leave it out")
+            faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.schedule: pipelined; take that, or leave it out")
     for key in ("tiles", "dataflow", "near"):
         if piped and isinstance(raw, Mapping) and key in raw:
-            faults.add(f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for solver.reuse = {show(picks.reuse)}; leave it out")
-    if picks.steady_cycles and picks.reuse != "pipelines":
-        faults.add(f"solver.steady_cycles = {show(picks.steady_cycles)} is a choice of solver.reuse: pipelines; take that, or leave it out")
-    if piped and picks.temporal_layer_pipe and not picks.spatial_layer_pipe and isinstance(raw, Mapping) and "temporal_layer_pipe" in raw:
+            faults.add(f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for solver.schedule = {show(options.schedule)}; leave it out")
+    if options.initiation_interval and options.schedule != "pipelined":
+        faults.add(f"solver.initiation_interval = {show(options.initiation_interval)} is a choice of solver.schedule: pipelined; take that, or leave it out")
+    if piped and options.temporal_layer_pipe and not options.spatial_layer_pipe and isinstance(raw, Mapping) and "temporal_layer_pipe" in raw:
         faults.add("solver.temporal_layer_pipe = true needs stages side by side; leave it out, or take solver.spatial_layer_pipe=true")
-    return picks
+    return options
 
 
 def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
@@ -261,7 +261,7 @@ def assignment(text: str, faults: Faults) -> tuple[str, Any]:
     """(dotted key, value) of a --set; the key is empty where the text is none."""
     dotted, equals, value = text.partition("=")
     if not equals or not dotted.strip():
-        faults.add(f"--set {text}: no key=value; write e.g. --set stop.points=60")
+        faults.add(f"--set {text}: no key=value; write e.g. --set stop.machines=60")
         return "", None
     parsed, wrong = documents.parse(value)
     if wrong:

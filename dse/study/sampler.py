@@ -324,7 +324,7 @@ def _rebuilt(search: Search, grid: Grid, generation: int, directions: Sequence[s
     """An in-memory study that holds the trials shown.
 
     A machine without values gets the worst ones shown: its violations rank it. All of them count as the sampler's generation
-    0, so that NSGA picks its parents from the whole window.
+    0, so that NSGA options its parents from the whole window.
     """
     import optuna
 

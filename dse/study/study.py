@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dse.run import record
 from dse.run.record import Column
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from dse.study import pareto, read, sampler
 from dse.study.pareto import Cost, Objective, Trial, metrics, slug, total
 from dse.study.plan import Asks, Limits, Stop
@@ -46,7 +46,7 @@ class Study:
     objectives: tuple[Objective, ...]
     search: Search
     stop: Stop
-    solver: Picks
+    solver: SolverOptions
     limits: Limits
     workers: int | None
     sink: str
@@ -56,7 +56,7 @@ class Study:
 
 
 def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None) -> Study:
-    """Read and check a study file. sets: "stop.points=60" each, put over the document; paths in it are relative to the file.
+    """Read and check a study file. sets: "stop.machines=60" each, put over the document; paths in it are relative to the file.
 
     within: a folder that no file it names may lie outside of, as for the study of a run made elsewhere.
 
@@ -72,8 +72,8 @@ def load(path: str | Path, sets: Sequence[str] = (), within: Path | None = None)
     machine, space = read.space(document, path.parent, faults, within)
     if solver.layout != "row_major" and space and not ever(space, LINED):
         faults.add(f"solver.layout = {solver.layout}: {space.template.name} describes no lines, rows or banks: all layouts cost the same; leave it out")
-    if solver.share and space and ever(space, (*LINED, *fields_of(Fanout, "network"))):
-        faults.add(f"solver.share = {solver.share:g}: {space.template.name} describes lines, rows, banks or hops, which shared schedules do not price; "
+    if solver.sharing_gap and space and ever(space, (*LINED, *fields_of(Fanout, "network"))):
+        faults.add(f"solver.sharing_gap = {solver.sharing_gap:g}: {space.template.name} describes lines, rows, banks or hops, which shared schedules do not price; "
                    "leave it out")
     given = document.get("workloads")
     found = read.workloads(given, path.parent, solver.fuse_elementwise, faults, within, read.movement(document, faults))

@@ -42,7 +42,7 @@ space:
   dram.kind: [lpddr4, lpddr5, gddr6]
 objectives: [energy_pj, latency_ns]
 search: {method: nsga2, seed: 7, generation: 4}
-stop: {points: 12}
+stop: {machines: 12}
 """
 NET = """
 extents: {m: 12, n: 8, k: 10}
@@ -99,7 +99,7 @@ def made(base: Path) -> None:
     (base / "small.yaml").write_text(STUDY)
     os.environ["DSE_CACHE"] = str(base / "cache")
     for points in POINTS:
-        started(base, "run", f"stop.points={points}")
+        started(base, "run", f"stop.machines={points}")
         shutil.copytree(base / "run", base / f"at{points}")
     started(base, "seed", "search.seed=8")
     started(base, "twin")

@@ -169,7 +169,7 @@ def session(top: Path, name: str) -> None:
         real = worker.solve_machine
         worker.solve_machine = lambda job, ask, *rest: (worker.failed(job, ask, "lost: by design"), []) if ask.machine in LOST else real(job, ask, *rest)
     points = {"start": 5, "merge": 12, "resume": 12}[name]
-    study = studies.load(top / "small.yaml", [f"stop.points={points}", "limits.errors=5", "limits.share=1"])
+    study = studies.load(top / "small.yaml", [f"stop.machines={points}", "limits.errors=5", "limits.error_fraction=1"])
     driver.run(study, top / "run", workers=0)
     if name == "start":
         command(*MAP)
@@ -233,7 +233,7 @@ def judged(top: Path, name: str, whole: Rows, told: int) -> str:
 
 
 def command_of(disk: Path) -> tuple[str, str]:
-    sets = [word for key in ("stop.points=12", "limits.errors=5", "limits.share=1") for word in ("--set", key)]
+    sets = [word for key in ("stop.machines=12", "limits.errors=5", "limits.error_fraction=1") for word in ("--set", key)]
     code, out, err = command("run", str(disk / "small.yaml"), "--out", str(disk / "run"), "--workers", "0", *sets)
     return ("" if code == 0 else f"code {code}: {out}"), err
 

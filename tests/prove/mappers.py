@@ -58,7 +58,7 @@ def compared(problem: Problem, best: Best, found: list[EinsumCost] | Infeasible,
     ours = figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
     if faults(one.mapping, problem.einsum, problem.arch) or isinstance(again, Infeasible) or not isclose(again.energy_pj, one.energy_pj, rel_tol=1e-12):
         yield f"{name}: {faults(one.mapping, problem.einsum, problem.arch)} {again}"
-    if not ours[0] * (1 - 1e-9) / (1 + one.gap_in_space) <= best.cost[0] <= ours[0] * (1 + 1e-9):
+    if not ours[0] * (1 - 1e-9) / (1 + one.optimality_gap) <= best.cost[0] <= ours[0] * (1 + 1e-9):
         yield f"{name}: {one.certificate}: {ours}, the enumeration has {best.cost}\n{one.mapping}\n against\n{best.mapping}"
     tied = all(isclose(a, b, rel_tol=1e-9) for a, b in zip(ours, best.cost, strict=True))
     if one.proven and problem.arch.overlap == "free" and not padded(problem.einsum) and not tied:
@@ -78,13 +78,13 @@ def confirmed(problem: Problem, best: Best) -> Iterator[str]:
 
 def problem_of(seed: int, most: int) -> Problem:
     rng = Random(seed)
-    return random_problem(rng, GROUPS[seed % len(GROUPS)], "ragged_lanes", most * (LARGE if rng.randrange(LARGER) == 0 else 1), "tensors")
+    return random_problem(rng, GROUPS[seed % len(GROUPS)], "imperfect_spatial", most * (LARGE if rng.randrange(LARGER) == 0 else 1), "tensors")
 
 
 def buffered_of(seed: int) -> Problem:
     """A small problem whose levels hold tiles once or twice."""
     rng = Random(seed)
-    problem = random_problem(rng, rng.choice(GROUPS), "ragged_lanes", SMALL, "tensors")
+    problem = random_problem(rng, rng.choice(GROUPS), "imperfect_spatial", SMALL, "tensors")
     levels = tuple(replace(level, double_buffer=v > 0 and rng.random() < 0.6, bandwidth=rng.choice([1.0, 2.0, 0.5, level.bandwidth]),
                            capacity_bits=level.capacity_bits and 2 * level.capacity_bits) for v, level in enumerate(problem.arch.levels))
     return replace(problem, arch=replace(problem.arch, levels=levels, overlap="buffered"), objective=rng.choice(OBJECTIVES))
@@ -109,7 +109,7 @@ def told(seed: int, most: int) -> list[Told]:
 def answers(seed: int, group: str, problem: Problem) -> list[Told]:
     found: list[Told] = []
     tiles: Tiles
-    for tiles in ("perfect", "ragged_lanes"):
+    for tiles in ("perfect", "imperfect_spatial"):
         best = enumerated(problem, tiles, "tensors") if problem.arch.overlap == "free" else priced_all(problem, tiles)
         with patch.object(search, "EASY", 0 if seed % 2 else search.EASY):  # so many nodes are more than most of these problems have
             ours = optimal(problem, tiles)
@@ -158,4 +158,4 @@ def asked(description: str | None, **defaults: int) -> Any:
 
 def main() -> int:
     given = asked(__doc__, problems=10_000, first=0, most=20_000)
-    return summed(over(partial(told, most=given.most), given.first, given.problems), ("perfect", "ragged_lanes"))
+    return summed(over(partial(told, most=given.most), given.first, given.problems), ("perfect", "imperfect_spatial"))

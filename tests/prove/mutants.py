@@ -69,7 +69,7 @@ Problem_ = tuple[int, str, str]  # seed, group, tiles
 
 def problems(number: int) -> list[Problem_]:
     return [(i, "told", tiles) for i, (tiles, _) in enumerate(TOLD.values())] + [
-        (seed, GROUPS[seed % len(GROUPS)], "perfect" if seed // len(GROUPS) % 2 else "ragged_lanes") for seed in range(number)]
+        (seed, GROUPS[seed % len(GROUPS)], "perfect" if seed // len(GROUPS) % 2 else "imperfect_spatial") for seed in range(number)]
 
 
 def made(seed: int, group: str, tiles: str):  # type: ignore[no-untyped-def]

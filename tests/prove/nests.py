@@ -65,7 +65,7 @@ def crowded(e: Einsum, arch: Arch, mapping: Mapping) -> bool:
 
 
 RICH_KINDS: dict[str, Wanted] = {
-    "holds": lambda e, arch, mapping: any(len(level.holds) < 3 for level in arch.levels),
+    "holds": lambda e, arch, mapping: any(len(level.may_keep) < 3 for level in arch.levels),
     "bits per tensor": lambda e, arch, mapping: any(p.bits for p in e.tensors()),
     "several ranks on a dimension": crowded, "loops between spatial ones": between,
     "three dimensions": lambda e, arch, mapping: len({loop.over for loop in lanes_of(mapping)}) > 2,

@@ -33,15 +33,15 @@ def scratchpads(rng: Random, group: str, levels: int) -> Arch:
     border = rng.choice([levels, levels + 1])
     private = {v: (role,) for v, role in zip(range(1, border), rng.sample(ROLES, len(ROLES)), strict=False)} if group == "scratchpads" else {}
     own = tuple(replace(level, double_buffer=False, bandwidth=inf if rng.random() < 0.3 else level.bandwidth,
-                        holds=("weight",) if v >= border else private.get(v, level.holds)) for v, level in enumerate(arch.levels))
+                        may_keep=("weight",) if v >= border else private.get(v, level.may_keep)) for v, level in enumerate(arch.levels))
     return replace(arch, levels=own, fanouts=(replace(arch.fanouts[0], outside=border, ramp=""),))
 
 
 def told(seed: int, most: int) -> list[Told]:
     group, rng = KINDS[seed % len(KINDS)], Random(seed)
-    while uncovered((problem := random_problem(rng, group, "ragged", most, arch=scratchpads)).einsum, problem.arch):
+    while uncovered((problem := random_problem(rng, group, "imperfect", most, arch=scratchpads)).einsum, problem.arch):
         pass
-    every = [enumerated(replace(problem, arch=arch), "ragged") for arch in orders(problem.arch)]
+    every = [enumerated(replace(problem, arch=arch), "imperfect") for arch in orders(problem.arch)]
     cheapest = min(every, key=lambda best: best.cost)
     best = Best(cheapest.cost, cheapest.mapping, sum(one.mappings for one in every))
     ours = solved(problem)
@@ -53,12 +53,12 @@ def told(seed: int, most: int) -> list[Told]:
         if best.cost[0] < cost * (1 - 1e-9):
             print(f"  seed {seed}: two cuts in a row cost {100 * (1 - best.cost[0] / cost):.2f} % less", flush=True)
         best = best if best.cost[0] > cost * (1 + 1e-9) else Best((cost, one.energy_pj, one.latency_cycles), one.mapping, best.mappings)
-    wrong = [*confirmed(problem, best), *compared(problem, best, ours, "ragged")]
+    wrong = [*confirmed(problem, best), *compared(problem, best, ours, "imperfect")]
     lines = tuple(f"seed {seed}, {group}, ragged tiles, {problem.objective}: {line}\n{problem.einsum}\n{problem.arch}" for line in wrong)
     proven = not isinstance(ours, Infeasible) and bool(ours[0].proven)
-    return [Told(group, "ragged", best.mappings, best.mapping is not None, proven, lines)]
+    return [Told(group, "imperfect", best.mappings, best.mapping is not None, proven, lines)]
 
 
 def main() -> int:
     given = asked(__doc__, problems=2_000, first=0, most=60_000)
-    return summed(over(partial(told, most=given.most), given.first, given.problems), ("ragged",))
+    return summed(over(partial(told, most=given.most), given.first, given.problems), ("imperfect",))

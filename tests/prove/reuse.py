@@ -6,7 +6,7 @@ Mutants that the first part kills: spills that cost nothing, an interval that le
 The second: periods between the ends that are tied by the wrong tensor, a bound of prices that one period more does not see.
 Graphs: three to five operations, small results and operands that are held until the result is complete, from einsums to the least of all schedules of
 single words.
-Schedules: networks as `solver.reuse` emits them: none moves less than the bound of its list of phases, the policy and the optimum rank alike, and what moves
+Schedules: networks as `solver.schedule` emits them: none moves less than the bound of its list of phases, the policy and the optimum rank alike, and what moves
 beyond the list is told by cause.
 Chains of 1,100 and 3,000 operations, residency and mappings, unfused and fused: at the default limit of recursion.
 """
@@ -24,7 +24,7 @@ from random import Random
 from dse.solve import solve
 from dse.solve.gogeta.optimum import Room, optimum, steady
 from dse.solve.gogeta.traffic import Counting, Reuse, reuse
-from dse.solve.solve import Picks
+from dse.solve.solve import SolverOptions
 from tests.chains import KINDS
 from tests.prove.mappers import asked
 from tests.residents import exhaustive, periods, small
@@ -83,7 +83,7 @@ def long_chain(at: tuple[str, int]) -> str:
     w = KINDS[kind](length)
     try:
         found = reuse(w, 300)
-        mapped = [solve.solve(TIGHT, w, Picks(reuse=name)) for name in ("none", "tiles")] if kind == "products" else []  # type: ignore[arg-type]
+        mapped = [solve.solve(TIGHT, w, SolverOptions(schedule=name)) for name in ("none", "tiles")] if kind == "products" else []  # type: ignore[arg-type]
     except RecursionError as fault:
         return f"{length} {kind}: {fault}"
     whole = found.optimal.bound <= found.optimal.cost * (1 + 1e-9) and all(isinstance(one, list) for one in mapped)

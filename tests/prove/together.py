@@ -62,7 +62,7 @@ def drawn(rng: Random, whole: space.Space) -> list[Arch]:
 def told(one: EinsumCost | Infeasible) -> tuple[object, ...]:
     if isinstance(one, Infeasible):
         return (str(one),)
-    return str(one.mapping), one.energy_pj, one.latency_cycles, one.bound_by, one.gap_in_space, one.space
+    return str(one.mapping), one.energy_pj, one.latency_cycles, one.bottleneck, one.optimality_gap, one.space
 
 
 def main() -> int:
@@ -79,7 +79,7 @@ def main() -> int:
         e, arches, draw = einsum_of(name), drawn(rng, whole), draw + 1
         for objective in ("energy", "latency", "edp"):
             problems, begun = [Problem(arch, e, objective) for arch in arches], time.process_time()
-            found, middle = optimal_on(problems, "ragged_lanes", near=0.01), time.process_time()
+            found, middle = optimal_on(problems, "imperfect_spatial", near=0.01), time.process_time()
             alone = [optimal(problem, near=0.01) for problem in problems]
             seconds = [seconds[0] + middle - begun, seconds[1] + time.process_time() - middle]
             several += len({told(one) for one in found})

@@ -28,7 +28,7 @@ from dse.mapping.nest import Infeasible, Loop, Mapping
 from dse.mapping.schedule import Branch, Schedule
 from dse.sim.einsum.evaluate import EinsumCost, Solution
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.solve import Picks, with_reuse
+from dse.solve.solve import SolverOptions, with_reuse
 from dse.study import study as studies
 from tests import cases, fusions, piped
 from tests.prove.mappers import problem_of
@@ -47,15 +47,15 @@ STUDIES = {
                   "objectives: [energy_pj, latency_ns, area_mm2]\nsearch: {method: exhaustive}\n",
     "shared": "name: b\nworkloads: ['gemm:m=16,n=8,k=12', 'conv:k=8,c=4,p=6,q=6,r=3,s=3']\nmachine: edge_array\n"
               "space: {clock_mhz: {from: 100, to: 800, step: 100}, dram.kind: [lpddr4, lpddr5, ddr4]}\n"
-              "objectives: [energy_pj, latency_ns]\nsearch: {method: exhaustive}\nsolver: {share: 0.05}\n",
+              "objectives: [energy_pj, latency_ns]\nsearch: {method: exhaustive}\nsolver: {sharing_gap: 0.05}\n",
     "random": "name: c\nworkloads: ['mlp_s:batch=4']\nmachine: edge_array\n"
               "space: {array.x: [4, 8, 16], array.y: [4, 8, 16], regf.capacity: [32 B, 64 B, 256 B]}\n"
-              "objectives: [edp_pj_ns, area_mm2]\nsearch: {method: random, seed: 3}\nstop: {points: 12}\nsolver: {objective: edp}\n",
+              "objectives: [edp_pj_ns, area_mm2]\nsearch: {method: random, seed: 3}\nstop: {machines: 12}\nsolver: {objective: edp}\n",
     "nsga2": "name: d\nworkloads: [{workload: 'gemm:m=16,n=8,k=12', name: p}, {workload: 'gemm:m=8,n=8,k=8', name: q, weight: 2}]\n"
              "machine: edge_array\nspace: {array.x: [2, 4, 8, 16], array.y: [2, 4, 8, 16], gbuf.capacity: [4 KiB, 8 KiB, 16 KiB]}\n"
-             "constraints: ['area_mm2 <= 1']\nobjectives: [{energy_pj: sum}, {latency_ns: max}]\nsearch: {method: nsga2, seed: 5}\nstop: {points: 24}\n",
+             "constraints: ['area_mm2 <= 1']\nobjectives: [{energy_pj: sum}, {latency_ns: max}]\nsearch: {method: nsga2, seed: 5}\nstop: {machines: 24}\n",
     "fused": "name: e\nworkloads: ['mlp_s:batch=4']\nmachine: a2s\nspace: {glb.capacity: [4 KiB, 16 KiB]}\n"
-             "objectives: [energy_pj]\nsearch: {method: exhaustive}\nsolver: {reuse: tiles}\n"}
+             "objectives: [energy_pj]\nsearch: {method: exhaustive}\nsolver: {schedule: fused}\n"}
 COLUMNS = ("point", "machine", "status", "energy_pj", "latency_cycles", "latency_ns", "area_mm2", "edp_pj_ns", "array_x", "array_y", "gbuf_capacity",
            "regf_capacity", "glb_capacity", "dram_kind", "clock_mhz")
 
@@ -84,13 +84,13 @@ def branch(one: Branch) -> Any:
 def cost(found: EinsumCost | Infeasible) -> list[Any]:
     if isinstance(found, Infeasible):
         return ["infeasible", found.level, found.need, found.have]
-    return [found.energy_pj, found.latency_cycles, number(found.gap_in_space), number(found.gap_to_bound), nest(found.mapping)]
+    return [found.energy_pj, found.latency_cycles, number(found.optimality_gap), number(found.gap_to_bound), nest(found.mapping)]
 
 
 def solution(found: Solution | Infeasible) -> Any:
     if isinstance(found, Infeasible):
         return cost(found)  # type: ignore[arg-type]
-    return [found.energy_pj, found.latency_cycles, number(found.gap_in_space), number(found.gap_to_bound), [cost(c) for c in found.einsums],
+    return [found.energy_pj, found.latency_cycles, number(found.optimality_gap), number(found.gap_to_bound), [cost(c) for c in found.einsums],
             schedule(found.schedule)]
 
 
@@ -109,7 +109,7 @@ def from_mappers(many: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     for seed in range(many):
         def answer(seed: int = seed) -> Any:
             problem = problem_of(seed, 20_000)
-            tiles = "perfect" if seed % 3 == 0 else "ragged_lanes"
+            tiles = "perfect" if seed % 3 == 0 else "imperfect_spatial"
             found = optimal(problem, tiles)  # type: ignore[arg-type]
             return cost(found if isinstance(found, Infeasible) else found[0])
         yield str(seed), answer
@@ -119,7 +119,7 @@ def from_fused(many: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     for seed in range(many):
         def answer(seed: int = seed) -> Any:
             arch, workload = fusions.random_case(seed, "buffered" if seed % 4 == 3 else "free")
-            found = with_reuse(arch, workload, Picks(reuse="tiles", objective="energy" if seed % 2 else "latency"))
+            found = with_reuse(arch, workload, SolverOptions(schedule="fused", objective="energy" if seed % 2 else "latency"))
             return solution(found if isinstance(found, Infeasible) else found[0])
         yield str(seed), answer
 
@@ -141,7 +141,7 @@ def from_catalog(_: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def from_imperfect(_: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     for source in IMPERFECT:
-        yield source, lambda source=source: mapped(source, "edge_array", tiles="ragged")  # type: ignore[misc]
+        yield source, lambda source=source: mapped(source, "edge_array", factors="imperfect")  # type: ignore[misc]
 
 
 def from_residency(_: int) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -163,7 +163,7 @@ def from_methods(_: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     for machine, methods in PUBLISHED.items():
         for method in methods:
             for source in METHODS_ON:
-                yield f"{method}: {source} on {machine}", lambda source=source, machine=machine, method=method: mapped(source, machine, reuse=method)  # type: ignore[misc]
+                yield f"{method}: {source} on {machine}", lambda source=source, machine=machine, method=method: mapped(source, machine, schedule=method)  # type: ignore[misc]
     for heuristic in ("cost_descending", "random", "exhaustive"):
         yield heuristic, lambda heuristic=heuristic: mapped("gemm:m=4,n=3,k=2", "a2s", mapper=heuristic)  # type: ignore[misc]
     for source in ("conv:k=16,c=8,p=14,q=14,r=3,s=3", "gemm:m=64,n=32,k=48"):

@@ -30,7 +30,7 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
-Tiles = Literal["ragged_lanes", "perfect", "ragged"]
+Tiles = Literal["imperfect_spatial", "perfect", "imperfect"]
 Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -50,10 +50,10 @@ def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 
 
 @outermost.mapper
-def enumerated(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
+def enumerated(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum by enumeration; among ties the lower energy, latency, text of the mapping.
 
-    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (ragged_lanes), or none has to (ragged).
+    tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (imperfect_spatial), or none has to (ragged).
     Raises ValueError in one line if there are more than `limit` mappings.
     """
     e, arch = problem.einsum, problem.arch
@@ -156,7 +156,7 @@ def chains(extent: int, loops: tuple[int, ...], tiles: Tiles) -> tuple[tuple[int
     if lane:
         sizes = sorted({-(-extent // f) for f in range(1, lane + 1) if tiles != "perfect" or extent % f == 0})
     else:
-        sizes = list(range(1, extent + 1) if tiles == "ragged" else divisors(extent))
+        sizes = list(range(1, extent + 1) if tiles == "imperfect" else divisors(extent))
     return tuple((n, *rest) for n in sizes for rest in chains(n, inner, tiles))
 
 

@@ -128,7 +128,7 @@ def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[P
 
 
 @outermost.mapper
-def lined(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, near: float = 0.0,
+def lined(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Constraints = FREE, near: float = 0.0,
           shared: frozenset[str] = frozenset()) -> list[EinsumCost] | Infeasible:
     """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of all mappings of the space in all layouts.
 
@@ -195,7 +195,7 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
             return ideal
         best, visited = ideal[0], visited + ideal[0].visited
         if objective == problem.objective:
-            floor = max(floor, figure(objective, best.energy_pj, best.latency_cycles) / (1 + best.gap_in_space) if best.space else 0.0)
+            floor = max(floor, figure(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap) if best.space else 0.0)
             space = best.space or space
         if best.mapping not in known:
             one = felt(problem, best.mapping)
@@ -211,7 +211,7 @@ def _staged(e: Einsum, arch: Arch, constraints: Constraints) -> Iterator[Constra
 
 def best_in(problem: Problem, found: EinsumCost, shared: frozenset[str]) -> EinsumCost:
     """A mapping that was found where layouts cost nothing, in its best layouts."""
-    floor = figure(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space)
+    floor = figure(problem.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap)
     return certified(in_best(felt(problem, found.mapping), shared), problem.objective, floor if found.space else 0.0, found.visited, found.space)
 
 
@@ -234,7 +234,7 @@ def laid(mapping: Mapping, chosen: Dict[Place, Layout]) -> Mapping:
 
 def certified(one: EinsumCost, objective: str, floor: float, visited: int, space: Mappings | None) -> EinsumCost:
     gap = min(one.gap_to_bound, above(figure(objective, one.energy_pj, one.latency_cycles), floor))
-    return replace(one, gap_in_space=0.0 if gap <= PRECISE else gap, space=replace(space, layouts="all") if floor > 0 and space else None, visited=visited)
+    return replace(one, optimality_gap=0.0 if gap <= PRECISE else gap, space=replace(space, layouts="all") if floor > 0 and space else None, visited=visited)
 
 
 def spread(e: Einsum, arch: Arch, shared: frozenset[str]) -> dict[str, Spread]:

@@ -247,7 +247,7 @@ def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, 
             for n in range(1, min(sizes[dim], before) + 1) if dim else ():
                 for j in range(i + 1, len(own)):
                     found[(*own[:i], *[-(-before // n)] * (j - i), *([1] * (len(own) - j)))] = None
-    if tiles == "ragged":
+    if tiles == "imperfect":
         for i, (_, dim) in enumerate(slots):
             for n in _even(before := own[i - 1] if i else extent, min(own[i], before)) if not dim else ():
                 found[_resized(slots, own, i, n)] = None
@@ -257,7 +257,7 @@ def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, 
             if after == before:
                 continue
             whole = before % after == 0
-            uneven = tiles != "ragged" and (not dim or tiles == "perfect")
+            uneven = tiles != "imperfect" and (not dim or tiles == "perfect")
             if after > before or (not whole and uneven) or (dim and rank in e.output.partial()):
                 return False
             if dim and (-(-before // after) > sizes[dim] or -(-before // -(-before // after)) != after):

@@ -32,7 +32,7 @@ ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly di
 
 
 @outermost.mapper
-def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE, budget: int = BUDGET,
+def optimal(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Constraints = FREE, budget: int = BUDGET,
             near: float = 0.0) -> list[EinsumCost] | Infeasible:
     """Best first: one solution with its certificate: the optimum of the space, or how far it may be from it; ties by energy, then latency.
 
@@ -40,7 +40,7 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
     the search does not take the einsum (`search.taken`): the best of what was found and, without constraints, of `cost_descending`, each improved by a local
     search.
     """
-    if tiles == "ragged":
+    if tiles == "imperfect":
         return _ragged(problem, constraints, budget, near)
     found = search(problem, tiles, constraints, budget) if taken(problem.einsum, tiles) else Found(None, 0, 0.0)
     return _answered(problem, found, tiles, constraints, budget, near)
@@ -51,7 +51,7 @@ def optimal_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constrain
     found: list[EinsumCost | Infeasible | None] = [outermost.alone(problem.einsum, problem.arch) for problem in problems]
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
     cells: dict[Any, list[int]] = {}
-    for j, problem in enumerate(problems if tiles != "ragged" and taken(problems[0].einsum, tiles) and not problems[0].arch.felt() else ()):
+    for j, problem in enumerate(problems if tiles != "imperfect" and taken(problems[0].einsum, tiles) and not problems[0].arch.felt() else ()):
         if found[j]:
             continue
         cells.setdefault(alike(problem), []).append(j)
@@ -66,7 +66,7 @@ def optimal_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constrain
 def floors_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, budget: int = GLANCE) -> list[float]:
     """Figures that no mapping of an einsum is below on machines that differ in prices and rates alone, as far as a search of so many nodes tells; else 0."""
     e, arch = problems[0].einsum, problems[0].arch
-    if tiles == "ragged" or not taken(e, tiles) or arch.felt() or partly_named(constraints, arch):
+    if tiles == "imperfect" or not taken(e, tiles) or arch.felt() or partly_named(constraints, arch):
         return [0.0] * len(problems)
     return [one.floor if one.floor < inf else 0.0 for one in search_on(problems, tiles, constraints, budget)]
 
@@ -91,9 +91,9 @@ def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints
         rows, held = count(mapping, e, arch), footprints(mapping, e, arch)
         first = priced(problems[own[0]], mapping, rows, held)
         p = cost.price(mapping, rows, e, cost.together([problems[j].arch for j in own]))
-        energy, cycles, steady, by = (np.broadcast_to(one, len(own)).tolist() for one in (p.energy_pj, p.latency_cycles, p.steady_cycles, p.bound_by))
+        energy, cycles, steady, by = (np.broadcast_to(one, len(own)).tolist() for one in (p.energy_pj, p.latency_cycles, p.initiation_interval_cycles, p.bottleneck))
         for i, j in enumerate(own):
-            own_cost = replace(first, energy_pj=energy[i], latency_cycles=cycles[i], bound_by=by[i], gap_in_space=inf, gap_to_bound=inf,
+            own_cost = replace(first, energy_pj=energy[i], latency_cycles=cycles[i], bottleneck=by[i], optimality_gap=inf, gap_to_bound=inf,
                                price=cost.Price(energy[i], cycles[i], by[i], (), (), steady[i]))
             problem, one, value = problems[j], several[j], rank(problems[j], own_cost)[0]
             if arch.overlap == "free" or above(value, one.floor) <= max(near, PRECISE):
@@ -129,18 +129,18 @@ def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float
     """Any tile sizes: the best of ragged lanes and of what is best at rounder extents, improved by a local search; with a certificate where the search of
     ragged tiles takes the machine."""
     e, arch = problem.einsum, problem.arch
-    even = optimal(problem, "ragged_lanes", constraints, budget, near)
+    even = optimal(problem, "imperfect_spatial", constraints, budget, near)
     if isinstance(even, Infeasible):
         return even
     rounder = dict.fromkeys(_rounded(e, multiple) for multiple in ROUND) if taken(e, "perfect") else {}
     found = (search(replace(problem, einsum=one), "perfect", constraints, CLOSER).mapping for one in rounder if one != e)
     starts = [even[0].mapping, *(start for one in found if one and _fits(problem, start := _fitted(e, one), constraints))]
-    best = min((priced_alone(problem, improved(problem, start, "ragged", constraints)) for start in starts), key=lambda one: rank(problem, one))
+    best = min((priced_alone(problem, improved(problem, start, "imperfect", constraints)) for start in starts), key=lambda one: rank(problem, one))
     if constraints == FREE and arch.overlap == "free" and not uncovered(e, arch):
         exact = solved(problem, budget)
         best = min([best, *(exact if isinstance(exact, list) else [])], key=lambda one: rank(problem, one))
         if isinstance(exact, list) and exact[0].space:
-            return [replace(best, gap_in_space=0.0, space=exact[0].space, visited=exact[0].visited)]
+            return [replace(best, optimality_gap=0.0, space=exact[0].space, visited=exact[0].visited)]
     return [_told(problem, best, 0.0, even[0].visited, EVERY)]
 
 
@@ -187,7 +187,7 @@ def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constr
 def _told(problem: Problem, one: EinsumCost, floor: float, visited: int, space: Mappings) -> EinsumCost:
     gap = min(one.gap_to_bound, above(rank(problem, one)[0], floor))
     proven = gap <= PRECISE
-    return replace(one, gap_in_space=0.0 if proven else gap, space=space if proven or floor > 0 else None, visited=visited)
+    return replace(one, optimality_gap=0.0 if proven else gap, space=space if proven or floor > 0 else None, visited=visited)
 
 
 def partly_named(constraints: Constraints, arch: Arch) -> bool:

@@ -44,11 +44,11 @@ class Front:
 
 
 @outermost.mapper
-def front(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constraints = FREE) -> Front | Infeasible:
+def front(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Constraints = FREE) -> Front | Infeasible:
     """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the einsum or the machine."""
     e, arch = problem.einsum, problem.arch
-    if tiles == "ragged" or not taken(e, tiles) or arch.felt():
-        why = f"{arch.name} prices layouts or hops" if arch.felt() else "solver.tiles = ragged" if tiles == "ragged" else f"{e.name} has sums of many ranks"
+    if tiles == "imperfect" or not taken(e, tiles) or arch.felt():
+        why = f"{arch.name} prices layouts or hops" if arch.felt() else "solver.factors = imperfect" if tiles == "imperfect" else f"{e.name} has sums of many ranks"
         raise ValueError(f"a front is of exact searches: {why}, which these do not take")
     found, searches, proven, room = list[Member](), 0, True, inf
     level = next((one for one in arch.levels if one.capacity_bits is not None), arch.levels[0])

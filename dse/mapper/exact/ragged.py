@@ -73,12 +73,12 @@ def solved(problem: Problem, budget: int = BUDGET, ties: bool = True) -> list[Ei
         return cost.overflow(footprints(smallest, e, problem.arch), e, problem.arch) or Infeasible("constraints", 1, 0, e.name, "mappings")
     mapping = nest(e, *answer)
     one = priced_alone(problem, mapping)
-    held = [set(level.holds) for level in problem.arch.levels[1:]]
+    held = [set(level.may_keep) for level in problem.arch.levels[1:]]
     strided = any(c > 1 for p in e.tensors() for dim in p.dims for _, c in dim.terms)
-    space = replace(mappings_of("ragged", problem.arch), cut_twice=not strided)
+    space = replace(mappings_of("imperfect", problem.arch), cut_twice=not strided)
     if any(holds & other for holds, other in combinations(held, 2)):  # levels that share no tensor stand in any order
         space = replace(space, node_order="levels")
-    return [replace(one, gap_in_space=0.0, space=space, visited=visited) if proven and problem.arch.overlap == "free"
+    return [replace(one, optimality_gap=0.0, space=space, visited=visited) if proven and problem.arch.overlap == "free"
             else replace(one, visited=visited)]
 
 

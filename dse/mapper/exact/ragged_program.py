@@ -77,7 +77,7 @@ class Program:
 def uncovered(e: Einsum, arch: Arch) -> str:
     """Why this search does not know an einsum or a machine, "" if it does."""
     levels, border = arch.levels, arch.fanouts[0].outside if arch.fanouts else 0
-    if len(arch.fanouts) != 1 or border == 0 or arch.fanouts[0].ramp:
+    if len(arch.fanouts) != 1 or border == 0 or arch.fanouts[0].systolic:
         return "it has not one array, that is not systolic, below a level"
     if levels[0].bypass or len(holdable(e, levels[0])) < len(e.tensors()):
         return "its outermost level does not hold all tensors"
@@ -112,7 +112,7 @@ def orders(arch: Arch) -> Iterator[Arch]:
     runs: list[list[int]] = []
     for v in range(1, border):
         own = arch.levels[v]
-        if runs and all(not set(own.holds) & set(other.holds) for other in (arch.levels[w] for w in runs[-1])):
+        if runs and all(not set(own.may_keep) & set(other.may_keep) for other in (arch.levels[w] for w in runs[-1])):
             runs[-1].append(v)
         else:
             runs.append([v])

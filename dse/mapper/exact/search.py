@@ -57,7 +57,7 @@ def taken(e: Einsum, tiles: Tiles) -> bool:
     sizes = e.sizes()
     cut_short = any(len(dim.terms) == 1 and dim.terms[0][1] == 1 and not 0 <= dim.offset <= dim.size - sizes[dim.terms[0][0]] for dim in e.output.dims)
     summed = max((sum(sizes[rank] > 1 for rank, _ in dim.terms) for p in e.tensors() for dim in p.dims), default=0)
-    return tiles != "ragged" and not cut_short and e.output.format == "dense" and summed <= 2
+    return tiles != "imperfect" and not cut_short and e.output.format == "dense" and summed <= 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Tables:
 def _wide(f: Fanout) -> Fanout:
     """At least as many lanes, in few different sizes: machines of similar arrays share tables. What they cost plays no part in these."""
     dims = tuple((name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length())) for name, n in f.dims)
-    return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.ramp)
+    return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic)
 
 
 @lru_cache(maxsize=1024)
@@ -374,13 +374,13 @@ def _prices(arch: Arch) -> list[float]:
     array; 1, of what has no price."""
     at, rates = slots(arch, "price", "rate"), set(slots(arch, "rate"))
     own = [(1 / value if value else 0.0) if one in rates else value for one, value in zip(at, arch.values(at), strict=True)]
-    return [*own, *(float(fold_cycles(f)) for f in arch.fanouts if f.ramp), 1.0]
+    return [*own, *(float(fold_cycles(f)) for f in arch.fanouts if f.systolic), 1.0]
 
 
 def alike(problem: Problem) -> tuple[Any, ...]:
     """Equal for problems that `search_on` takes at once: of one einsum and objective, on machines that differ in prices and rates alone."""
     e, arch = problem.einsum, problem.arch
-    ramps = tuple(fill_cycles(f, e, arch) for f in arch.fanouts if f.ramp)
+    ramps = tuple(fill_cycles(f, e, arch) for f in arch.fanouts if f.systolic)
     return problem.objective, e, tuple(arch.values(slots(arch, "size"))), ramps, _bare(arch)
 
 
@@ -404,7 +404,7 @@ def _terms(arches: Sequence[Arch], form: Form, e: Einsum) -> kernels.Terms:
     """Coefficients of all links and of all sets of levels on each machine."""
     prices, arch = np.array([_prices(arch) for arch in arches]), arches[0]
     coef, sums, low, base = (entries.at(prices) for entries in form.coefs)
-    base[:, kernels.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.ramp)
+    base[:, kernels.RAMP] = -sum(fill_cycles(f, e, arch) > 0 for f in arch.fanouts if f.systolic)
     return form.terms._replace(coef=coef, sum_coef=sums, low_coef=low, base=base)
 
 
@@ -550,9 +550,9 @@ def _folds(e: Einsum, arch: Arch, tensor: str, parent: int, child: int, elems: Q
 
     elems: what the first PE gets, as a quantity; of clipped dimensions that is fewer than the folds.
     """
-    many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.ramp]  # every price is an array
+    many, arrays = np.size(arch.compute.mac_pj), [f for f in arch.fanouts if f.systolic]  # every price is an array
     for i, f in enumerate(arrays):
-        if parent < f.outside <= child and tensor == stationary(e, f.ramp).tensor and ripples(e, arch):
+        if parent < f.outside <= child and tensor == stationary(e, f.systolic).tensor and ripples(e, arch):
             twice = child < len(arch.levels) and arch.levels[child].double_buffer
             yield np.eye(many)[many - 1 - len(arrays) + i], (kernels.ONE, *elems[1:]) if twice else elems
 

@@ -84,7 +84,7 @@ def wired(fanouts: tuple[Fanout, ...]) -> tuple[tuple[Lane, ...], tuple[Group, .
     number = 0
     for f in sorted(fanouts, key=lambda f: f.outside):
         for (_, size), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
-            own = (Group(f.outside, multicast, reduce), bool(f.ramp))
+            own = (Group(f.outside, multicast, reduce), bool(f.systolic))
             if own not in groups:
                 groups.append(own)
             found.append(Lane(number, size, borders.index(f.outside), groups.index(own)))

@@ -139,6 +139,6 @@ def kernel(e: Einsum, arch: Arch, s: Schedule, left: dict[str, int]) -> Iterator
                 yield Loop(rank, left[rank], name)
     inner = arch.levels[inner_border(arch):]
     if mac:
-        yield from (Store(level.name, e.inputs[1].tensor) for level in inner[:1] if level.bypass and "weight" in level.holds)
+        yield from (Store(level.name, e.inputs[1].tensor) for level in inner[:1] if level.bypass and "weight" in level.may_keep)
     yield from (Loop(rank, 1) for rank in [*order, *left] if left.pop(rank, 1) > 1)
     yield from (Store(level.name, tensor) for level in inner if not level.bypass for tensor in holdable(e, level))

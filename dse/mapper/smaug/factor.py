@@ -71,7 +71,7 @@ def unit(arch: Arch, elem_bits: int) -> Unit | None:
 
 def _home(arch: Arch, role: str) -> Level | None:
     inner = arch.fanouts[-1].outside if arch.fanouts else len(arch.levels)
-    found = [level for level in arch.levels[1:inner] if level.capacity_bits and role in level.holds]
+    found = [level for level in arch.levels[1:inner] if level.capacity_bits and role in level.may_keep]
     return max(found, key=lambda level: level.capacity_bits or 0, default=None)
 
 

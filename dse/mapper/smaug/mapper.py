@@ -60,7 +60,7 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     if u is None:
         return unsupported(e.name, f"level between {arch.levels[0].name} and the array for inputs, weights and outputs")
     homes = dict(zip(ROLES, u.names, strict=True))
-    if kept := [level.name for level in arch.levels[1:inner_border(arch)] if not level.bypass and any(homes[role] != level.name for role in level.holds)]:
+    if kept := [level.name for level in arch.levels[1:inner_border(arch)] if not level.bypass and any(homes[role] != level.name for role in level.may_keep)]:
         return unsupported(e.name, f"way past level {kept[0]}, which no tensor may bypass")
     reading = read(e)
     if isinstance(reading, Infeasible):

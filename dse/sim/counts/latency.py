@@ -74,7 +74,7 @@ def some(number: Number) -> bool:
 
 
 def latency(levels: Sequence[PortTimes], steps: Number, ramp: Number = 0.0, steady: bool = False) -> Number:
-    """Cycles of an einsum. levels: outermost first; steps: cycles of the busiest lane's operations; ramp: a systolic array's.
+    """Cycles of an einsum. levels: outermost first; steps: cycles of the busiest lane's operations; systolic: a systolic array's.
 
     steady: of one of many equal einsums in turn; what starts once is filled for the next one meanwhile, if it has room.
     """

@@ -44,7 +44,7 @@ def fold_cycles(f: Fanout) -> int:
     Source: SCALE-Sim (Samajdar et al. 2020), as run in data/systolic_cycles_cases.json.
     """
     rows, columns = f.dims[0][1], f.dims[1][1]
-    return (rows if f.ramp == "os" else 2 * rows) + columns - 2
+    return (rows if f.systolic == "os" else 2 * rows) + columns - 2
 
 
 def action_pj(key: Key, e: Einsum, arch: Arch) -> float:

@@ -9,7 +9,7 @@ from dse.run.compiled import njit
 
 Ints = NDArray[np.int64]
 
-# Picks: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of the
+# SolverOptions: of a loop in time all trips, the first, the last, the only one (none if there are more); of a loop in space all lanes, the first, the one of the
 # instance in question (OWN: LANE + number once that is known). Lanes run in lockstep: the last trip is the last of the first lane, which is the longest;
 # a shorter lane takes no part in it.
 ALL, FIRST, LAST, ONLY, LANES, OWN = range(6)

@@ -62,7 +62,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Systolic:
-    """An array that takes time to fill. ramp: what stays still in it; inside: levels in its lanes; twice: of these those that are double-buffered."""
+    """An array that takes time to fill. systolic: what stays still in it; inside: levels in its lanes; twice: of these those that are double-buffered."""
 
     name: str
     ramp: str
@@ -103,8 +103,8 @@ def shape(mapping: Mapping) -> Mapping:
 
 def wiring(arch: Arch) -> Wiring:
     lanes = tuple((name, multicast, reduce) for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True))
-    systolic = tuple(Systolic(f.name, f.ramp, tuple(level.name for level in arch.levels[f.outside:]),
-                              frozenset(level.name for level in arch.levels[f.outside:] if level.double_buffer)) for f in arch.fanouts if f.ramp)
+    systolic = tuple(Systolic(f.name, f.systolic, tuple(level.name for level in arch.levels[f.outside:]),
+                              frozenset(level.name for level in arch.levels[f.outside:] if level.double_buffer)) for f in arch.fanouts if f.systolic)
     return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic)
 
 
@@ -227,19 +227,19 @@ class Sums:
 
 
 def every(s: Sums) -> tuple[int, ...]:
-    """The picks of a whole einsum."""
+    """The options of a whole einsum."""
     return (ALL,) * len(s.loops)
 
 
-def filled(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
+def filled(s: Sums, link: Link, own: bool, options: tuple[int, ...] | None = None, skip: bool = False) -> tuple[Term, ...]:
     """Elements that fill a link's child; of an output also those that it drains. own: of one instance, else of all.
 
-    picks: per loop in time. skip: minus the first reads of output elements, which start from zero and are never read.
+    options: per loop in time. skip: minus the first reads of output elements, which start from zero and are never read.
     """
-    return _moved(s, link, picks or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES)
+    return _moved(s, link, options or every(s), skip, ("child", own), lambda i, loop: OWN if own else LANES)
 
 
-def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, skip: bool = False, part_of: Einsum | None = None) -> tuple[Term, ...]:
+def served(s: Sums, link: Link, own: bool, options: tuple[int, ...] | None = None, skip: bool = False, part_of: Einsum | None = None) -> tuple[Term, ...]:
     """The same as the parent sees it: lanes that share an access (multicast, reduction, of ranks that the tensor does not see) count once.
 
     part_of: the whole einsum where s is of a part of it, whose elements have as many products as in the whole.
@@ -247,17 +247,17 @@ def served(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None,
     lanes = _sharing(s, link, own)
     few = sparse(part_of or s.e) if skip and not link.child else None
     if few is None:
-        return _moved(s, link, picks or every(s), skip, ("parent", own), lanes)
-    return (*_met(s, link, picks or every(s), ("parent", own), lanes, -few.met),
-            *_first(s, link, picks or every(s), ("parent", own), lanes, -few.begun))
+        return _moved(s, link, options or every(s), skip, ("parent", own), lanes)
+    return (*_met(s, link, options or every(s), ("parent", own), lanes, -few.met),
+            *_first(s, link, options or every(s), ("parent", own), lanes, -few.begun))
 
 
-def written(s: Sums, link: Link, own: bool, picks: tuple[int, ...] | None = None, part_of: Einsum | None = None) -> tuple[Term, ...]:
+def written(s: Sums, link: Link, own: bool, options: tuple[int, ...] | None = None, part_of: Einsum | None = None) -> tuple[Term, ...]:
     """What the parent of an output's link is given: what it serves, and zeros, for each element of a dense result is written at least once."""
     few = sparse(part_of or s.e) if not link.child else None
     if few is None:
-        return served(s, link, own, picks)
-    return (*served(s, link, own, picks), *_met(s, link, picks or every(s), ("parent", own), _sharing(s, link, own), few.more))
+        return served(s, link, own, options)
+    return (*served(s, link, own, options), *_met(s, link, options or every(s), ("parent", own), _sharing(s, link, own), few.more))
 
 
 def crossing(s: Sums, link: Link, part_of: Einsum | None = None) -> tuple[Term, ...]:
@@ -276,24 +276,24 @@ def _alone(i: int, loop: Loop) -> int:
     return LANES
 
 
-def _met(s: Sums, link: Link, picks: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
+def _met(s: Sums, link: Link, options: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
     """Combinations of an element of the output with the ranks of inputs with zeros, per lane of the other ranks, so many words each."""
-    return _distinct(s, link, picks, ("met", side), lanes, unshared(link.tensor, s.e), scale)
+    return _distinct(s, link, options, ("met", side), lanes, unshared(link.tensor, s.e), scale)
 
 
-def _first(s: Sums, link: Link, picks: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
+def _first(s: Sums, link: Link, options: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], scale: float) -> tuple[Term, ...]:
     """Elements of the output per lane that adds to them, so many words each."""
-    return _distinct(s, link, picks, ("first", side), lanes, link.seen, scale)
+    return _distinct(s, link, options, ("first", side), lanes, link.seen, scale)
 
 
-def _distinct(s: Sums, link: Link, picks: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], again: frozenset[str],
+def _distinct(s: Sums, link: Link, options: tuple[int, ...], side: object, lanes: Callable[[int, Loop], int], again: frozenset[str],
               scale: float) -> tuple[Term, ...]:
     """Different elements that compute meets; of ranks in `again` all iterations count, of others the first in time."""
     if not scale:
         return ()
-    key = (link.tensor.tensor, link.child_at, link.rest, side, scale, picks)
+    key = (link.tensor.tensor, link.child_at, link.rest, side, scale, options)
     if key not in s.known:
-        cuts = _cuts(s, link, picks, True, lanes, again)
+        cuts = _cuts(s, link, options, True, lanes, again)
         s.known[key] = (Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_unseen(s, link, cuts))),)
     return s.known[key]
 
@@ -321,29 +321,29 @@ def merged(s: Sums, link: Link) -> Iterator[Term]:
             yield Term(sign * (1 if p.format == "dense" else p.density), (*s.of_dims(p, cuts, clip=True), *_unseen(s, link, cuts)))
 
 
-def _moved(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, side: object, lanes: Callable[[int, Loop], int]) -> tuple[Term, ...]:
-    key = (link.tensor.tensor, link.child_at, link.rest, side, skip, picks)
+def _moved(s: Sums, link: Link, options: tuple[int, ...], skip: bool, side: object, lanes: Callable[[int, Loop], int]) -> tuple[Term, ...]:
+    key = (link.tensor.tensor, link.child_at, link.rest, side, skip, options)
     if key not in s.known:
-        s.known[key] = tuple(_terms(s, link, _cuts(s, link, picks, skip, lanes), skip))
+        s.known[key] = tuple(_terms(s, link, _cuts(s, link, options, skip, lanes), skip))
     return s.known[key]
 
 
-def _cuts(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, lanes: Callable[[int, Loop], int],
+def _cuts(s: Sums, link: Link, options: tuple[int, ...], skip: bool, lanes: Callable[[int, Loop], int],
           again: frozenset[str] | None = None) -> Loops:
     """By rank, the loops above the place that the child's tile rests at, but for those of which all trips count that it sinks through: together
     they fetch what it holds above them. A loop below says only whether a tile counts: it has one trip.
     skip: of ranks that are not in `again` (None: the tensor's own) only the first iterations."""
     again = link.seen if again is None else again
-    within = [number for number, (i, _) in enumerate(s.loops) if i < link.rest and (i < link.child_at or picks[number] != ALL)]
+    within = [number for number, (i, _) in enumerate(s.loops) if i < link.rest and (i < link.child_at or options[number] != ALL)]
     deepest = max(within, default=-1)
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < link.rest:
-            pick = (lanes(i, loop) if loop.over else AND_FIRST[picks[number]] if skip and loop.rank not in again else picks[number])
+            pick = (lanes(i, loop) if loop.over else AND_FIRST[options[number]] if skip and loop.rank not in again else options[number])
             if number <= deepest:
                 found[loop.rank] = (*found.get(loop.rank, ()), (number, pick))
-        elif link.child and any(picks[other] == ONLY for other in range(number, len(s.loops)) if s.loops[other][1].rank == loop.rank):
-            found[loop.rank] = (*found.get(loop.rank, ()), (number, BELOW + (FIRST if loop.over else picks[number])))
+        elif link.child and any(options[other] == ONLY for other in range(number, len(s.loops)) if s.loops[other][1].rank == loop.rank):
+            found[loop.rank] = (*found.get(loop.rank, ()), (number, BELOW + (FIRST if loop.over else options[number])))
     return found
 
 
@@ -384,7 +384,7 @@ def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
     and every step is a fold. Elements that padding stands for take their turn too.
     Source: SCALE-Sim (Samajdar et al. 2020): folds of the stationary matrix over the array.
     """
-    tensor = stationary(s.e, array.ramp).tensor
+    tensor = stationary(s.e, array.systolic).tensor
     link = next((own for own in links(nest, s.e) if own.tensor.tensor == tensor and own.parent.level not in array.inside
                  and (own.child is None or own.child.level in array.inside)), None)
     if link is None or (link.child and link.child.level in array.twice):
@@ -395,23 +395,23 @@ def folds(s: Sums, nest: Mapping, array: Systolic) -> Term:
     return Term(1, (*s.of_dims(link.tensor, cuts, clip=False), *_unseen(s, link, cuts)))
 
 
-def passes(s: Sums, at: int, all_lanes: bool, picks: tuple[int, ...] | None = None) -> tuple[int, ...]:
+def passes(s: Sums, at: int, all_lanes: bool, options: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """How often position `at` is passed, by all lanes or by the first one, which is the busiest."""
     found: Loops = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < at:
-            pick = (LANES if all_lanes else FIRST) if loop.over else picks[number] if picks else ALL
+            pick = (LANES if all_lanes else FIRST) if loop.over else options[number] if options else ALL
             found[loop.rank] = (*found.get(loop.rank, ()), (number, pick))
     return tuple(s.number(None, rank, (rank,), found) for rank, _ in s.e.extents)
 
 
-def rounds(s: Sums, begin: int, end: int, picks: tuple[int, ...], most: bool) -> tuple[int, ...]:
+def rounds(s: Sums, begin: int, end: int, options: tuple[int, ...], most: bool) -> tuple[int, ...]:
     """Factors whose product is the least, or most, iterations of the loops in time at positions begin..end-1 in any one of those above."""
     found: Loops = {}
     before: dict[str, int] = {}
     for number, (i, loop) in enumerate(s.loops):
         if i < end:
-            found[loop.rank] = (*found.get(loop.rank, ()), (number, FIRST if loop.over else picks[number]))
+            found[loop.rank] = (*found.get(loop.rank, ()), (number, FIRST if loop.over else options[number]))
             before[loop.rank] = before.get(loop.rank, 0) + (i < begin)
     return tuple(s.number(None, rank, (rank,), found, after=before[rank], most=most) for rank in found)
 

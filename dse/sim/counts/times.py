@@ -30,8 +30,8 @@ from hw.arch import Arch
 from workloads.einsum import Einsum
 
 Way = Literal["fill", "drain", "access"]
-Picks = tuple[int, ...]
-Side = Callable[[Sums, Link, bool, Picks], tuple[Term, ...]]
+SolverOptions = tuple[int, ...]
+Side = Callable[[Sums, Link, bool, SolverOptions], tuple[Term, ...]]
 Work = dict[tuple[int, str], list[Number]]  # (level, side) -> cycles of each instance that may be the busiest
 
 
@@ -39,7 +39,7 @@ Work = dict[tuple[int, str], list[Number]]  # (level, side) -> cycles of each in
 class Span:
     """The periods of a level: one per picked iteration of the loops in time above position `begun`; of those below, all trips."""
 
-    picks: Picks
+    options: SolverOptions
     begun: int
 
 
@@ -99,7 +99,7 @@ def first_fills(at: Reading, nest: Mapping, e: Einsum, arch: Arch, wanted: Colle
         works = [_ends(c, s, "fill", span) for s in _nodes(c, v) if s.parent == 0 and (arch.levels[v].name, s.link.tensor.tensor) in wanted]
         found[v] = {key: largest(0.0, *cycles) for key, cycles in _total(works).items()}
         begun = max([0, *(s.link.rest for s in _nodes(c, v))])
-        if not arch.levels[v].double_buffer and c.at.whole([Term(1, passes(at.sums, begun, False, span.picks))]) > 1:
+        if not arch.levels[v].double_buffer and c.at.whole([Term(1, passes(at.sums, begun, False, span.options))]) > 1:
             break  # levels inside of it start anew in every round of it
     return {v: ports for v, ports in found.items() if ports}
 
@@ -117,7 +117,7 @@ def _inside(c: Clock, outermost: int, span: Span) -> tuple[list[PortTimes], Numb
 def _compute(c: Clock, span: Span) -> Number:
     s = c.at.sums
     whole = max((i + 1 for i, _ in s.loops), default=0)
-    ops, own = (c.at.whole([Term(nonzero(c.e), passes(s, whole, lanes, span.picks))]) for lanes in (True, False))
+    ops, own = (c.at.whole([Term(nonzero(c.e), passes(s, whole, lanes, span.options))]) for lanes in (True, False))
     return op_cycles(ops, own, c.e, c.arch)
 
 
@@ -125,31 +125,31 @@ def _nodes(c: Clock, v: int) -> list[Step]:
     return [s for s in c.steps if s.child == v and s.link.child]
 
 
-def _flow(c: Clock, s: Step, way: Way, picks: Picks) -> Work:
+def _flow(c: Clock, s: Step, way: Way, options: SolverOptions) -> Work:
     """What one link keeps ports busy with in the picked iterations. A window's fill in its last trip, or drain in its first, is taken for nothing."""
-    if s.window >= 0 and picks[s.window] == {"fill": LAST, "drain": FIRST, "access": -1}[way]:
+    if s.window >= 0 and options[s.window] == {"fill": LAST, "drain": FIRST, "access": -1}[way]:
         return {}
-    key = s.link.tensor.tensor, s.link.child_at, way, picks
+    key = s.link.tensor.tensor, s.link.child_at, way, options
     if key not in c.known:
         found: Work = {}
         if way == "access":
-            _add(c, found, s, s.parent, "read", served, picks, s.output and s.skips)
+            _add(c, found, s, s.parent, "read", served, options, s.output and s.skips)
             if s.output:
-                _add(c, found, s, s.parent, "write", written, picks)
+                _add(c, found, s, s.parent, "write", written, options)
         else:
-            _add(c, found, s, s.child, "write" if way == "fill" else "read", filled, picks, way == "fill" and s.output and s.skips)
-            _add(c, found, s, s.parent, "read" if way == "fill" else "write", served, picks, way == "fill" and s.output and s.skips)
+            _add(c, found, s, s.child, "write" if way == "fill" else "read", filled, options, way == "fill" and s.output and s.skips)
+            _add(c, found, s, s.parent, "read" if way == "fill" else "write", served, options, way == "fill" and s.output and s.skips)
         c.known[key] = found
     return c.known[key]
 
 
-def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: Side, picks: Picks, skip: bool = False) -> None:
+def _add(c: Clock, found: Work, s: Step, v: int, action: str, side: Side, options: SolverOptions, skip: bool = False) -> None:
     rate = c.rates.get((v, s.link.tensor.tensor))
     if rate is not None:
-        terms = side(c.at.sums, s.link, True, picks)
+        terms = side(c.at.sums, s.link, True, options)
         if skip:
             first = filled if side is filled else served
-            terms = (*terms, *first(c.at.sums, s.link, True, picks, True))
+            terms = (*terms, *first(c.at.sums, s.link, True, options, True))
         counts = c.at.own(terms)
         key = v, port(c.arch.levels[v], action)
         moved = [n * rate for n in counts]
@@ -182,7 +182,7 @@ def _edge(c: Clock, s: Step, way: Way, span: Span, b: int) -> Work:
     """Fills of the tiles that start, or drains of those that end, where each iteration of the loops above position b starts or ends."""
     only = AND_LAST if way == "drain" else AND_FIRST
     end = max(s.link.rest, span.begun)
-    return _flow(c, s, way, tuple(only[pick] if b <= i < end else pick for pick, (i, _) in zip(span.picks, c.at.sums.loops, strict=True)))
+    return _flow(c, s, way, tuple(only[pick] if b <= i < end else pick for pick, (i, _) in zip(span.options, c.at.sums.loops, strict=True)))
 
 
 def _ends(c: Clock, s: Step, way: Way, span: Span) -> Work:
@@ -196,20 +196,20 @@ def _ways(s: Step) -> tuple[Way, ...]:
 
 def _all(c: Clock, s: Step, span: Span) -> Work:
     """All that a link moves in the periods."""
-    key = s.link.tensor.tensor, s.link.child_at, span.picks, span.begun if s.link.rest <= span.begun else -1  # begun tells ends of what rests outside of it
+    key = s.link.tensor.tensor, s.link.child_at, span.options, span.begun if s.link.rest <= span.begun else -1  # begun tells ends of what rests outside of it
     if key not in c.all:
         if s.link.child is None:
-            c.all[key] = _flow(c, s, "access", span.picks)
+            c.all[key] = _flow(c, s, "access", span.options)
         elif s.link.rest <= span.begun:
             c.all[key] = _total(_ends(c, s, way, span) for way in _ways(s))
         else:
-            c.all[key] = _total(_flow(c, s, way, span.picks) for way in _ways(s))
+            c.all[key] = _total(_flow(c, s, way, span.options) for way in _ways(s))
     return c.all[key]
 
 
 def _middle(c: Clock, s: Step, way: Way, span: Span) -> Work:
     """Fills but the first ones, or drains but the last ones."""
-    return {} if s.link.rest <= span.begun else _less(_flow(c, s, way, span.picks), _ends(c, s, way, span))
+    return {} if s.link.rest <= span.begun else _less(_flow(c, s, way, span.options), _ends(c, s, way, span))
 
 
 def _changes(c: Clock, steps: Sequence[Step], way: Way, span: Span, above: int | None, below: int) -> Work:
@@ -224,7 +224,7 @@ def _level(c: Clock, v: int, span: Span) -> PortTimes:
     moving = _total(_all(c, s, span) for s in nodes)
     outputs = [s for s in nodes if s.output]
     found = PortTimes(
-        double=double, restarts=c.at.whole([Term(1, passes(c.at.sums, span.begun, False, span.picks))]) if c.steady else nan,
+        double=double, restarts=c.at.whole([Term(1, passes(c.at.sums, span.begun, False, span.options))]) if c.steady else nan,
         busy=_top({key: n for key, n in _total([crossing, moving]).items() if key[0] == v}), serve=_top(_seen(crossing, v)),
         first=_starts(c, nodes, "fill", span), last=_starts(c, nodes, "drain", span), move=nan)
     if double:
@@ -271,12 +271,12 @@ def _worked(c: Clock, v: int, span: Span) -> Number:
 
 def _round(c: Clock, span: Span, end: int, only: dict[int, int]) -> Span:
     """Of every period the first, or last, iteration of the loops in time above `end`."""
-    return Span(tuple(only[pick] if span.begun <= i < end else pick for pick, (i, _) in zip(span.picks, c.at.sums.loops, strict=True)), end)
+    return Span(tuple(only[pick] if span.begun <= i < end else pick for pick, (i, _) in zip(span.options, c.at.sums.loops, strict=True)), end)
 
 
 def _rounds(c: Clock, span: Span, end: int, most: bool = False) -> Number:
     """The least, or most, iterations of the loops in time above `end` in a period."""
-    return c.at.whole([Term(1, rounds(c.at.sums, span.begun, end, span.picks, most))])
+    return c.at.whole([Term(1, rounds(c.at.sums, span.begun, end, span.options, most))])
 
 
 def _paced(c: Clock, v: int, nodes: Sequence[Step], span: Span, between: Work) -> Number:
@@ -297,7 +297,7 @@ def _paced(c: Clock, v: int, nodes: Sequence[Step], span: Span, between: Work) -
         several, few = _rounds(c, span, s.link.rest) > 1, _rounds(c, span, s.link.rest, most=True) <= 2
         head = where(several, _worked(c, v, first), 0.0)
         drains = _middle(c, s, "drain", span)
-        before = drains if c.e.output.partial() else _flow(c, s, "drain", first.picks)
+        before = drains if c.e.output.partial() else _flow(c, s, "drain", first.options)
     found: Number = 0.0
     for key, cycles in between.items():
         for i, n in enumerate(cycles):
@@ -321,8 +321,8 @@ def _back(c: Clock, outputs: Sequence[Step], span: Span) -> Number:
 
 def _turn(c: Clock, s: Step, way: Way, end: int, span: Span, number: int) -> Work:
     """Drains before, or fills after, a loop goes on whose next trip wants the same output tile."""
-    picks = [pick if j <= number or i >= s.link.rest else ONLY if loop.rank in s.link.seen else end
-             for j, (pick, (i, loop)) in enumerate(zip(span.picks, c.at.sums.loops, strict=True))]
-    every = _flow(c, s, way, tuple(picks))
-    picks[number] = end
-    return _less(every, _flow(c, s, way, tuple(picks)))
+    options = [pick if j <= number or i >= s.link.rest else ONLY if loop.rank in s.link.seen else end
+             for j, (pick, (i, loop)) in enumerate(zip(span.options, c.at.sums.loops, strict=True))]
+    every = _flow(c, s, way, tuple(options))
+    options[number] = end
+    return _less(every, _flow(c, s, way, tuple(options)))

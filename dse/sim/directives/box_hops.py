@@ -65,7 +65,7 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
     """Links to all lanes at some places of the stacks that move a tensor, and all of the others; where nothing is shared along a dimension, to each alone."""
     shared = m.f.reduce if output else m.f.multicast
     grid = tuple(n for _, n in (m.f.place or tuple((0, n) for _, n in m.f.dims))[:2])
-    sources = network.rim(m.f.rim, (grid[0], grid[1]))
+    sources = network.injected_at(m.f.injected_at, (grid[0], grid[1]))
     known: dict[tuple[object, ...], float] = {}
 
     def of(moved: Sequence[Turn], places: Sequence[tuple[int, ...]]) -> float:
@@ -79,7 +79,7 @@ def _reach(m: Mesh, p: Projection, output: bool) -> Reach:
                     lane = m.lane(at)
                     alone = (None if shared[0] else lane[0], None if shared[1] else lane[1], *(at[turn] for turn in m.parted))
                     asked.setdefault(alone, set()).add(lane)
-            each = sum(min(network.links(m.f.source, source, frozenset(lanes)) for source in sources) for lanes in asked.values())
+            each = sum(min(network.links(m.f.multicast_from, source, frozenset(lanes)) for source in sources) for lanes in asked.values())
             known[key] = each / prod(turn.trips for turn in m.parted)
         return known[key]
 

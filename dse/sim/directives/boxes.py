@@ -113,8 +113,8 @@ def _places(levels: Sequence[str], held: Sequence[Sequence[Held]], e: Einsum, ar
         there = [one.tensor for name, own in zip(levels, held, strict=True) if name == level.name for one in own]
         if twice := [tensor for tensor in there if there.count(tensor) > 1]:
             raise ValueError(f"{where}, {level.name}: tensor{{{twice[0]}}} stands twice")
-        if barred := [tensor for tensor in there if role(e, tensor) not in level.holds]:
-            raise ValueError(f"{where}, {level.name}: holds no tensor{{{barred[0]}}}, only {', '.join(level.holds)}")
+        if barred := [tensor for tensor in there if role(e, tensor) not in level.may_keep]:
+            raise ValueError(f"{where}, {level.name}: holds no tensor{{{barred[0]}}}, only {', '.join(level.may_keep)}")
         if not level.bypass and (missing := [tensor for tensor in holdable(e, level) if tensor not in there]):
             raise ValueError(f"{where}: tensor{{{missing[0]}}} does not stand at {level.name}, which no tensor may bypass")
 

@@ -80,7 +80,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     """Cost of one layer as it stands, whether or not a nest says the same. Raises ValueError in one line where it is not counted."""
     e, arch = problem.einsum, problem.arch
     where = f"directives of {e.name}"
-    if arch.described() or any(f.ramp for f in arch.fanouts):
+    if arch.described() or any(f.systolic for f in arch.fanouts):
         what = "lines, rows or banks" if arch.described() else "the ramp of a systolic array"
         raise ValueError(f'{where}: {what} of {arch.name} are counted of nests only; "{WHOLE}" prices tiles as a nest brings them in')
     g = boxes.program(layer, e, arch)
@@ -94,14 +94,14 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         _turned(rows, ring, g)
     found = counts.busiest(rows, e, arch)
     p = cost.price(nest.Mapping(()), found, e, arch)
-    lanes = [cost.Part(f.name, tensor, action, bits, bits * f.lane_pj) for f in arch.fanouts if f.lane_pj for tensor, action, bits in _bus(g, f, rings, arch)]
+    lanes = [cost.Part(f.name, tensor, action, bits, bits * f.endpoint_pj) for f in arch.fanouts if f.endpoint_pj for tensor, action, bits in _bus(g, f, rings, arch)]
     lanes += [cost.Part(f.name, tensor, action, bits, bits * f.hop_pj) for f in arch.fanouts if f.hop_pj for tensor, action, bits in _hops(g, f, rings, arch)]
     energy = p.energy_pj + sum(part.energy_pj for part in lanes)
     p = replace(p, energy_pj=energy, parts=(*p.parts, *lanes))
     mapping, key = nest.Mapping((), f"{SAID}\n{layer}"), canonical_key(e)
-    nets = [(f.name, f.dims, f.multicast, f.reduce, f.lane_pj, f.hop_pj, f.rim, f.source, f.place) for f in arch.fanouts]
+    nets = [(f.name, f.dims, f.multicast, f.reduce, f.endpoint_pj, f.hop_pj, f.injected_at, f.multicast_from, f.place) for f in arch.fanouts]
     number = nest.mapping_key(f"{key} {arch.word_bits} {nets}", mapping)
-    return EinsumCost(e.name, key, 1, mapping, number, found, tuple((row.level, row.tensor, row.elems) for row in held), energy, p.latency_cycles, p.bound_by,
+    return EinsumCost(e.name, key, 1, mapping, number, found, tuple((row.level, row.tensor, row.elems) for row in held), energy, p.latency_cycles, p.bottleneck,
                       0.0, 0.0, p)
 
 

@@ -156,7 +156,7 @@ def _as_written(b: Boundary, whole: Mapping, e: Einsum, arch: Arch) -> dict[Key,
                 if order.index(key[0]) < at or (key[0] == store.level and key[2] == "write"):
                     rows[key] = (once[key].elems, [once[key].busiest_elems] * many) if key in once else (0, [0] * many)
             for key in [(array.name, "-", "enter") for array in wiring(arch).systolic
-                        if store.level in array.inside and store.tensor == stationary(e, array.ramp).tensor]:
+                        if store.level in array.inside and store.tensor == stationary(e, array.systolic).tensor]:
                 rows[key] = once[key].elems, [once[key].busiest_elems] * many
     if b.forked:
         trips = _trips(b, e)

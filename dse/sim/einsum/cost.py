@@ -31,18 +31,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in MAC; bound_by attains the largest.
+    """Cost of one einsum: totals are sums of parts; busy_cycles per component, a ramp of systolic arrays in MAC; bottleneck attains the largest.
 
-    steady_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time. On a machine whose
-    rates and prices are arrays, one number per machine (`together`), these are arrays too, of bound_by one of names.
+    initiation_interval_cycles: of one of many equal einsums in turn. times: per level, outermost first; empty where the latency is the largest busy time. On a machine whose
+    rates and prices are arrays, one number per machine (`together`), these are arrays too, of bottleneck one of names.
     """
 
     energy_pj: Number
     latency_cycles: Number
-    bound_by: Any
+    bottleneck: Any
     parts: tuple[Part, ...]
     busy_cycles: tuple[tuple[str, Number], ...]
-    steady_cycles: Number
+    initiation_interval_cycles: Number
     times: tuple[PortTimes, ...] = ()
 
 

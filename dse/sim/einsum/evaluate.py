@@ -32,8 +32,8 @@ Tell = Callable[[int, Sequence[float], str], None]  # (einsum that is begun, eff
 class EinsumCost:
     """One unique einsum on a machine: count is how often it runs, energy and latency are of one run.
 
-    gap_in_space, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
-    space: the mappings that gap_in_space is of, None where nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a
+    optimality_gap, gap_to_bound: how far the objective may lie above the optimum of the space searched, and above the lower bound, as shares of these.
+    space: the mappings that optimality_gap is of, None where nothing but the bound is known; visited: nodes that the search for it visited. strategy: how a
     tile optimizer cut the tensors, as text; host_copies: contiguous copies that the host makes for it, of host_copy_elems elements; None: no tensor is cut
     beforehand.
     moved: what layouts make of the traffic, at levels that describe lines, rows or banks.
@@ -48,8 +48,8 @@ class EinsumCost:
     footprint: tuple[tuple[str, str, int], ...]
     energy_pj: float
     latency_cycles: float
-    bound_by: str
-    gap_in_space: float = field(compare=False)
+    bottleneck: str
+    optimality_gap: float = field(compare=False)
     gap_to_bound: float = field(compare=False)
     price: cost.Price
     space: Mappings | None = field(default=None, compare=False)
@@ -62,17 +62,17 @@ class EinsumCost:
     @property
     def proven(self) -> Mappings | None:
         """The mappings among which it is proven optimal, None if it is not."""
-        return self.space if self.gap_in_space == 0 else None
+        return self.space if self.optimality_gap == 0 else None
 
     @property
     def certificate(self) -> str:
-        return certified(in_space(self.gap_in_space) if self.space else NOT_PROVEN, self.gap_to_bound, ANY_MAPPING, self.space)
+        return certified(in_space(self.optimality_gap) if self.space else NOT_PROVEN, self.gap_to_bound, ANY_MAPPING, self.space)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
     """Einsums that share loops or lanes. granules: of a pipeline, 0 where branches run in turn; stage_cycles: of each stage, for one granule. energy_steady_pj:
-    of one of many runs back to back, as steady_cycles (`steady_pj`).
+    of one of many runs back to back, as initiation_interval_cycles (`steady_pj`).
 
     on_chip: (tensor, level) of what it makes, reads and never lets out; peak_bits: (level, most that one instance holds meanwhile), all that is alive included.
     """
@@ -80,7 +80,7 @@ class SegmentCost:
     einsums: tuple[str, ...]
     energy_pj: float
     latency_cycles: float
-    steady_cycles: float
+    initiation_interval_cycles: float
     energy_steady_pj: float
     granules: int
     stage_cycles: tuple[float, ...]
@@ -90,7 +90,7 @@ class SegmentCost:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words + small_words + apart_words + again_words + room_words.
+    """Machine words of main memory that a schedule with reuse moves, as a sum: listed_words + in_registers_words + not_fused_words + reread_words + capacity_words.
 
     listed: of its list of accesses, each operand read once, all of the level for what stays. small: results that the list leaves in registers; apart: handed
     over there, but not by a shared loop; again: operands read more than once by their einsum's nest, if nothing stayed; room: stays there, but not here, where
@@ -100,10 +100,10 @@ class Memory:
 
     moved_words: float
     listed_words: float
-    small_words: float
-    apart_words: float
-    again_words: float
-    room_words: float
+    in_registers_words: float
+    not_fused_words: float
+    reread_words: float
+    capacity_words: float
     saved_words: float
 
 
@@ -122,19 +122,19 @@ class Solution:
     """A scheduled workload: einsums in turn, equal ones costed once and counted. segments, schedule: none where that is all there is to it.
 
     memory: where reuse was asked for. saved: share of the objective that the schedule saves over the best einsums in turn, None where these were not asked for.
-    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`). space: schedules that gap_in_space is of; None:
+    conversions: copies of tensors in other layouts, which are einsums of the schedule (`conversion.converted`). space: schedules that optimality_gap is of; None:
     nothing was searched, or nothing but the bound is known.
 
-    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included; steady_cycles, energy_steady_pj: of one of many, back to back.
+    energy_pj, latency_cycles: of one run, from empty to empty, what leaks meanwhile included; initiation_interval_cycles, energy_steady_pj: of one of many, back to back.
     Of a pipeline the einsums' latencies are of each one alone, and their energies without leakage, which is the segment's.
     """
 
     einsums: tuple[EinsumCost, ...]
     energy_pj: float
     latency_cycles: float
-    steady_cycles: float
+    initiation_interval_cycles: float
     energy_steady_pj: float
-    gap_in_space: float
+    optimality_gap: float
     gap_to_bound: float
     certificate: str
     segments: tuple[SegmentCost, ...] = ()
@@ -223,7 +223,7 @@ def priced(problem: Problem, mapping: Mapping, rows: tuple[Count, ...], held: tu
     gap = _gap(e.name, arch, figure(problem.objective, p.energy_pj, p.latency_cycles), lower_bound(problem), mapping)
     key, number = canonical_key(e), key_of(problem, mapping, bool(moved))
     held_rows = tuple((f.level, f.tensor, f.elems) for f in held)
-    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bound_by, gap, gap, p,
+    return EinsumCost(e.name, key, 1, mapping, number, rows, held_rows, p.energy_pj, p.latency_cycles, p.bottleneck, gap, gap, p,
                       moved=tuple(moved.values()))
 
 
@@ -243,7 +243,7 @@ def key_of(problem: Problem, mapping: Mapping, felt: bool = False) -> str:
     """What a mapping is called: equal keys, equal counts. What lanes share and how wide words are is part of its rows, and where layouts are felt (`felt`) how
     levels lay words out."""
     e, arch = problem.einsum, problem.arch
-    wires, nets = wiring(arch), [(f.name, f.dims, f.rim, f.source, f.place) for f in arch.fanouts if f.hop_pj or f.lane_pj]
+    wires, nets = wiring(arch), [(f.name, f.dims, f.injected_at, f.multicast_from, f.place) for f in arch.fanouts if f.hop_pj or f.endpoint_pj]
     marks = f"{problem.boundary.marks()}{f' {nets} {problem.boundary.owned}' if nets else ''}"
     laid = [(v, a.line_bits, a.row_bits, a.row_banks, a.granule_bits, a.rmw) for v, level in enumerate(arch.levels) if felt and (a := level.access)]
     marks += f" {laid}" if laid else ""
@@ -275,9 +275,9 @@ def in_turn(costs: Sequence[EinsumCost | Infeasible], groups: Sequence[Unique], 
             return one
         value = figure(problem.objective, one.energy_pj, one.latency_cycles)
         gap = _gap(one.name, problem.arch, value, figure(problem.objective, *least), one.mapping)
-        solved.append(replace(one, count=group.count, gap_in_space=min(one.gap_in_space, gap) if one.space else gap, gap_to_bound=gap))
+        solved.append(replace(one, count=group.count, optimality_gap=min(one.optimality_gap, gap) if one.space else gap, gap_to_bound=gap))
     energy, cycles = sum(c.count * c.energy_pj for c in solved), sum(c.count * c.latency_cycles for c in solved)
-    steady = cycles if len(solved) > 1 else sum(c.count * c.price.steady_cycles for c in solved)  # others stand between equal einsums of a network
+    steady = cycles if len(solved) > 1 else sum(c.count * c.price.initiation_interval_cycles for c in solved)  # others stand between equal einsums of a network
     value = figure(problem.objective, energy, cycles)
     floor = figure(problem.objective, *(sum(c.count * least[i] for c, least in zip(solved, floors, strict=True)) for i in range(2)))
     to_bound = above(value, floor)
@@ -308,13 +308,13 @@ def _least_in(solved: Sequence[EinsumCost], objective: str) -> float:
 
     Energies and latencies add up. A product of sums is at least the square of the sum of roots: (sum E)(sum L) >= (sum sqrt(E L))^2 (Cauchy and Schwarz).
     """
-    least = [(c.count, figure(objective, c.energy_pj, c.latency_cycles) / (1 + c.gap_in_space)) for c in solved]
+    least = [(c.count, figure(objective, c.energy_pj, c.latency_cycles) / (1 + c.optimality_gap)) for c in solved]
     return sum(n * one for n, one in least) if objective != "edp" else float(sum(n * one**0.5 for n, one in least) ** 2)
 
 
-def _proven(solved: Sequence[EinsumCost], gap_in_space: float, by: str) -> str:
+def _proven(solved: Sequence[EinsumCost], optimality_gap: float, by: str) -> str:
     """Of einsums of which nothing is known the bound counts."""
     if open_ := sum(not c.space for c in solved):
         others = f"{open_} of {len(solved)} einsums {NOT_PROVEN}, the others {in_space(0.0)}"
         return f"{NOT_PROVEN} ({by})" if open_ == len(solved) else others
-    return in_space(gap_in_space)
+    return in_space(optimality_gap)

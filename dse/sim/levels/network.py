@@ -1,7 +1,7 @@
 """Hops between the lanes of a fan-out that lie on a mesh, and from the memory at its rim (docs/model.md, Networks).
 
 A word that one lane wants travels along its row, then along its column. A word that many want goes along the source's row past all their columns, and
-in each of these along the column past all their rows: the union of those ways, a tree (`source: next_level`); or from lane to nearest lane (`same_level`).
+in each of these along the column past all their rows: the union of those ways, a tree (`multicast_from: next_level`); or from lane to nearest lane (`same_level`).
 Sums that are added up on the way take the same tree inwards. Lanes
 that want the same words are, in each dimension of the mesh, some positions; all pairs of these want them. Where lanes have unequal shares (the last ones less,
 or none), groups are counted one by one, each as the einsum of its share. Nests that cut windows over a mesh, or share out in other parts from round to round,
@@ -39,7 +39,7 @@ def _reach(start: int, places: Sequence[int]) -> int:
     return max(start, *places) - min(start, *places)
 
 
-def rim(kind: str, grid: Place) -> tuple[Place, ...]:
+def injected_at(kind: str, grid: Place) -> tuple[Place, ...]:
     """Where memory stands: at the corners, or all along the left and right edge."""
     rows = range(grid[0]) if kind == "edge" else sorted({0, grid[0] - 1})
     return tuple((row, column) for row in rows for column in sorted({0, grid[1] - 1}))
@@ -221,22 +221,22 @@ def ways(mapping: Mapping, e: Einsum, arch: Arch, remote: Sequence[tuple[str, tu
     """Of every priced network. remote: tensors that lanes of another stage hold. Raises ValueError where hops are not counted."""
     rings = sharing.rings(mapping, e, arch)
     for f in arch.fanouts:
-        if not f.hop_pj and not f.lane_pj:
+        if not f.hop_pj and not f.endpoint_pj:
             continue
         own = {one.tensor.tensor: one for one in rings if one.fanout is f}
         for one in delivered(mapping, e, arch, f):
             ring_ = own.get(one.tensor.tensor)
             word = one.tensor.bits or arch.word_bits
-            if f.lane_pj:
+            if f.endpoint_pj:
                 bits = one.lanes * word / (ring_.lanes if ring_ else 1)
-                yield Way(f.name, one.tensor.tensor, "lane", bits, bits * f.lane_pj)
+                yield Way(f.name, one.tensor.tensor, "lane", bits, bits * f.endpoint_pj)
             if f.hop_pj:
                 hops = one.served * word * _mean(one, mapping, e, arch, f, dict(remote), ring_.shared.dims if ring_ else ())
                 yield Way(f.name, one.tensor.tensor, "hop", hops, hops * f.hop_pj)
         for tensor, ring_ in own.items():
             bits = sharing.turned_words(ring_, mapping, e, arch)[0] * (ring_.tensor.bits or arch.word_bits)
-            if f.lane_pj:
-                yield Way(f.name, tensor, "rotate_lane", 2 * bits, 2 * bits * f.lane_pj)
+            if f.endpoint_pj:
+                yield Way(f.name, tensor, "rotate_lane", 2 * bits, 2 * bits * f.endpoint_pj)
             if f.hop_pj:
                 hops = bits * _step(ring_, mapping, e, f)
                 yield Way(f.name, tensor, "rotate", hops, hops * f.hop_pj)
@@ -267,8 +267,8 @@ def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, re
         return _uneven(one, loops, own, mapping, e, arch, f, remote.get(p.tensor)) / one.served if one.served else 0.0
     wanted = groups(loops, own, _first(f))
     if p.tensor not in remote:
-        sources = rim(f.rim, (rows[1], columns[1]))
-        return sum(min(TREES[f.source](source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
+        sources = injected_at(f.injected_at, (rows[1], columns[1]))
+        return sum(min(TREES[f.multicast_from](source, group.rows, group.columns) for source in sources) for group in wanted) / len(wanted)
     return sum(_from_owners(group, remote[p.tensor], p, loops, f) for group in wanted) / len(wanted)
 
 
@@ -307,12 +307,12 @@ def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: 
             alone = _alone(loops, dict(size), mapping, e, f)
             served[size] = next(other.served * one.access / other.access for other in delivered(*alone, arch, f, e) if other.tensor.tensor == p.tensor)
         if held is None:
-            near = min(links(f.source, source, frozenset(lanes)) for source in rim(f.rim, (rows_columns[0][1], rows_columns[1][1])))
+            near = min(links(f.multicast_from, source, frozenset(lanes)) for source in injected_at(f.injected_at, (rows_columns[0][1], rows_columns[1][1])))
             total += served[size] * near
             continue
         wants = [shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (d.offset, d.offset + 1) for d in p.dims]
         words = [(prod(map(_common, wants, other.spans)), other.place) for other in held]
-        far = sum(n * links(f.source, place, frozenset(lanes)) for n, place in words if n)
+        far = sum(n * links(f.multicast_from, place, frozenset(lanes)) for n, place in words if n)
         total += served[size] * far / max(sum(n for n, _ in words), 1)
     return total
 
@@ -364,7 +364,7 @@ def _from_owners(group: Group, held: Sequence[Owned], p: Projection, loops: Sequ
         wanted = (_part(1 << 60, d.terms[0][0], loops, group) if d.terms else (d.offset, d.offset + 1) for d in p.dims)
         common = prod(_common(span, other) for span, other in zip(one.spans, wanted, strict=True))
         words += common
-        total += common * TREES[f.source](one.place, group.rows, group.columns) if common else 0
+        total += common * TREES[f.multicast_from](one.place, group.rows, group.columns) if common else 0
     return total / max(words, 1)  # padding alone: no word is wanted
 
 

@@ -158,8 +158,8 @@ def _visits(mapping: Mapping, link: Link, e: Einsum, arch: Arch, united: int, fi
     loops in time."""
     shared = _shared(link, arch)
     loops = [(i, node) for i, node in enumerate(mapping.nodes[:link.child_at]) if isinstance(node, Loop)]
-    picks = {i: FIRST if i >= united or (node.over in shared if node.over else first) else LANES if node.over else ALL for i, node in loops}
-    return prod(tile_count(extent, tuple((node.tile, picks[i]) for i, node in loops if node.rank == rank))
+    options = {i: FIRST if i >= united or (node.over in shared if node.over else first) else LANES if node.over else ALL for i, node in loops}
+    return prod(tile_count(extent, tuple((node.tile, options[i]) for i, node in loops if node.rank == rank))
                 for rank, extent in e.extents if rank not in link.seen)
 
 

@@ -155,7 +155,7 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
                            and passes_by(one.tensor, b, segment, g, outer)), ""):
             yield (f"{line}: {part} brings it in, but does not read all that later einsums do; store a tile of it on the chip there, where zeros keep parts "
                    f"from being read, or let it stay after another einsum")
-        elif sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.lane_pj for f in arch.fanouts)):
+        elif sliced(one.level, arch) and (any(segment.pipelined for segment in schedule.segments) or any(f.hop_pj or f.endpoint_pj for f in arch.fanouts)):
             yield f"{line}: {one.level} stands in lanes: what lies spread over them is not kept beside stages, nor where networks are priced"
         elif one.then and g.at[one.then[-1][0]] == max(g.at[name] for name in g.readers[one.tensor]):
             yield f"{line}: nobody reads it after {one.then[-1][0]}; leave that share out"

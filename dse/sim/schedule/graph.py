@@ -6,7 +6,7 @@ Energies add up; segments, and branches of one, run in turn. A pipeline of B gra
     steady  = max(B * largest g_s, the same)                                          batches back to back
 
 Leakage is billed over the latency, whatever the schedule. Where the whole of it is one pipeline, batches can follow back to back: what one takes then is a
-figure beside it (`Solution.steady_cycles`, `Solution.energy_steady_pj`).
+figure beside it (`Solution.initiation_interval_cycles`, `Solution.energy_steady_pj`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def evaluate(arch: Arch, workload: Workload, schedule: Schedule, objective: str 
 def among_schedules(turns: Solution, arch: Arch, workload: Workload, objective: str) -> Solution:
     """Einsums in turn, held against the bound of all schedules."""
     to_bound = above(figure(objective, turns.energy_pj, turns.latency_cycles), figure(objective, *least(arch, workload)))
-    return replace(turns, gap_in_space=to_bound, gap_to_bound=to_bound, certificate=certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload)), space=None)
+    return replace(turns, optimality_gap=to_bound, gap_to_bound=to_bound, certificate=certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload)), space=None)
 
 
 def any_schedule(workload: Workload, pinned: bool = False) -> str:
@@ -111,7 +111,7 @@ def _whole(arch: Arch, workload: Workload, schedule: Schedule, segments: Sequenc
         said += f"{UNTIMED}; "
     said += f"first fills ahead: {sum(early.values()):.4g} cycles of them while the einsum before runs; " if early else ""
     distinct = {(c.key, c.mapping_key, c.name): c for c in einsums.values()}
-    steady, again = (rows[0].steady_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
+    steady, again = (rows[0].initiation_interval_cycles, rows[0].energy_steady_pj) if streams else (latency, energy)
     return Solution(tuple(distinct.values()), energy, latency, steady, again, to_bound, to_bound,
                     said + certified(GIVEN_SCHEDULE, to_bound, any_schedule(workload, schedule.weights == "pinned")), tuple(rows), schedule)
 

@@ -67,11 +67,11 @@ def reused(arch: Arch, workload: Workload, name: str, nests: Nests, objective: s
     Raises WorkloadError where there is no room to speak of, or the loop is not written out.
     """
     if len(arch.levels) < 2 or not arch.levels[1].capacity_bits:
-        raise WorkloadError(f"{arch.name}: solver.reuse = {name} needs a bounded memory below main memory; give its second memory a capacity")
+        raise WorkloadError(f"{arch.name}: solver.schedule = {name} needs a bounded memory below main memory; give its second memory a capacity")
     if arch.felt():
-        raise WorkloadError(f"{arch.name}: solver.reuse = {name} counts no layouts and no hops, which this machine prices; take solver.reuse=none")
+        raise WorkloadError(f"{arch.name}: solver.schedule = {name} counts no layouts and no hops, which this machine prices; take solver.schedule=unfused")
     if workload.repeats and max(workload.repeats) > 1:
-        raise WorkloadError(f"{workload.name}: solver.reuse = {name} needs each repetition as einsums of its own; take form=unrolled")
+        raise WorkloadError(f"{workload.name}: solver.schedule = {name} needs each repetition as einsums of its own; take form=unrolled")
     words = arch.levels[1].capacity_bits * arch.instances(1) // arch.word_bits
     one = graph(workload)
     given = _configuration(name, one, words, arch.word_bits, workload)
@@ -108,8 +108,8 @@ def _space(arch: Arch, found: Sequence[_Tried], best: _Tried, given: Configurati
                  levels=(arch.levels[1].name,), retained=retained, parts=bool(retained))
 
 
-CAUSES = {"small_words": "results that it does not count", "apart_words": "tensors that it hands over or reads once for all, and no shared loop does",
-          "again_words": "operands that nests read more than once", "room_words": "what has no room beside what works there"}
+CAUSES = {"in_registers_words": "results that it does not count", "not_fused_words": "tensors that it hands over or reads once for all, and no shared loop does",
+          "reread_words": "operands that nests read more than once", "capacity_words": "what has no room beside what works there"}
 
 
 def _beyond(memory: Memory) -> str:

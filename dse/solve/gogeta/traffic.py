@@ -29,7 +29,7 @@ class Reuse:
     ideal: inputs and outputs once. bound_gogeta: the optimum of GOGETA's own accesses. optimal: of the best order found; kept: what the policy moves in the
     order that is best for it, where reads may evict if that helps. edges, operations: of one period, or of the first three of a loop; phases, order: of one.
     published: of lists of single accesses, with small results for nothing (`Counting`). crowded: operations of a period that cannot read each operand once;
-    scheduled: words that a schedule moves (`solver.reuse = optimal`), if it was asked for, else 0.
+    scheduled: words that a schedule moves (`solver.schedule = residency`), if it was asked for, else 0.
     """
 
     room: int

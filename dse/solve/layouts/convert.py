@@ -107,7 +107,7 @@ class Conversions:
         """The mapper's nests of a copy, and what no copy in any layouts costs less than."""
         if (shape, bits) not in self.own:
             one = Problem(self.arch, copied(shape, bits), self.objective)
-            found = pairs(one, "ragged_lanes", FREE, 0.01, frozenset())
+            found = pairs(one, "imperfect_spatial", FREE, 0.01, frozenset())
             nests, floor = ([], 0.0) if isinstance(found, Infeasible) else (list(found.mappings), found.floor)
             self.own[shape, bits] = nests, max(floor, figure(self.objective, *self.floor(bits, shape)))
         return self.own[shape, bits]

@@ -37,14 +37,14 @@ from workloads.graph import Workload, counts, owner
 LABELS = 8  # layouts of a tensor
 READERS = 3  # that may each have a layout of their own
 Pick = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
-PICKS: dict[str, str] = {
+LAYOUT_POLICIES: dict[str, str] = {
     "row_major": "row-major between einsums, each einsum on its own; all else as is best",
     "ol": "ALT-OL: the same, solved as one graph", "wp": "ALT-WP: makers write what products read; other operators stay row-major",
     "fp": "ALT-FP: between products what its maker would choose alone", "bp": "ALT-BP: between products what its reader would choose alone",
     "bf": "the best single layout for all tensors: row-major, or the second dimension innermost",
     "ind": "every product what it would choose alone, conversions between",
     "alt": "least in all: layouts and conversions of the whole graph, exact over its labels"}
-assert tuple(PICKS) == get_args(Pick)
+assert tuple(LAYOUT_POLICIES) == get_args(Pick)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ class Layouts:
         einsums = tuple(self._proven(one, floors.get(one.key, 0.0)) for one in found.einsums)
         space = self.space()
         certificate = certified(said, to_bound, ANY_MAPPING if space.alone else UNFUSED, space)
-        solution = replace(found, einsums=einsums, gap_in_space=gap, certificate=certificate, space=space)
+        solution = replace(found, einsums=einsums, optimality_gap=gap, certificate=certificate, space=space)
         return Assigned(whole, solution, schedule, conversions, value, floor)
 
     def space(self) -> Space:
@@ -348,7 +348,7 @@ class Layouts:
                    for one, at in made for to in {choice.labels[use.node] for use in one.readers} - {at})
 
     def _proven(self, one: EinsumCost, floor: float) -> EinsumCost:
-        return replace(one, gap_in_space=min(one.gap_to_bound, above(figure(self.objective, one.energy_pj, one.latency_cycles), floor)))
+        return replace(one, optimality_gap=min(one.gap_to_bound, above(figure(self.objective, one.energy_pj, one.latency_cycles), floor)))
 
     def _nest(self, i: int, e: Einsum, choice: Choice, table: Table) -> Mapping:
         """The mapping that the chosen row is of, in its layouts."""

@@ -64,7 +64,7 @@ def _in_lanes(e: Einsum, arch: Arch, parts: Sequence[Roles] = ()) -> Floats:
     between, level = [f for f in arch.fanouts if f.outside == 2], arch.levels[1]
     at_once = prod(size for f in between for _, size in f.dims)
     bits = [p.bits or arch.word_bits for p in e.tensors()]
-    lane = [sum(f.lane_pj for f in between) * b for b in bits]
+    lane = [sum(f.endpoint_pj for f in between) * b for b in bits]
     use = [b / inner.width_bits * (inner.read_pj + (inner.write_pj if p is e.output else 0.0)) for p, b in zip(e.tensors(), bits, strict=True)]
     fill = [a + b * inner.write_pj / inner.width_bits for a, b in zip(lane[:2], bits, strict=False)]
     order = (1, 0) if any(len(d.terms) > 1 for d in e.inputs[1].dims) else (0, 1)

@@ -210,7 +210,7 @@ def told(found: Solution, gap: float, where: Space, workload: Workload) -> Solut
     gap = min(gap, found.gap_to_bound)
     said = CLAIM.split(found.certificate)[0] if found.schedule else ""
     text = certified(in_space(gap), found.gap_to_bound, any_schedule(workload), where)
-    return replace(found, gap_in_space=gap, certificate=said + text, space=where)
+    return replace(found, optimality_gap=gap, certificate=said + text, space=where)
 
 
 def _in_turn(g: Graph) -> float:
@@ -330,7 +330,7 @@ def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[Alive]) -> 
         return
     v, left = room
     place = Place(g.levels[v].name, kept=_kept(g, e, labels, v)) if v >= 0 else Place()
-    if any(role(e, t) not in g.levels[v].holds for t in place.kept):
+    if any(role(e, t) not in g.levels[v].may_keep for t in place.kept):
         return
     times, nodes = counts(g.workload)[i], g.layouts.scope(i) if g.layouts else ()
     nest = Nest(g.layouts.of(i)[0].mapping, 0, g.layouts.least_of(i)) if g.layouts and not place.level else g.nests.best(e, place, left)
@@ -380,10 +380,10 @@ def _fused(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive])
         return
     own = g.workload.einsums[m.first:m.last + 1]
     for v, level in enumerate(g.levels):
-        if room[0] not in (-1, v) or any(role(e, t) not in level.holds for e in own for t in m.handed if t in _names(e)):
+        if room[0] not in (-1, v) or any(role(e, t) not in level.may_keep for e in own for t in m.handed if t in _names(e)):
             continue
         kept = [_kept(g, e, labels, v) for e in own]
-        if any(role(e, t) not in level.holds for e, has in zip(own, kept, strict=True) for t in has):
+        if any(role(e, t) not in level.may_keep for e, has in zip(own, kept, strict=True) for t in has):
             continue
         for option in _planned(g, m, level, kept, min(room[1], level.capacity_bits or inf), _bar(g, m, labels, alive)):
             yield option, partial(_segment, g.arch, m, own, option.plan, kept)
@@ -495,7 +495,7 @@ def _plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept: Sequ
     for number, axis in enumerate(m.axes):
         may = sorted((-held_elems(p, e.sizes()) * bits_of(e, g.arch)[p.tensor], p.tensor) for e, rank, has in zip(own, axis, kept, strict=True)
                      for p in e.tensors() if p.tensor not in m.handed and p.tensor not in has and rank not in p.ranks()
-                     and names.count(p.tensor) == 1 and role(e, p.tensor) in level.holds)[:MOST_HELD]
+                     and names.count(p.tensor) == 1 and role(e, p.tensor) in level.may_keep)[:MOST_HELD]
         n = own[0].sizes()[axis[0]]
         for tile in (t for t in range(1, n) if n % t == 0):
             tiles = sum(held_elems(e.output, e.sizes() | {rank: tile}) * bits_of(e, g.arch)[e.output.tensor] for e, rank in zip(own, axis, strict=True)

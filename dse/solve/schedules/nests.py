@@ -143,7 +143,7 @@ class Nests:
         return replace(self.constraints(e), homes=tuple(sorted((t, place.level) for t in place.homes())))
 
     def _unit(self, found: EinsumCost) -> float:
-        value = figure(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.gap_in_space)
+        value = figure(self.objective, found.energy_pj, found.latency_cycles) / (1 + found.optimality_gap)
         return sqrt(value) if self.objective == "edp" else value
 
     def closer(self, e: Einsum, place: Place) -> float:
@@ -228,7 +228,7 @@ class Nests:
     def _again(self, p: Projection, trip: Einsum, many: int, level: Level) -> float:
         """What a tensor that comes anew in every trip costs at least beyond one that is brought in once: with a whole tensor at the level, its reads are from
         there, and none of its tiles are."""
-        if self.objective != "energy" or self.arch.levels[0].bypass or role(trip, p.tensor) not in level.holds:
+        if self.objective != "energy" or self.arch.levels[0].bypass or role(trip, p.tensor) not in level.may_keep:
             return 0.0
         outer, bits, words = self.arch.levels[0], p.bits or self.arch.word_bits, bounds.words(p, trip)
         far, near = per_elem(outer, bits), per_elem(level, bits)

@@ -91,10 +91,10 @@ class Found:
 def check(arch: Arch, pick: str) -> None:
     """Raises ValueError where a machine has no nodes for stages, or prices what they do not count."""
     if not has_nodes(arch):
-        raise ValueError(f"{arch.name}: solver.reuse = {pick} needs nodes in rows and columns between main memory and a buffer in each; "
-                         f"take kapla_multi, or solver.reuse=none")
+        raise ValueError(f"{arch.name}: solver.schedule = {pick} needs nodes in rows and columns between main memory and a buffer in each; "
+                         f"take kapla_multi, or solver.schedule=unfused")
     if arch.described():
-        raise ValueError(f"{arch.name}: solver.reuse = {pick} counts no lines, rows or banks, which this machine prices; take solver.reuse=none")
+        raise ValueError(f"{arch.name}: solver.schedule = {pick} counts no lines, rows or banks, which this machine prices; take solver.schedule=unfused")
 
 
 def pinned(g: Found, e: Einsum) -> frozenset[str]:
@@ -244,8 +244,8 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     always = max(sum(elems * bits_of(e, g.arch)[t] for where, t, elems in c.footprint if where == level and t in pinned(g, e))
                  for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own))
     peak = dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
-    g.fastest = min(g.fastest, found.steady_cycles if whole else inf)
-    return Option(segment, found.energy_pj, found.latency_cycles, found.steady_cycles, peak, always)
+    g.fastest = min(g.fastest, found.initiation_interval_cycles if whole else inf)
+    return Option(segment, found.energy_pj, found.latency_cycles, found.initiation_interval_cycles, peak, always)
 
 
 def solved_alone(g: Found, solve: Callable[[Found, Einsum], Option | None]) -> list[Option | None]:
@@ -322,7 +322,7 @@ def chosen(g: Found, alone: Sequence[Option | None], made: dict[Range, Option]) 
     if not joined.choices and g.limit < inf:
         least = chosen(replace(g, limit=inf, objective="latency"), alone, made)
         return least if isinstance(least, Infeasible) else Infeasible(
-            "the fastest run that was found (solver.steady_cycles)", ceil(min(g.fastest, least.steady_cycles)), floor(g.limit), workload.name, "cycles")
+            "the fastest run that was found (solver.initiation_interval)", ceil(min(g.fastest, least.initiation_interval_cycles)), floor(g.limit), workload.name, "cycles")
     if not joined.choices:
         return _crowded(g, workload.einsums, workload.name)
     best = min(joined.choices, key=lambda one: figure(objective, one.energy, one.latency))

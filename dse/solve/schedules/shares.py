@@ -58,7 +58,7 @@ def near_links(grid: network.Place, rim: str) -> Floats:
     """[lanes + 1, G + 1] links to main memory that the nearest G nodes of a rectangle of so many lanes have together at least, wherever it lies; inf: no
     rectangle of so many."""
     rows, columns = grid
-    corners = network.rim(rim, grid)
+    corners = network.injected_at(rim, grid)
     away = np.array([[min(abs(y - a) + abs(x - b) for a, b in corners) for x in range(columns)] for y in range(rows)], np.float64)
     found = np.full((rows * columns + 1, rows * columns + 1), inf)
     for a, b in product(range(1, rows + 1), range(1, columns + 1)):
@@ -102,7 +102,7 @@ def ways(e: Einsum, arch: Arch, around: Around) -> Ways:
     lanes, even = -(-whole // cut), whole / cut
     nodes = lanes.prod(axis=1)
     energy = np.full(len(cut), least(e, arch, around.handed, around.pinned, around.hands and not around.leaves).energy)
-    links = near_links((f.dims[0][1], f.dims[1][1]), f.rim)[nodes]
+    links = near_links((f.dims[0][1], f.dims[1][1]), f.injected_at)[nodes]
     somewhere, row = np.isfinite(links[:, 1]), np.arange(len(cut))
     links = np.where(np.isfinite(links), links, 0.0)
 

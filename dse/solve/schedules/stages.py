@@ -222,7 +222,7 @@ class Nodes:
         own = (replace(own[0], read_pj=price, write_pj=price, bandwidth=inf, leak_mw=arch.leak_mw() / arch.instances(1)),
                replace(own[1], capacity_bits=room), *own[2:])
         node = replace(arch.without("leakage"), levels=own, fanouts=arch.fanouts[1:])
-        inner = [sum(f.lane_pj * level.width_bits for f in node.fanouts if f.outside == v) for v, level in enumerate(own)]
+        inner = [sum(f.endpoint_pj * level.width_bits for f in node.fanouts if f.outside == v) for v, level in enumerate(own)]
         asked = replace(node.without("network"),
                         levels=tuple(replace(level, write_pj=level.write_pj + more) for level, more in zip(own, inner, strict=True)))
         kept = tuple((level.name, t) for level, more in zip(own, inner, strict=True) if more for t in holdable(part, level))  # else charged nowhere

@@ -37,7 +37,7 @@ class Members:
 def fusing_levels(arch: Arch) -> tuple[Level, ...]:
     """Levels where fused einsums hand tensors on: on the chip, outside of all arrays, that hold inputs and outputs."""
     first = min((f.outside for f in arch.fanouts), default=len(arch.levels))
-    return tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.holds))
+    return tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.may_keep))
 
 
 def has_nodes(arch: Arch) -> bool:
@@ -46,8 +46,8 @@ def has_nodes(arch: Arch) -> bool:
 
 
 def fuser(arch: Arch, workload: Workload) -> str:
-    """The solver.reuse that runs einsums of a workload together on a machine, "": none does."""
-    if fusing_levels(arch) and not any(f.hop_pj or f.lane_pj for f in arch.fanouts):
+    """The solver.schedule that runs einsums of a workload together on a machine, "": none does."""
+    if fusing_levels(arch) and not any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
         return "tiles"
     if has_nodes(arch) and not arch.described():
         return "pipelines"

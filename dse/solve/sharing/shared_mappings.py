@@ -105,7 +105,7 @@ class Cell:
     def solved(self, i: int) -> Arch:
         found = self.arch(i)
         if found.structure() != self.first.structure():
-            raise ValueError(f"{found.name} differs from machines that it shares mappings with in more than prices, rates and clock; leave out solver.share")
+            raise ValueError(f"{found.name} differs from machines that it shares mappings with in more than prices, rates and clock; leave out solver.sharing_gap")
         return found
 
 
@@ -116,7 +116,7 @@ def _stacked(columns: Sequence[Any]) -> Floats:
 def cell(first: Arch, columns: Columns, arch: Callable[[int], Arch]) -> Cell:
     """Of machines of one structure as columns. Raises ValueError where these do not say all that costs."""
     if first.felt():
-        raise ValueError(f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; leave out solver.share")
+        raise ValueError(f"{first.name} describes lines, rows, banks or hops, which shared mappings do not price; leave out solver.sharing_gap")
 
     def kinds(role: FieldRole) -> Kinds:
         rows = np.column_stack([columns.at(one) for one in slots(first, role)])
@@ -200,7 +200,7 @@ def shared(c: Cell, e: Einsum, solve: Solve, floors: Bound, share: float) -> Sha
         unleaking |= zip(new, floors(list(new.values())) if new else (), strict=True)
         for i, one in zip(own, answers, strict=True):
             assert isinstance(one, EinsumCost)
-            known = one.energy_pj / (1 + one.gap_in_space), unleaking[int(c.priced.of[i])]
+            known = one.energy_pj / (1 + one.optimality_gap), unleaking[int(c.priced.of[i])]
             raised(c, bound, i, *known, units, least.cycles)
     gaps = _above(best, bound)
     gaps[gaps <= 2 * PRECISE] = 0.0  # bounds are rounded down
@@ -317,10 +317,10 @@ class Sums:
 
     energy_pj: Floats
     latency_cycles: Floats
-    steady_cycles: Floats
+    initiation_interval_cycles: Floats
     least_pj: Floats
     least_cycles: Floats
-    gap_in_space: Floats
+    optimality_gap: Floats
     gap_to_bound: Floats
     gaps: Floats
 

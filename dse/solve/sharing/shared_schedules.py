@@ -72,7 +72,7 @@ class Known:
     """A schedule on all machines. solution: on one of them; einsums: of its rows; members: of its segments, rows and how often each runs.
 
     actions: elements of each row of counts, energy per element at a price of 1, that price's number; per einsum.
-    cycles, bound_by (number of the component) [rows, machines]: of one run; energy_pj: of all [machines].
+    cycles, bottleneck (number of the component) [rows, machines]: of one run; energy_pj: of all [machines].
     """
 
     schedule: Schedule
@@ -81,7 +81,7 @@ class Known:
     members: tuple[tuple[tuple[int, int], ...], ...]
     actions: tuple[tuple[Floats, Floats, NDArray[np.int64]], ...]
     cycles: Floats
-    bound_by: NDArray[np.int8]
+    bottleneck: NDArray[np.int8]
     energy_pj: Floats
 
 
@@ -186,7 +186,7 @@ def _solved(f: Family, machine: int, asked: Question, fused: Solve, turns: Solve
         if solve is fused:
             f.where = f.where if f.anchors else found.space or f.where
             value = found.latency_cycles if only else found.energy_pj
-            f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.gap_in_space)))
+            f.anchors.append(Anchor(asked[0], asked[1], value, value / (1 + found.optimality_gap)))
         else:
             f.turns = np.minimum(f.turns, np.array([[c.count] for c in known.solution.einsums]) * runs_pj)
     return None
@@ -200,7 +200,7 @@ def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> tuple
     at = {one.einsum.name: one for own in segments for one in own}
     units = [unit(arch, i) for i in range(f.prices.shape[1] - 1)]
     shape, actions = (len(base.einsums), len(f.arches)), []
-    cycles, bound_by = np.zeros(shape), np.zeros(shape, np.int8)
+    cycles, bottleneck = np.zeros(shape), np.zeros(shape, np.int8)
     for i, c in enumerate(base.einsums):
         one = at[c.name]
         counted = [row for row in c.counts if row.action != "enter"]
@@ -210,13 +210,13 @@ def _priced(f: Family, arch: Arch, schedule: Schedule, found: Solution) -> tuple
         for some, wide in f.wide:
             own, waits = ports(nest, c.counts, one.einsum, wide, begun)
             cycles[i, some] = taken(own, waits)
-            bound_by[i, some] = np.argmax(np.vstack([np.broadcast_to(n, cycles[i, some].shape) for n in (*own.levels, own.steps)]), axis=0)
+            bottleneck[i, some] = np.argmax(np.vstack([np.broadcast_to(n, cycles[i, some].shape) for n in (*own.levels, own.steps)]), axis=0)
     runs_pj = np.array([(elems * each) @ f.prices.T[number] for elems, each, number in actions]) + cycles * f.prices[:, -1]
     energy = np.array([c.count for c in base.einsums]) @ runs_pj
     runs, row = dict(zip((e.name for e in f.workload.einsums), counts(f.workload), strict=True)), _rows(base, segments)
     members = tuple(tuple((row[one.einsum.name], runs[one.einsum.name]) for one in own) for own in segments)
     return Known(schedule, base, tuple(at[c.name] for c in base.einsums), members,
-                 tuple(actions), cycles, bound_by, energy), runs_pj
+                 tuple(actions), cycles, bottleneck, energy), runs_pj
 
 
 def _rows(base: Solution, segments: Sequence[Sequence[Placed]]) -> dict[str, int]:
@@ -301,8 +301,8 @@ def priced_on(f: Family, machine: int) -> Solution:
     known, arch = f.known[f.choice[machine]], f.arches[machine]
     names = [*(level.name for level in arch.levels), "MAC"]
     einsums = tuple(_einsum(c, one, arch, _energy(f, machine, own, n), n, names[by]) for c, one, own, n, by in zip(
-        known.solution.einsums, known.einsums, known.actions, known.cycles[:, machine].tolist(), known.bound_by[:, machine], strict=True))
-    segments = tuple(replace(row, energy_pj=pj, energy_steady_pj=pj, latency_cycles=cycles, steady_cycles=cycles)
+        known.solution.einsums, known.einsums, known.actions, known.cycles[:, machine].tolist(), known.bottleneck[:, machine], strict=True))
+    segments = tuple(replace(row, energy_pj=pj, energy_steady_pj=pj, latency_cycles=cycles, initiation_interval_cycles=cycles)
                      for row, own in zip(known.solution.segments, known.members, strict=False)
                      for pj in [sum(n * einsums[i].energy_pj for i, n in own)]
                      for cycles in [sum(n * einsums[i].latency_cycles for i, n in own)])
@@ -312,7 +312,7 @@ def priced_on(f: Family, machine: int) -> Solution:
     if least_pj > total * (1 + PRECISE) or least_cycles > latency * (1 + PRECISE):
         raise Violated(f"{f.workload.name} on {arch.name}: lower bound {f.bounds[machine]} above the cost {total, latency} of\n{known.schedule}")
     turns = float(f.turns[:, machine].sum())
-    found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, energy_steady_pj=total,
+    found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, initiation_interval_cycles=latency, energy_steady_pj=total,
                     segments=segments, gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns if turns else 0.0)
     gap = above(total, float(f.floors[machine]))
     return told(found, gap if gap > 2 * PRECISE else 0.0, f.where, f.workload)  # bounds are rounded down by PRECISE
@@ -325,7 +325,7 @@ def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64
     return float(sum([*parts, arch.leak_mw() * cycles / arch.clock_ghz]))
 
 
-def _einsum(c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bound_by: str) -> EinsumCost:
+def _einsum(c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bottleneck: str) -> EinsumCost:
     gap = above(energy, floor(needs(one.einsum), rates(arch))[0]) if one.boundary == ALONE else inf
-    price = Price(energy, cycles, bound_by, (), (), cycles)
-    return replace(c, energy_pj=energy, latency_cycles=cycles, bound_by=bound_by, gap_in_space=gap, gap_to_bound=gap, price=price)
+    price = Price(energy, cycles, bottleneck, (), (), cycles)
+    return replace(c, energy_pj=energy, latency_cycles=cycles, bottleneck=bottleneck, optimality_gap=gap, gap_to_bound=gap, price=price)
