@@ -31,6 +31,7 @@ from analysis.computed import Computed, nodes
 from dse.explain.units import COLUMN
 from dse.run import folder as folders
 from dse.run.folder import Damaged
+from workloads.renamed import COLUMNS
 
 Values = NDArray[np.float64]
 
@@ -414,7 +415,9 @@ def _columns(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
 def _line(error: BaseException) -> str:
     """DuckDB's message without the excerpt of the statement."""
     lines = [line.strip() for line in str(error).split("LINE ")[0].splitlines()]
-    return " ".join(line for line in lines if line) or type(error).__name__
+    said = " ".join(line for line in lines if line) or type(error).__name__
+    now = "; ".join(f"{old} has a new name; write {new}" for old, new in COLUMNS.items() if f'"{old}"' in said)
+    return f"{said}; {now}" if now else said
 
 
 def _sql(name: str) -> str:

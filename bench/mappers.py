@@ -31,7 +31,7 @@ from dse.mapper.baselines.cost_descending import cost_descending
 from dse.mapper.baselines.random import MAPPINGS, random
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible
-from dse.mapping.space import Tiles
+from dse.mapping.space import Factors
 from dse.sim.counts.parts import action_pj
 from dse.sim.einsum.evaluate import EinsumCost, Problem, figure
 from hw import component, machine
@@ -50,7 +50,7 @@ MACHINES = ["edge_array", "eyeriss", "nvdla", "tpu_edge", "datacenter", "smv", "
 NETWORKS = ["alexnet", "vgg16", "vgg19", "googlenet", "resnet18", "resnet50", "squeezenet", "mobilenet_v1", "mobilenet_v2", "bert_base", "gpt2",
             "llama7b:phase=prefill", "llama7b:phase=decode", "vit_b", "lstm", "cg"]
 BASELINES = ["alexnet", "resnet18", "bert_base", "lstm"]
-SPACES: tuple[Tiles, ...] = ("perfect", "imperfect_spatial")
+SPACES: tuple[Factors, ...] = ("perfect", "imperfect_spatial")
 NEAR = 0.01  # as `solver.gap`
 ROUNDS = (24, 32)  # of annealing here; the paper's budget is the mapper's default
 Solve = Callable[[Problem], list[EinsumCost] | Infeasible]
@@ -147,7 +147,7 @@ def tiles(layers: int) -> Iterator[str]:
         for objective in OBJECTIVES.values():
             ratios = []
             for e, label in chosen:
-                perfect, ragged = (timed(partial(optimal, tiles=own, near=NEAR), Problem(arch, e, objective))[0] for own in SPACES)
+                perfect, ragged = (timed(partial(optimal, factors=own, near=NEAR), Problem(arch, e, objective))[0] for own in SPACES)
                 ratios.append((_value(perfect, objective) / _value(ragged, objective), label))
             ratios.sort()
             yield f"| {x} x {y} | {objective} | {median(ratio for ratio, _ in ratios):.3f} | {ratios[-1][0]:.2f} | {ratios[-1][1]} |"
@@ -193,7 +193,7 @@ def _side_by_side(found: dict[str, Any], objective: str, free: bool) -> Iterator
     for layer in found["layers"]:
         e = own[zigzag_files.name_of(layer)]
         if keys[e.name] not in done:
-            mapper = _optimal if free else partial(optimal, tiles="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE))
+            mapper = _optimal if free else partial(optimal, factors="perfect", constraints=zigzag_files.dataflow(e, TPU_LIKE))
             done[keys[e.name]] = timed(mapper, Problem(TPU_LIKE, e, objective))
         one, seconds = done[keys[e.name]]
         other, how = zigzag_files.translated(layer, e, TPU_LIKE)
@@ -218,7 +218,7 @@ def priced_by_zigzag(layers: int, folder: Path) -> Iterator[str]:
     own, orders, best = {e.name: e for e in catalog.load(searched["network"]).einsums}, dict[str, zigzag_files.Orders](), dict[str, EinsumCost]()
     for name in (layer["name"] for layer in searched["layers"]):
         e = own[zigzag_files.name_of({"name": name})]
-        (best[name],) = optimal(Problem(arch, e, "energy"), tiles="perfect", constraints=zigzag_files.dataflow(e, arch))
+        (best[name],) = optimal(Problem(arch, e, "energy"), factors="perfect", constraints=zigzag_files.dataflow(e, arch))
         orders[name], lanes[name] = zigzag_files.exported(best[name].mapping, e, arch)
     priced = run(lanes, orders)
     for theirs, ours in zip(searched["layers"], priced["layers"], strict=True):
@@ -261,7 +261,7 @@ def accelforge() -> Iterator[str]:
             continue
         (e,), arch, objective = einsums(case["workload"]), arch_of(data, case["arch"], case["workload"]["bits_per_value"]), OBJECTIVES[case["objective"]]
         warm_up(arch)
-        one, seconds = timed(partial(optimal, tiles="perfect"), Problem(arch, e, objective))
+        one, seconds = timed(partial(optimal, factors="perfect"), Problem(arch, e, objective))
         (listed,), listed_s = case["optimum"][objective], sum(case["cpu_s"].values())
         yield (f"{case['id']} {case['arch']} {_shape(e)} {objective}: AccelForge {listed:.9g} in {listed_s:.2f} s (listed); "
                f"optimal {_value(one, objective):.9g} in {1000 * seconds:.1f} ms, {listed_s / seconds:.0f} times faster")

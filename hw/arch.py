@@ -184,7 +184,8 @@ class Array:
     """Copies of all that follows. dims: size per dimension; multicast, reduce: all dimensions, none, or those named.
 
     systolic: a systolic array of two dimensions, rows first, and what stays still in it: outputs, weights or inputs. hop_pj: a mesh of two dimensions, energy
-    per bit and link; rim: where on it the level outside stands. source: whence on it lanes take a word that many want: next_level: all from there, along one
+    per bit and link; injected_at: where on it the level outside stands.
+    multicast_from: whence on it PEs take a word that many want: next_level: all from there, along one
     tree; same_level: each from the nearest lane that has it, the first from there. endpoint_pj: energy per bit that a lane takes or gives, from anywhere.
     """
 
@@ -197,7 +198,7 @@ class Array:
         "a mesh of two dimensions, rows first: energy of one bit over one link"))
     endpoint_pj: Cost = field(default=0.0, metadata=says("energy of one bit that a lane takes from the network, or gives to it"))
     injected_at: Rim = "corners"
-    source: Source = "next_level"
+    multicast_from: Source = "next_level"
 
     __pydantic_config__ = CLOSED
 
@@ -333,7 +334,8 @@ class Fanout:
     dims: (name, size) of each dimension. multicast: one read serves all lanes that want the same element;
     reduce: lanes add their partial outputs on the way out. Both per dimension.
     systolic: what stays still in a systolic array of two dimensions, rows first: outputs, weights or inputs; "": data do not ripple through.
-    hop_pj: per bit and link of a mesh, rows first; rim: where the level outside stands; source: whence a word comes that many lanes want.
+    hop_pj: per bit and link of a mesh, rows first; injected_at: where the level outside stands;
+    multicast_from: whence a word comes that many PEs want.
     endpoint_pj: per bit at a lane. place: of a part of a mesh, per
     dimension its first lane and how many the whole mesh has.
     """
@@ -347,7 +349,7 @@ class Fanout:
     hop_pj: float = field(default=0.0, metadata=role("network", "a network: one bit over one link"))
     endpoint_pj: float = field(default=0.0, metadata=role("network", "a network: one bit that a lane takes or gives"))
     injected_at: Rim = field(default="corners", metadata=role("structure"))
-    source: Source = field(default="next_level", metadata=role("structure"))
+    multicast_from: Source = field(default="next_level", metadata=role("structure"))
     place: tuple[tuple[int, int], ...] = field(default=(), metadata=role("structure"))
 
 

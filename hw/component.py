@@ -21,6 +21,7 @@ from math import ceil, inf, log
 from pathlib import Path
 
 from hw.arch import PLAIN_UNITS, ROLES, SIZE_UNITS, Access, Arch, Array, Compute, Fanout, Lane, Level, Machine, Memory, Node, plain_number
+from workloads.renamed import key_now, value_now
 
 DATA = Path(__file__).parent / "data"
 
@@ -203,10 +204,14 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     """One line for one pydantic error: key, value, what is wrong, what to write. kind, detail: its `type` and `msg`; known: keys that would be right."""
     shown = f"{key} = {show(value)}"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{shown} is no known key; {near(key.rsplit('.', 1)[-1], known)}"
+        known = list(known)
+        now = key_now(key, known)
+        return f"{shown} has a new name; write {now}" if now else f"{shown} is no known key; {near(key.rsplit('.', 1)[-1], known)}"
     if kind == "value_error":
         return f"{shown} {detail.removeprefix('Value error, ')}"
     if kind == "literal_error":
+        if now := value_now(key, value):
+            return f"{shown} has a new name; write {now}"
         known = re.findall(r"'([^']*)'", detail)
         return f"{shown} is unknown; {near(str(value), known)}"
     if kind == "float_type" and (unit := key.rpartition("_")[2]) in PLAIN_UNITS:

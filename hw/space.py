@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hw import component
 from hw.arch import RATE_UNITS, SIZE_UNITS, Arch, Array, Compute, FieldRole, Lane, Level, Machine, Memory, Node, Tiling, fields_of, plain_number
+from workloads.renamed import key_now
 
 Value = int | float | str | bool
 MAX_VALUES = 100_000
@@ -114,6 +115,8 @@ def _bare(hint: Any) -> Any:
 
 def _kind(template: Machine, key: str) -> Any:
     known = keys(template)
+    if now := key_now(key, (name.rpartition(".")[2] for name in known)) if key not in known else "":
+        raise SpaceError(f"has a new name; write {now}")
     if key not in known:
         raise SpaceError(f"is no field of machine {template.name}; {component.near(key, known)}")
     return known[key]

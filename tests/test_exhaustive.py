@@ -114,7 +114,7 @@ def test_no_mapper_is_below_it(seed: int, objective: str) -> None:
 @settings(max_examples=amount(15), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES))
 def test_more_tiles_cost_no_more(seed: int, objective: str) -> None:
-    problem = small_problem(Random(seed), objective, 5_000, tiles="imperfect")
+    problem = small_problem(Random(seed), objective, 5_000, factors="imperfect")
     found = [enumerated(problem, tiles) for tiles in ("perfect", "imperfect_spatial", "imperfect")]
     costs = [value(problem, one[0]) for one in found if not isinstance(one, Infeasible)]
     assert len(costs) in (0, 3) and all(a >= b * (1 - 1e-9) for a, b in zip(costs, costs[1:], strict=False))

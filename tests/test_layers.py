@@ -25,12 +25,12 @@ KNOWS = {
     "hw": {"workloads"},
     "dse": {"workloads", "hw"},
     "cluster": {"dse", "hw", "workloads"},
-    "analysis": {"dse"},
+    "analysis": {"dse", "workloads"},
 }
 # All that they know of others: how files are read, what is drawn
 READS = {
-    "analysis": ("dse.run.folder", "dse.explain.units", "dse.explain.figures"),
-    "hw": ("workloads.document",),
+    "analysis": ("dse.run.folder", "dse.explain.units", "dse.explain.figures", "workloads.renamed"),
+    "hw": ("workloads.document", "workloads.renamed"),
 }
 ONLY_IN = {"ray": "cluster/", "optuna": "dse/study/sampler.py", "duckdb": "analysis/"}
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")

@@ -20,7 +20,7 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, faults, parse
 from dse.mapping.searched import EVERY, FACTORS
-from dse.mapping.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow, least, row_stationary
+from dse.mapping.space import FREE, Constraints, Dataflow, Factors, broken, dataflow, least, row_stationary
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from dse.solve.solve import DATAFLOWS
@@ -43,9 +43,9 @@ def ranked(problem: Problem, one: EinsumCost) -> tuple[float, float, float]:
     return figure(problem.objective, one.energy_pj, one.latency_cycles), one.energy_pj, one.latency_cycles
 
 
-def agree(problem: Problem, tiles: Tiles, constraints: Constraints = Constraints()) -> None:  # noqa: B008
+def agree(problem: Problem, factors: Factors, constraints: Constraints = Constraints()) -> None:  # noqa: B008
     """Not above the mapper `exhaustive`, whose levels stand in order, by a mapping that the evaluator takes; proven, and not below the bound."""
-    found, want = optimal(problem, tiles, constraints), enumerated(problem, tiles, constraints)
+    found, want = optimal(problem, factors, constraints), enumerated(problem, factors, constraints)
     if isinstance(found, Infeasible):
         assert isinstance(want, Infeasible)
         return
@@ -57,13 +57,13 @@ def agree(problem: Problem, tiles: Tiles, constraints: Constraints = Constraints
         return
     if not isinstance(want, Infeasible):  # that levels in order do not fit says nothing
         assert not before(b := ranked(problem, want[0]), a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
-    assert found[0].proven.factors in (FACTORS[tiles], "all") and found[0].optimality_gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
+    assert found[0].proven.factors in (FACTORS[factors], "all") and found[0].optimality_gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
 @settings(max_examples=amount(60), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(OBJECTIVES), st.sampled_from(["imperfect_spatial", "perfect"]))
-def test_is_not_above_the_mapper_exhaustive(seed: int, objective: str, tiles: Tiles) -> None:
-    agree(small_problem(Random(seed), objective, 4_000, tiles=tiles), tiles)
+def test_is_not_above_the_mapper_exhaustive(seed: int, objective: str, factors: Factors) -> None:
+    agree(small_problem(Random(seed), objective, 4_000, factors=factors), factors)
 
 
 @settings(max_examples=amount(25), deadline=None)
@@ -175,13 +175,13 @@ def test_a_search_that_ends_its_budget_answers_as_well_as_a_climb() -> None:
 
 
 @pytest.mark.parametrize("tiles", ["perfect", "imperfect_spatial"])
-def test_bounds_of_room_and_lanes_leave_no_optimum_out(tiles: Tiles) -> None:
+def test_bounds_of_room_and_lanes_leave_no_optimum_out(factors: Factors) -> None:
     """What serves compute directly has no room to pay for: 63,256 pJ was certified."""
     outer, inner = (Level(name, bits, 8, pj, pj, bypass=bits is not None) for name, bits, pj in (("DRAM", None, 200.0), ("REGF", 24, 1.0)))
     arch = Arch("four lanes", (outer, inner), (Fanout("array", 1, (("X", 4),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8)
     problem = Problem(arch, einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 11, "n": 4, "k": 6}), "energy")
-    (one,) = optimal(problem, tiles)
-    assert one.energy_pj == enumerated_anew(problem, tiles).cost[0] == {"perfect": 58548.0, "imperfect_spatial": 50788.0}[tiles]
+    (one,) = optimal(problem, factors)
+    assert one.energy_pj == enumerated_anew(problem, factors).cost[0] == {"perfect": 58548.0, "imperfect_spatial": 50788.0}[factors]
 
 
 @pytest.mark.parametrize("seed", range(amount(24)))

@@ -48,7 +48,7 @@ def problem(rng: Random, mappings: int) -> Problem:
         e = replace(e, extents=tuple((rank, min(n, rng.randint(1, 6))) for rank, n in e.extents))
         found = Problem(searched(pads_arch(rng), e), e, rng.choice(OBJECTIVES))
         if rng.random() < 0.3:
-            found = small_problem(rng, found.objective, mappings, tiles="imperfect")
+            found = small_problem(rng, found.objective, mappings, factors="imperfect")
         if not uncovered(found.einsum, found.arch) and sum(size(found.einsum, arch, "imperfect") for arch in orders(found.arch)) <= mappings:
             return found
 

@@ -13,7 +13,7 @@ import pytest
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, parse
-from dse.mapping.space import Tiles
+from dse.mapping.space import Factors
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from hw import machine
@@ -83,7 +83,7 @@ def test_what_no_register_holds_does_not_stand_still() -> None:
     assert [row.elems for row in count(several, e, array("ws", 2, 2, registers=2)) if row.action == "enter"] == [2]
 
 
-def small(seed: int) -> tuple[Problem, Tiles]:
+def small(seed: int) -> tuple[Problem, Factors]:
     """A product, or a sum of windows, on a small systolic array, single- or double-buffered, maybe with a buffer outside and prices that pull another way."""
     rng = Random(seed)
     kind = rng.choice(["gemm", "gemm", "gemm", "conv1d", "pool"])
@@ -93,7 +93,7 @@ def small(seed: int) -> tuple[Problem, Tiles]:
     holds = ROLES if rng.random() < 0.3 else arch.levels[1].may_keep
     inner = replace(arch.levels[1], may_keep=holds, read_pj=rng.choice([0.0, 0.1]), bypass=rng.random() < 0.8, bandwidth=rng.choice([inf, 1.0]))
     arch = replace(arch, compute=replace(arch.compute, alu_per_cycle=rng.choice([None, 4.0])))
-    tiles: Tiles = rng.choice(["perfect", "imperfect_spatial"])
+    tiles: Factors = rng.choice(["perfect", "imperfect_spatial"])
     return Problem(replace(arch, levels=(arch.levels[0], inner)), e, rng.choice(["latency", "latency", "edp", "energy"])), tiles
 
 

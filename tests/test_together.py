@@ -13,7 +13,7 @@ from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal, optimal_on
 from dse.mapping.nest import Infeasible
-from dse.mapping.space import Tiles, dataflow
+from dse.mapping.space import Factors, dataflow
 from dse.sim.einsum.evaluate import EinsumCost, Problem
 from hw import machine, space
 from hw.arch import COSTS, ROLES, Arch, Compute, Fanout, Level, slots
@@ -37,12 +37,12 @@ def told(found: EinsumCost | Infeasible) -> tuple[object, ...]:
     return str(found.mapping), found.energy_pj, found.latency_cycles, found.bottleneck, found.optimality_gap, found.space, found.price.initiation_interval_cycles
 
 
-def alone(problem: Problem, tiles: Tiles, near: float = 0.0) -> EinsumCost | Infeasible:
-    found = optimal(problem, tiles, near=near)
+def alone(problem: Problem, factors: Factors, near: float = 0.0) -> EinsumCost | Infeasible:
+    found = optimal(problem, factors, near=near)
     return found if isinstance(found, Infeasible) else found[0]
 
 
-def machines(seed: int) -> tuple[list[Problem], Tiles, float]:
+def machines(seed: int) -> tuple[list[Problem], Factors, float]:
     """Two kinds of machines, several of each in other prices, in turn."""
     rng = Random(seed)
     group, tiles = rng.choice(GROUPS), rng.choice(["perfect", "imperfect_spatial", "imperfect_spatial"])

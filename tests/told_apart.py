@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from dse.mapping.space import Tiles
+from dse.mapping.space import Factors
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Compute, Fanout, Level
 from workloads.einsum import Einsum, einsum
@@ -30,7 +30,7 @@ def on(objective: str, e: Einsum, *parts: Level | Fanout) -> Problem:
 
 MATRIX, VECTOR, WINDOW, POOL = "C[m,n] += A[m,k] * B[k,n]", "C[n] += A[k] * B[k,n]", "C[p] += A[p+r] * B[r]", "C[p] max= A[p+r]"
 CSR = {"density": {"B": 1 / 3}, "format": {"B": "csr"}}
-TOLD: dict[str, tuple[Tiles, Problem]] = {
+TOLD: dict[str, tuple[Factors, Problem]] = {
     "later ranks bring their least": ("perfect", on("energy", einsum("C[b] = A[b]", {"b": 2}), level(pj=1), array(1, 2))),
     "later ranks have the lanes that are left; skipped reads are no cost": (
         "imperfect_spatial", on("energy", einsum("C[b,m] += A[b,m,k] * B[b,k]", {"b": 3, "m": 2, "k": 2}), level(pj=1), array(1, 4, 2))),

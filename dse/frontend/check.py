@@ -80,10 +80,10 @@ def listing(what: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         return ("key", "value", "does"), [
             *(("solver.tiling", name, _does(tiler) if tiler else "tiles as the mapper of solver.mapper finds them") for name, tiler in solve.TILING.items()),
             *(("solver.mapper", name, _does(mapper)) for name, mapper in solve.DATAFLOW.items()),
-            *(("solver.factors", name, does) for name, does in solve.TILES.items()),
+            *(("solver.factors", name, does) for name, does in solve.FACTORS.items()),
             *(("solver.dataflow", name, does) for name, does in solve.DATAFLOWS.items()),
             *(("solver.layout", name, does) for name, does in solve.LAYOUT.items()),
-            *(("solver.schedule", name, does) for name, does in solve.REUSE.items())]
+            *(("solver.schedule", name, does) for name, does in solve.SCHEDULES.items())]
     return ("table", "column", "type", "unit", "meaning"), [
         (table, name, c.dtype, c.unit, c.meaning) for table in record.TABLES for own in (record.TABLES, record.OWN) for name, c in own.get(table, {}).items()]
 

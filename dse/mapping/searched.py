@@ -19,12 +19,12 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from dse.mapping.conversion import COPY
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import Branch, Schedule, Segment
-from dse.mapping.space import FREE, Constraints, Dataflow, Tiles, broken, dataflow
+from dse.mapping.space import FREE, Constraints, Dataflow, Factors, broken, dataflow
 from hw.arch import Arch
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner
 
-Factors = Literal["perfect", "imperfect_spatial", "imperfect", "all"]
+SearchedFactors = Literal["perfect", "imperfect_spatial", "imperfect", "all"]
 NodeOrder = Literal["all", "arrays", "levels"]
 Layouts = Literal["alike", "row_major", "all"]
 T = TypeVar("T", "Space", "Mappings")
@@ -43,7 +43,7 @@ class Mappings:
     between two fetches. layouts: alike, the machine prices none. shares: tiles shared out among PEs.
     """
 
-    factors: Factors = "perfect"
+    factors: SearchedFactors = "perfect"
     dataflow: str = "free"
     node_order: NodeOrder = "all"
     one_trip: bool = False
@@ -53,10 +53,9 @@ class Mappings:
 
 
 EVERY = Mappings("all", one_trip=True, layouts="all", shares=True)  # no mapping costs less than a lower bound
-FACTORS: dict[Tiles, Factors] = {"perfect": "perfect", "imperfect_spatial": "imperfect_spatial", "imperfect": "imperfect"}
 
 
-def mappings_of(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> Mappings:
+def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings:
     """What the optimal mapper searches (`dataflow/search.py`).
 
     Levels of a tensor stand in order, of different tensors in any order; around an array also where no loop
@@ -64,7 +63,7 @@ def mappings_of(tiles: Tiles, arch: Arch, c: Constraints = FREE) -> Mappings:
     """
     inside = range(1, len(arch.levels))
     parted = any(v < f.outside <= inner for f in arch.fanouts for v in inside for inner in inside)
-    return Mappings(FACTORS[tiles], "free" if c == FREE else c.name, "arrays" if parted else "all",
+    return Mappings(factors, "free" if c == FREE else c.name, "arrays" if parted else "all",
                     layouts="row_major" if arch.described() else "alike")
 
 

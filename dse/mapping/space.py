@@ -216,7 +216,7 @@ def row_stationary_loops(e: Einsum, f: Fanout) -> tuple[tuple[Loop, ...], tuple[
 
 
 Placement = tuple[tuple[int, ...], ...]  # per level the numbers of the tensors that it holds, in the order of their nodes
-Tiles = Literal["imperfect_spatial", "perfect", "imperfect"]
+Factors = Literal["imperfect_spatial", "perfect", "imperfect"]
 
 
 def placements(e: Einsum, arch: Arch, c: Constraints) -> Iterator[Placement]:

@@ -30,7 +30,7 @@ from dse.run.record import STORED
 
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
-VERSION = 4  # of the manifest, and of the tables that it lists
+VERSION = 5  # of the manifest, and of the tables that it lists
 NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")

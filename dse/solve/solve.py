@@ -30,7 +30,7 @@ from dse.mapping.conversion import Conversion, converted
 from dse.mapping.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import Mappings, Space, claim, decoded, encoded, mappings_in, mappings_of, said
-from dse.mapping.space import FREE, Constraints, Dataflow, dataflow
+from dse.mapping.space import FREE, Constraints, Dataflow, Factors, dataflow
 from dse.run import cache
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, certified, einsum_cost, figure, in_turn, silent
@@ -63,7 +63,7 @@ def exactly(problem: Problem, _: Random) -> list[EinsumCost] | Infeasible:
 DATAFLOW: dict[str, Mapper] = {"cost_descending": cost_descending, "exhaustive": exhaustive, "random": random, "annealing": annealing,
                                "optimal": exactly}
 TILING: dict[str, Mapper | None] = {"mapper": None, "smaug": smaug}  # None: tiles come out of the mapper's own search
-TILES = {"perfect": "optimal: every loop divides",
+FACTORS = {"perfect": "optimal: every loop divides",
          "imperfect_spatial": "optimal: lanes as even as can be, the last may have less, loops in time divide",
          "imperfect": "optimal: any tiles; proven where fills overlap freely on one array with inputs that stand still inside, else improved from imperfect_spatial"}
 DATAFLOWS = {"free": "optimal: every mapping",
@@ -73,13 +73,13 @@ DATAFLOWS = {"free": "optimal: every mapping",
              "row_stationary": "optimal: rows of a window down an array, rows of the output across; a row of weights stands still"}
 PROOF = ("optimality_gap", "space", "visited")  # of an EinsumCost, besides its mapping
 NO_PROOFS: Mapping[str, tuple[float, str]] = MappingProxyType({})
-REUSE = {"none": "einsums in turn, each from and to main memory in mappings of its own",
-         "pipelines": "machines of nodes: segments of einsums side by side on rectangles of nodes, or each alone on one, whichever is found to cost least",
-         "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best, or GOGETA's "
+SCHEDULES = {"unfused": "layer by layer, each einsum from and to main memory in a mapping of its own",
+         "pipelined": "machines of nodes: segments of einsums pipelined on regions of nodes, or each alone on one, whichever is found to cost least",
+         "fused": "least cost: tensors retained whole on the chip, and tiles passed on below one shared loop per segment, where that is best, or GOGETA's "
                   "schedule; with layout alt layouts too", **SAID,
          **CONFIGURATIONS}
 FEW = 4  # layouts of a tensor, chosen together with what stays on chip
-PIPED = ("pipelines", *SAID)  # reuse on machines of nodes, einsums side by side
+PIPED = ("pipelined", *SAID)  # reuse on machines of nodes, einsums side by side
 LAYOUT = LAYOUT_POLICIES
 @dataclass(frozen=True, slots=True)
 class SolverOptions:
@@ -88,7 +88,7 @@ class SolverOptions:
     Of the mapper optimal: factors: perfect, all of them divide; imperfect_spatial, the last lanes may have less; ragged, loops in time too. dataflow: which tensor
     stands still inside the arrays (`space.dataflow`). near: what is proven to be above the optimum by no more than this share is not searched further.
     layout: how tensors between einsums lie at the outermost level, where lines, rows or banks are described (LAYOUT).
-    reuse: what stays on chip between einsums, and which share loops (REUSE). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
+    reuse: what stays on chip between einsums, and which share loops (SCHEDULES). Of pipelines and kapla: weights: pinned, there before the run, or streamed,
     loaded in every one; spatial_layer_pipe: einsums may run side by side; temporal_layer_pipe: their segments may run in granules; initiation_interval_cycles: of a run, at
     most, where runs follow back to back, 0: any.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
@@ -99,17 +99,17 @@ class SolverOptions:
     objective: Literal["energy", "latency", "edp"] = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
-    tiles: Literal["perfect", "imperfect_spatial", "imperfect"] = "imperfect_spatial"
+    factors: Factors = "imperfect_spatial"
     dataflow: Dataflow = "free"
-    near: Cost = 0.01
-    share: Cost = 0.0
+    gap: Cost = 0.01
+    sharing_gap: Cost = 0.0
     layout: Pick = "row_major"
-    reuse: Literal["none", "tiles", "pipelines", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing",
-                   "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"] = "none"
+    schedule: Literal["unfused", "fused", "pipelined", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing",
+                      "seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"] = "unfused"
     weights: Literal["streamed", "pinned"] = "streamed"
     spatial_layer_pipe: bool = True
     temporal_layer_pipe: bool = True
-    initiation_interval_cycles: Cost = 0.0
+    initiation_interval: Cost = 0.0
     fuse_elementwise: bool = True
     seed: int = 0
 
@@ -214,11 +214,11 @@ def _or_gogetas(arch: Arch, workload: Workload, options: SolverOptions, best: So
 
 def shared_by(arches: Sequence[Arch], workload: Workload, options: SolverOptions) -> Family | Infeasible:
     """Schedules that machines of one structure share (`options.share`)."""
-    def solved(reuse: Literal["tiles", "none"], arch: Arch, objective: str) -> Solution | Infeasible:
-        found = kept(arch, workload, replace(options, schedule=reuse, objective="latency" if objective == "latency" else "energy"))
+    def solved(schedule: Literal["fused", "unfused"], arch: Arch, objective: str) -> Solution | Infeasible:
+        found = kept(arch, workload, replace(options, schedule=schedule, objective="latency" if objective == "latency" else "energy"))
         return found if isinstance(found, Infeasible) else found[0]
 
-    return family(arches, workload, partial(solved, "tiles"), partial(solved, "none"), options.sharing_gap)
+    return family(arches, workload, partial(solved, "fused"), partial(solved, "unfused"), options.sharing_gap)
 
 
 def shared_on(c: Cell, groups: Sequence[Unique], options: SolverOptions) -> dict[str, Shared | Infeasible]:

@@ -32,19 +32,19 @@ class Asks:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """First of them stops the run; none: when nothing is left. points: machines dispatched, pruned ones not counted."""
+    """First of them stops the run; none: when nothing is left. machines: dispatched, pruned ones not counted."""
 
-    points: Annotated[int, Field(ge=1)] | None = None
+    machines: Annotated[int, Field(ge=1)] | None = None
     hours: Annotated[float, Field(gt=0)] | None = None
     hypervolume_gain: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run bears: this many errors or this share of its machines; seconds: deadline of one machine. No row depends on them."""
+    """What a run bears: this many errors or this fraction of its machines; seconds: deadline of one machine. No row depends on them."""
 
     errors: Annotated[int, Field(ge=0)] = 20
-    share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     seconds: Annotated[float, Field(gt=0)] | None = None
 
 

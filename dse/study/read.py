@@ -120,7 +120,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
         faults.add(f"solver.mapper = {show(options.mapper)} is no mapper; {near(options.mapper, DATAFLOW)}")
     if options.mapper == "annealing" and not find_spec("sklearn"):
         faults.add("solver.mapper = annealing needs scikit-learn; pip install 'dse[baselines]'")
-    for key in ("tiles", "dataflow") if options.mapper != "optimal" or options.tiling != "mapper" else ():
+    for key in ("factors", "dataflow") if options.mapper != "optimal" or options.tiling != "mapper" else ():
         if isinstance(raw, Mapping) and key in raw and raw[key] == getattr(options, key):
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, or take that one")
     exactly = options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
@@ -138,7 +138,7 @@ def solver(raw: object, faults: Faults) -> SolverOptions:
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not piped and isinstance(raw, Mapping) and key in raw:
             faults.add(f"solver.{key} = {show(raw[key])} is a choice of solver.schedule: pipelined; take that, or leave it out")
-    for key in ("tiles", "dataflow", "near"):
+    for key in ("factors", "dataflow", "gap"):
         if piped and isinstance(raw, Mapping) and key in raw:
             faults.add(f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for solver.schedule = {show(options.schedule)}; leave it out")
     if options.initiation_interval and options.schedule != "pipelined":

@@ -25,7 +25,7 @@ from unittest.mock import patch
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, faults
-from dse.mapping.space import Tiles
+from dse.mapping.space import Factors
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
 from tests.enumeration import Best, enumerated, mappings, padded
 from tests.problems import GROUPS, OBJECTIVES, random_problem
@@ -90,10 +90,10 @@ def buffered_of(seed: int) -> Problem:
     return replace(problem, arch=replace(problem.arch, levels=levels, overlap="buffered"), objective=rng.choice(OBJECTIVES))
 
 
-def priced_all(problem: Problem, tiles: Tiles) -> Best:
+def priced_all(problem: Problem, factors: Factors) -> Best:
     """The least cost by the evaluator of all mappings of a small problem."""
     found, many = Best((inf, inf, inf), None, 0), 0
-    for mapping in mappings(problem, tiles, "tensors"):
+    for mapping in mappings(problem, factors, "tensors"):
         many += 1
         one = einsum_cost(problem, mapping)
         if isinstance(one, EinsumCost) and (value := figure(problem.objective, one.energy_pj, one.latency_cycles)) < found.cost[0]:
@@ -108,7 +108,7 @@ def told(seed: int, most: int) -> list[Told]:
 
 def answers(seed: int, group: str, problem: Problem) -> list[Told]:
     found: list[Told] = []
-    tiles: Tiles
+    tiles: Factors
     for tiles in ("perfect", "imperfect_spatial"):
         best = enumerated(problem, tiles, "tensors") if problem.arch.overlap == "free" else priced_all(problem, tiles)
         with patch.object(search, "EASY", 0 if seed % 2 else search.EASY):  # so many nodes are more than most of these problems have

@@ -14,14 +14,13 @@ from functools import lru_cache
 from itertools import chain, combinations, permutations, product
 from math import inf, prod
 from random import Random
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapper.exact.spatial import divisors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, holdable
-from dse.mapping.space import FREE, Constraints, broken, least
+from dse.mapping.space import FREE, Constraints, Factors, broken, least
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.kernels import Costs, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import overflow
@@ -30,7 +29,6 @@ from dse.sim.schedule import outermost
 from hw.arch import Arch, Fanout
 from workloads.einsum import Einsum
 
-Tiles = Literal["imperfect_spatial", "perfect", "imperfect"]
 Placement = tuple[tuple[str, ...], ...]  # per level the tensors that it holds, in the order of their nodes
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -50,20 +48,20 @@ def exhaustive(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
 
 
 @outermost.mapper
-def enumerated(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
+def enumerated(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE, limit: int = LIMIT) -> list[EinsumCost] | Infeasible:
     """The optimum of one einsum by enumeration; among ties the lower energy, latency, text of the mapping.
 
     tiles: temporal and spatial tiles divide what encloses them (perfect), only temporal ones do (imperfect_spatial), or none has to (ragged).
     Raises ValueError in one line if there are more than `limit` mappings.
     """
     e, arch = problem.einsum, problem.arch
-    if (n := size(e, arch, tiles)) > limit:
+    if (n := size(e, arch, factors)) > limit:
         raise ValueError(f"{e.name} on {arch.name}: {n:,} mappings, exhaustive takes at most {limit:,}; take mapper: optimal, or smaller extents")
     best: Rank3 = (inf, inf, inf)
     chosen: Mapping | None = None
     for placement in placements(e, arch):
         for nest in nests(e, arch, placement):
-            for cost, mapping in _cheapest(problem, nest, tiles, constraints, best):
+            for cost, mapping in _cheapest(problem, nest, factors, constraints, best):
                 if chosen is None or before(cost, best) or (not before(best, cost) and str(mapping) < str(chosen)):
                     best, chosen = cost, mapping
     if chosen is None:
@@ -131,12 +129,12 @@ def gaps(e: Einsum, arch: Arch, placement: Placement) -> list[list[tuple[str, ..
     return found
 
 
-def size(e: Einsum, arch: Arch, tiles: Tiles) -> int:
+def size(e: Einsum, arch: Arch, factors: Factors) -> int:
     """Mappings of the whole space, those that overfill levels or fan-outs included."""
     total, sizes = 0, e.sizes()
     for placement in placements(e, arch):
         for nest in nests(e, arch, placement):
-            total += prod(len(chains(sizes[rank], own, tiles)) for rank, own in pattern(e, arch, nest).items())
+            total += prod(len(chains(sizes[rank], own, factors)) for rank, own in pattern(e, arch, nest).items())
     return total
 
 
@@ -148,23 +146,23 @@ def pattern(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=1 << 12)
-def chains(extent: int, loops: tuple[int, ...], tiles: Tiles) -> tuple[tuple[int, ...], ...]:
+def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple[int, ...], ...]:
     """Tile sizes of the loops of one rank, outermost first, the last 1."""
     if not loops:
         return ((),) if extent == 1 else ()
     lane, inner = loops[0], loops[1:]
     if lane:
-        sizes = sorted({-(-extent // f) for f in range(1, lane + 1) if tiles != "perfect" or extent % f == 0})
+        sizes = sorted({-(-extent // f) for f in range(1, lane + 1) if factors != "perfect" or extent % f == 0})
     else:
-        sizes = list(range(1, extent + 1) if tiles == "imperfect" else divisors(extent))
-    return tuple((n, *rest) for n in sizes for rest in chains(n, inner, tiles))
+        sizes = list(range(1, extent + 1) if factors == "imperfect" else divisors(extent))
+    return tuple((n, *rest) for n in sizes for rest in chains(n, inner, factors))
 
 
-def _cheapest(problem: Problem, nest: Mapping, tiles: Tiles, constraints: Constraints, best: Rank3) -> Iterator[tuple[Rank3, Mapping]]:
+def _cheapest(problem: Problem, nest: Mapping, factors: Factors, constraints: Constraints, best: Rank3) -> Iterator[tuple[Rank3, Mapping]]:
     """The cheapest mappings of a nest that fit and are not above the best so far, one per block of choices: the first by text."""
     e, arch = problem.einsum, problem.arch
     own = pattern(e, arch, nest)
-    options = {rank: chains(n, own.get(rank, ()), tiles) for rank, n in e.extents}
+    options = {rank: chains(n, own.get(rank, ()), factors) for rank, n in e.extents}
     compiled = tables(nest, e, arch, options)
     trips = [_trips(nest, rank, n, options[rank]) for rank, n in e.extents]
     shape = tuple(len(options[rank]) for rank, _ in e.extents)

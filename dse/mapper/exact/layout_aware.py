@@ -20,7 +20,7 @@ from dse.mapper.exact.optimal import optimal, partly_named, rank
 from dse.mapper.exact.search import Spread, search, taken
 from dse.mapping.nest import Infeasible, Laid, Mapping, holdable
 from dse.mapping.searched import Mappings, mappings_of
-from dse.mapping.space import FREE, Constraints, Tiles
+from dse.mapping.space import FREE, Constraints, Factors
 from dse.sim.counts.counts import Count, footprints
 from dse.sim.counts.terms import Link, links
 from dse.sim.einsum import cost
@@ -128,7 +128,7 @@ def settled(one: Felt, given: Dict[Place, Layout]) -> tuple[float, float, dict[P
 
 
 @outermost.mapper
-def lined(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Constraints = FREE, near: float = 0.0,
+def lined(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE, near: float = 0.0,
           shared: frozenset[str] = frozenset()) -> list[EinsumCost] | Infeasible:
     """Best first: one solution, its mapping with the layouts that are not row-major, with its certificate: of all mappings of the space in all layouts.
 
@@ -137,7 +137,7 @@ def lined(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Con
     take time that the search does not see, and fewer lines cost less of it), the fastest with all tensors staged in a level on chip, and the best ones where
     layouts cost nothing.
     """
-    found = pairs(problem, tiles, constraints, near, shared)
+    found = pairs(problem, factors, constraints, near, shared)
     if isinstance(found, Infeasible):
         return found
     best = min(found.costs, key=lambda one: rank(problem, one))
@@ -156,21 +156,21 @@ class Pairs:
 
 
 @outermost.mapper
-def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float, shared: frozenset[str]) -> Pairs | Infeasible:
+def pairs(problem: Problem, factors: Factors, constraints: Constraints, near: float, shared: frozenset[str]) -> Pairs | Infeasible:
     """As `lined`, all that was priced."""
     e, arch = problem.einsum, problem.arch
     known: dict[Mapping, tuple[Felt, EinsumCost]] = {}
-    floor, visited, space = 0.0, 0, mappings_of(tiles, arch, constraints)
+    floor, visited, space = 0.0, 0, mappings_of(factors, arch, constraints)
     apart = spread(e, arch, shared)
 
     def gap() -> float:
         return above(min((figure(problem.objective, one.energy_pj, one.latency_cycles) for _, one in known.values()), default=inf), floor)
 
     asked = [({}, problem.objective), *([(apart, problem.objective)] if apart else []), *([({}, "energy")] if problem.objective != "energy" else [])]
-    for own, objective in asked if taken(e, tiles) and not partly_named(constraints, arch) else ():
+    for own, objective in asked if taken(e, factors) and not partly_named(constraints, arch) else ():
         if known and objective != problem.objective and gap() <= near:
             break
-        found = search(replace(problem, objective=objective), tiles, constraints, spread=own)
+        found = search(replace(problem, objective=objective), factors, constraints, spread=own)
         visited += found.visited
         if own is asked[0][0]:
             floor = found.floor
@@ -180,9 +180,9 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
             one = felt(problem, found.mapping)
             known[found.mapping] = one, in_best(one, shared)
     for rules in _staged(e, arch, constraints):
-        if not taken(e, tiles) or (known and gap() <= near):
+        if not taken(e, factors) or (known and gap() <= near):
             break
-        found = search(replace(problem, objective="latency"), tiles, rules, STAGED)
+        found = search(replace(problem, objective="latency"), factors, rules, STAGED)
         visited += found.visited
         if found.mapping and found.mapping not in known and not overflow(footprints(found.mapping, e, arch), e, arch):
             one = felt(problem, found.mapping)
@@ -190,7 +190,7 @@ def pairs(problem: Problem, tiles: Tiles, constraints: Constraints, near: float,
     for objective in dict.fromkeys((problem.objective, "energy")):
         if known and gap() <= near:
             break
-        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), tiles, constraints, near=near)
+        ideal = optimal(replace(problem, arch=arch.ideal(), objective=objective), factors, constraints, near=near)
         if isinstance(ideal, Infeasible):
             return ideal
         best, visited = ideal[0], visited + ideal[0].visited

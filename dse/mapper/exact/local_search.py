@@ -15,7 +15,7 @@ from math import inf, isqrt, prod
 import numpy as np
 
 from dse.mapping.nest import Loop, Mapping, Store, faults, holdable
-from dse.mapping.space import FREE, Constraints, Tiles, broken
+from dse.mapping.space import FREE, Constraints, Factors, broken
 from dse.sim.counts.counts import count, footprints, hull
 from dse.sim.counts.kernels import Costs, cost_many, tables
 from dse.sim.einsum.cost import overflow, price
@@ -43,40 +43,40 @@ class State:
 Found = tuple[State, Mapping, Cost]
 
 
-def improved(problem: Problem, start: Mapping, tiles: Tiles, constraints: Constraints = FREE, rounds: int = ROUNDS) -> Mapping:
+def improved(problem: Problem, start: Mapping, factors: Factors, constraints: Constraints = FREE, rounds: int = ROUNDS) -> Mapping:
     """`start`, or a mapping that costs less. start fits and keeps the constraints; if its tiles are none of the space, those that it has stay."""
     left = iter(range(BATCHES))
     state, best = _read(problem, start), _cost(problem, start, constraints)
     if state is None or _cost(problem, _nest(problem, state), constraints) is None or best is None:
         return start
-    found = _climbed(problem, (state, start, best), tiles, constraints, rounds, left)
+    found = _climbed(problem, (state, start, best), factors, constraints, rounds, left)
     for _ in range(LOOKS):  # where no move helps: a node less, more or elsewhere, and the climb from there
         state, _, best = found
         around = (one for placed in _placements(problem.einsum, problem.arch, state) for one in _kept(problem, State(*placed), None, constraints))
-        climbs = (_climbed(problem, one, tiles, constraints, AHEAD, left) for one in around)
+        climbs = (_climbed(problem, one, factors, constraints, AHEAD, left) for one in around)
         better = next((one for one in climbs if _below(one[2], best)), None)
         if better is None:
             break
-        found = _climbed(problem, better, tiles, constraints, rounds, left)
+        found = _climbed(problem, better, factors, constraints, rounds, left)
     return found[1]
 
 
-def _climbed(problem: Problem, found: Found, tiles: Tiles, rules: Constraints, rounds: int, left: Iterator[int]) -> Found:
+def _climbed(problem: Problem, found: Found, factors: Factors, rules: Constraints, rounds: int, left: Iterator[int]) -> Found:
     """So many moves at most, each the first that helps. left: one per batch that may still be costed."""
     for _ in range(rounds):
-        better = next(_better(problem, found[0], found[2], tiles, rules, left), None)
+        better = next(_better(problem, found[0], found[2], factors, rules, left), None)
         if better is None:
             break
         found = better
     return found
 
 
-def _better(problem: Problem, state: State, best: Cost, tiles: Tiles, rules: Constraints, left: Iterator[int]) -> Iterator[Found]:
+def _better(problem: Problem, state: State, best: Cost, factors: Factors, rules: Constraints, left: Iterator[int]) -> Iterator[Found]:
     """The best move of the first kind that helps."""
     e, arch = problem.einsum, problem.arch
     ranks = [rank for rank, n in e.extents if n > 1]
     slots = _slots(state.items, arch)
-    steps = {rank: _steps(e, arch, slots, state.tiles[rank], rank, tiles) for rank in ranks}
+    steps = {rank: _steps(e, arch, slots, state.tiles[rank], rank, factors) for rank in ranks}
     few = {rank: [own for own in steps[rank] if _primes(e.sizes()[rank])[0] in (_ratio(own, state.tiles[rank]), 1)][:90] for rank in ranks}
     for choice in (*([rank] for rank in ranks), *(list(pair) for pair in combinations(ranks, 2))):
         if next(left, None) is None:
@@ -232,7 +232,7 @@ def _nest(problem: Problem, state: State) -> Mapping:
     return _loops(problem.einsum, problem.arch, state, full=False)
 
 
-def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, tiles: Tiles) -> list[Chain]:
+def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, factors: Factors) -> list[Chain]:
     """Chains where a prime went from one slot to another, or lanes took another number of tiles."""
     sizes, found = {name: n for f in arch.fanouts for name, n in f.dims}, dict[Chain, None]()
     extent = e.sizes()[rank]
@@ -241,13 +241,13 @@ def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, 
             found[(*own[:i], *(n * p for n in own[i:j]), *own[j:])] = None
             if all(n % p == 0 for n in own[i:j]):
                 found[(*own[:i], *(n // p for n in own[i:j]), *own[j:])] = None
-    if tiles != "perfect":
+    if factors != "perfect":
         for i, (_, dim) in enumerate(slots):
             before = own[i - 1] if i else extent
             for n in range(1, min(sizes[dim], before) + 1) if dim else ():
                 for j in range(i + 1, len(own)):
                     found[(*own[:i], *[-(-before // n)] * (j - i), *([1] * (len(own) - j)))] = None
-    if tiles == "imperfect":
+    if factors == "imperfect":
         for i, (_, dim) in enumerate(slots):
             for n in _even(before := own[i - 1] if i else extent, min(own[i], before)) if not dim else ():
                 found[_resized(slots, own, i, n)] = None
@@ -257,7 +257,7 @@ def _steps(e: Einsum, arch: Arch, slots: Sequence[Slot], own: Chain, rank: str, 
             if after == before:
                 continue
             whole = before % after == 0
-            uneven = tiles != "imperfect" and (not dim or tiles == "perfect")
+            uneven = factors != "imperfect" and (not dim or factors == "perfect")
             if after > before or (not whole and uneven) or (dim and rank in e.output.partial()):
                 return False
             if dim and (-(-before // after) > sizes[dim] or -(-before // -(-before // after)) != after):

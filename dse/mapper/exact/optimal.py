@@ -17,7 +17,7 @@ from dse.mapper.exact.ragged_program import uncovered
 from dse.mapper.exact.search import BUDGET, CLOSER, NONE, Found, alike, search, search_on, taken
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.mapping.searched import EVERY, Mappings, mappings_of
-from dse.mapping.space import FREE, Constraints, Tiles, least
+from dse.mapping.space import FREE, Constraints, Factors, least
 from dse.sim.counts.counts import count, footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, above, figure, lower_bound, priced, priced_alone
@@ -32,7 +32,7 @@ ROUND = (2, 4, 8, 16)  # extents of multiples of these have tiles that nearly di
 
 
 @outermost.mapper
-def optimal(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Constraints = FREE, budget: int = BUDGET,
+def optimal(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE, budget: int = BUDGET,
             near: float = 0.0) -> list[EinsumCost] | Infeasible:
     """Best first: one solution with its certificate: the optimum of the space, or how far it may be from it; ties by energy, then latency.
 
@@ -40,41 +40,41 @@ def optimal(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: C
     the search does not take the einsum (`search.taken`): the best of what was found and, without constraints, of `cost_descending`, each improved by a local
     search.
     """
-    if tiles == "imperfect":
+    if factors == "imperfect":
         return _ragged(problem, constraints, budget, near)
-    found = search(problem, tiles, constraints, budget) if taken(problem.einsum, tiles) else Found(None, 0, 0.0)
-    return _answered(problem, found, tiles, constraints, budget, near)
+    found = search(problem, factors, constraints, budget) if taken(problem.einsum, factors) else Found(None, 0, 0.0)
+    return _answered(problem, found, factors, constraints, budget, near)
 
 
-def optimal_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, near: float = 0.0) -> list[EinsumCost | Infeasible]:
+def optimal_on(problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, near: float = 0.0) -> list[EinsumCost | Infeasible]:
     """`optimal` of one einsum on many machines: those that differ in prices and rates alone are searched, and mappings priced, together. Equal answers."""
     found: list[EinsumCost | Infeasible | None] = [outermost.alone(problem.einsum, problem.arch) for problem in problems]
     problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
     cells: dict[Any, list[int]] = {}
-    for j, problem in enumerate(problems if tiles != "imperfect" and taken(problems[0].einsum, tiles) and not problems[0].arch.felt() else ()):
+    for j, problem in enumerate(problems if factors != "imperfect" and taken(problems[0].einsum, factors) and not problems[0].arch.felt() else ()):
         if found[j]:
             continue
         cells.setdefault(alike(problem), []).append(j)
     for own in (cell[i : i + MANY] for cell in cells.values() for i in range(0, len(cell), MANY)):
         if len(own) > 1 and not partly_named(constraints, problems[own[0]].arch):
-            for j, one in _on_many([problems[j] for j in own], tiles, constraints, near).items():
+            for j, one in _on_many([problems[j] for j in own], factors, constraints, near).items():
                 found[own[j]] = one
-    one_by_one = (optimal(problem, tiles, constraints, near=near) if one is None else [one] for problem, one in zip(problems, found, strict=True))
+    one_by_one = (optimal(problem, factors, constraints, near=near) if one is None else [one] for problem, one in zip(problems, found, strict=True))
     return [one if isinstance(one, Infeasible) else one[0] for one in one_by_one]
 
 
-def floors_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, budget: int = GLANCE) -> list[float]:
+def floors_on(problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = GLANCE) -> list[float]:
     """Figures that no mapping of an einsum is below on machines that differ in prices and rates alone, as far as a search of so many nodes tells; else 0."""
     e, arch = problems[0].einsum, problems[0].arch
-    if tiles == "imperfect" or not taken(e, tiles) or arch.felt() or partly_named(constraints, arch):
+    if factors == "imperfect" or not taken(e, factors) or arch.felt() or partly_named(constraints, arch):
         return [0.0] * len(problems)
-    return [one.floor if one.floor < inf else 0.0 for one in search_on(problems, tiles, constraints, budget)]
+    return [one.floor if one.floor < inf else 0.0 for one in search_on(problems, factors, constraints, budget)]
 
 
-def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints, near: float) -> dict[int, EinsumCost | Infeasible]:
+def _on_many(problems: Sequence[Problem], factors: Factors, constraints: Constraints, near: float) -> dict[int, EinsumCost | Infeasible]:
     """Answers of those whose optimum is found, fits and costs what the search says of it, or is close enough; the others are looked at alone."""
     answers: dict[int, EinsumCost | Infeasible] = {}
-    several = search_on(problems, tiles, constraints, SHARED)
+    several = search_on(problems, factors, constraints, SHARED)
     if several[0].visited > SHARED:
         return answers
     of: dict[Mapping, list[int]] = {}
@@ -84,7 +84,7 @@ def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints
         elif one.mapping and one.floor > 0:
             of.setdefault(one.mapping, []).append(j)
     e, arch = problems[0].einsum, problems[0].arch
-    space = mappings_of(tiles, arch, constraints)
+    space = mappings_of(factors, arch, constraints)
     for mapping, own in of.items():
         if not _fits(problems[0], mapping, constraints):
             continue
@@ -100,20 +100,20 @@ def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints
                 gap = above(value, lower_bound(problem)) if above(value, one.floor) > PRECISE else 0.0
                 answers[j] = _told(problem, replace(own_cost, gap_to_bound=gap), one.floor, one.visited, space)
             else:
-                found = _answered(problem, one, tiles, constraints, SHARED, near)
+                found = _answered(problem, one, factors, constraints, SHARED, near)
                 answers[j] = found if isinstance(found, Infeasible) else found[0]
     return answers
 
 
-def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
+def _answered(problem: Problem, found: Found, factors: Factors, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
     """What a search found, as an answer."""
-    e, arch, space = problem.einsum, problem.arch, mappings_of(tiles, problem.arch, constraints)
+    e, arch, space = problem.einsum, problem.arch, mappings_of(factors, problem.arch, constraints)
     if found.mapping and partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
         found = replace(found, floor=0.0)
     if found.floor == inf:
         return none_fits(problem, constraints)
     if found.mapping and found.floor > 0 and found.visited <= budget and _fits(problem, found.mapping, constraints):
-        return [_certified(problem, found, tiles, constraints, near)]
+        return [_certified(problem, found, factors, constraints, near)]
     starts = [found.mapping] if found.mapping else []
     if constraints == FREE:
         other = cost_descending(problem, Random(0))
@@ -121,7 +121,7 @@ def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constra
     fits = [start for start in starts if _fits(problem, start, constraints)]
     if not fits:
         return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else none_fits(problem, constraints)
-    best = min((priced_alone(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: rank(problem, one))
+    best = min((priced_alone(problem, improved(problem, start, factors, constraints)) for start in fits), key=lambda one: rank(problem, one))
     return [_told(problem, best, found.floor, found.visited, EVERY if best.gap_to_bound <= PRECISE else space)]
 
 
@@ -168,7 +168,7 @@ def _fitted(e: Einsum, mapping: Mapping) -> Mapping:
     return replace(mapping, nodes=tuple(nodes))
 
 
-def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, near: float) -> EinsumCost:
+def _certified(problem: Problem, found: Found, factors: Factors, constraints: Constraints, near: float) -> EinsumCost:
     """What the search found; where its cycles are fewer than the evaluator's, what others find that wait for all ports in turn, or for first and last tiles."""
     assert found.mapping is not None
     arch, best, floor, visited = problem.arch, priced_alone(problem, found.mapping), found.floor, found.visited
@@ -177,11 +177,11 @@ def _certified(problem: Problem, found: Found, tiles: Tiles, constraints: Constr
         value, energy, cycles, _ = rank(problem, best)
         if arch.overlap == "free" or above(value, floor) <= max(near, PRECISE):
             break
-        closer = search(problem, tiles, constraints, CLOSER, waits, NONE if waits == "in_turn" else (value / (1 + near), energy, cycles))
+        closer = search(problem, factors, constraints, CLOSER, waits, NONE if waits == "in_turn" else (value / (1 + near), energy, cycles))
         floor, visited = max(floor, closer.floor), visited + closer.visited
         others = [priced_alone(problem, closer.mapping)] if closer.mapping and _fits(problem, closer.mapping, constraints) else []
         best = min([best, *others], key=lambda one: rank(problem, one))
-    return _told(problem, best, floor, visited, mappings_of(tiles, problem.arch, constraints))
+    return _told(problem, best, floor, visited, mappings_of(factors, problem.arch, constraints))
 
 
 def _told(problem: Problem, one: EinsumCost, floor: float, visited: int, space: Mappings) -> EinsumCost:

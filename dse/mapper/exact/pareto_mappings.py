@@ -14,7 +14,7 @@ from dse.mapper.exact.optimal import none_fits
 from dse.mapper.exact.search import BUDGET, search, taken
 from dse.mapping.nest import Infeasible, Mapping
 from dse.mapping.searched import Mappings, mappings_of, said
-from dse.mapping.space import FREE, Constraints, Tiles
+from dse.mapping.space import FREE, Constraints, Factors
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.cost import held_bits
@@ -44,18 +44,18 @@ class Front:
 
 
 @outermost.mapper
-def front(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Constraints = FREE) -> Front | Infeasible:
+def front(problem: Problem, factors: Factors = "imperfect_spatial", constraints: Constraints = FREE) -> Front | Infeasible:
     """All of them, or as many as SEARCHES find. Raises ValueError where the exact search does not take the einsum or the machine."""
     e, arch = problem.einsum, problem.arch
-    if tiles == "imperfect" or not taken(e, tiles) or arch.felt():
-        why = f"{arch.name} prices layouts or hops" if arch.felt() else "solver.factors = imperfect" if tiles == "imperfect" else f"{e.name} has sums of many ranks"
+    if factors == "imperfect" or not taken(e, factors) or arch.felt():
+        why = f"{arch.name} prices layouts or hops" if arch.felt() else "solver.factors = imperfect" if factors == "imperfect" else f"{e.name} has sums of many ranks"
         raise ValueError(f"a front is of exact searches: {why}, which these do not take")
     found, searches, proven, room = list[Member](), 0, True, inf
     level = next((one for one in arch.levels if one.capacity_bits is not None), arch.levels[0])
     while searches < SEARCHES:
         own, limit, smaller = list[Member](), inf, _smaller(arch, level, room)
         while searches < SEARCHES:
-            one = search(Problem(smaller, e, "energy"), tiles, constraints, BUDGET, limit=limit)
+            one = search(Problem(smaller, e, "energy"), factors, constraints, BUDGET, limit=limit)
             searches, proven = searches + 1, proven and one.floor > 0
             if one.mapping is None:
                 break
@@ -67,7 +67,7 @@ def front(problem: Problem, tiles: Tiles = "imperfect_spatial", constraints: Con
     if not found:
         return none_fits(problem, constraints)
     members = tuple(sorted(_undominated(found), key=_figures))
-    return Front(members, level.name, _said(arch, mappings_of(tiles, arch, constraints), proven, searches >= SEARCHES))
+    return Front(members, level.name, _said(arch, mappings_of(factors, arch, constraints), proven, searches >= SEARCHES))
 
 
 def _smaller(arch: Arch, level: Level, room_bytes: float) -> Arch:

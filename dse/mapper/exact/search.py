@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dse.mapper.exact import search_kernels as kernels
 from dse.mapper.exact.spatial import Options, options, wired
 from dse.mapping.nest import Loop, Mapping, Store, holdable
-from dse.mapping.space import FREE, Constraints, Tiles, stationary
+from dse.mapping.space import FREE, Constraints, Factors, stationary
 from dse.sim.counts.counts import hull
 from dse.sim.counts.latency import some
 from dse.sim.counts.parts import action_pj, bits_of, elem_cycles, fill_cycles, fold_cycles, op_cycles, op_pj, per_elem, port, ripples
@@ -51,13 +51,13 @@ NOWHERE: Dict[str, Spread] = MappingProxyType({})
 OBJECTIVES = {"energy": kernels.ENERGY, "latency": kernels.LATENCY, "edp": kernels.EDP}
 
 
-def taken(e: Einsum, tiles: Tiles) -> bool:
+def taken(e: Einsum, factors: Factors) -> bool:
     """Not: tiles in time that do not divide; more than two ranks added up in a dimension; an output's dimension of one rank of which only a part is stored; a
     compressed output."""
     sizes = e.sizes()
     cut_short = any(len(dim.terms) == 1 and dim.terms[0][1] == 1 and not 0 <= dim.offset <= dim.size - sizes[dim.terms[0][0]] for dim in e.output.dims)
     summed = max((sum(sizes[rank] > 1 for rank, _ in dim.terms) for p in e.tensors() for dim in p.dims), default=0)
-    return tiles != "imperfect" and not cut_short and e.output.format == "dense" and summed <= 2
+    return factors != "imperfect" and not cut_short and e.output.format == "dense" and summed <= 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Found:
     cycles: float = inf
 
 
-def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
+def search(problem: Problem, factors: Factors, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
            spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> Found:
     """The best mapping of the space that costs less than `than`; ties by energy, then latency, within a relative 1e-10. Ragged lanes are looked at where they
     may beat perfect ones.
@@ -82,10 +82,10 @@ def search(problem: Problem, tiles: Tiles, constraints: Constraints = FREE, budg
     Where the machine describes lines, all that lanes ask for at once takes whole ones, and rows are opened once: no layouts cost less. spread: of tensors at
     the outermost level, what a layout that they have costs beyond that. limit: cycles at most; a mapping that takes more is none.
     """
-    return search_on([problem], tiles, constraints, budget, waits, than, spread, limit)[0]
+    return search_on([problem], factors, constraints, budget, waits, than, spread, limit)[0]
 
 
-def search_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
+def search_on(problems: Sequence[Problem], factors: Factors, constraints: Constraints = FREE, budget: int = BUDGET, waits: Waits = "least", than: Cost = NONE,
              spread: Dict[str, Spread] = NOWHERE, limit: float = inf) -> list[Found]:
     """`search` of one einsum on many machines at once that are alike but for prices and rates (`alike`): what is bound, tried and counted is so once, and held
     against what is best on each. The same answers as of each alone, whose mapping is, of all that cost the same, the first in an order that prices do not
@@ -95,7 +95,7 @@ def search_on(problems: Sequence[Problem], tiles: Tiles, constraints: Constraint
     read, many, visited, whole = _read(problems, constraints, waits, spread, limit), len(problems), 0, True
     best = np.tile(np.array(than), (many, 1))
     found: list[Mapping | None] = [None] * many
-    kinds: tuple[Tiles, ...] = ("perfect",) if tiles == "perfect" else ("perfect", tiles)
+    kinds: tuple[Factors, ...] = ("perfect",) if factors == "perfect" else ("perfect", factors)
     for kind in kinds:
         nests, placed, left = _searched(read, kind, constraints, budget - visited, best)
         found, visited = [new or old for new, old in zip(nests, found, strict=True)], visited + placed
@@ -122,15 +122,15 @@ def _read(problems: Sequence[Problem], constraints: Constraints, waits: Waits, s
     return Read(problems, machine, _terms([one.arch for one in problems], form, e))
 
 
-def _searched(read: Read, tiles: Tiles, constraints: Constraints, budget: int, best: Floats) -> tuple[list[Mapping | None], int, Floats]:
+def _searched(read: Read, factors: Factors, constraints: Constraints, budget: int, best: Floats) -> tuple[list[Mapping | None], int, Floats]:
     """The best mappings that beat `best` [J, 3], which is lowered; how many nodes were placed; figures [J] that nothing which was left out is below."""
     problems, machine, terms = read
     e, arch, many = problems[0].einsum, problems[0].arch, len(problems)
-    own = _tables(e, tuple(_wide(f) for f in arch.fanouts), tiles, constraints.spatial)
+    own = _tables(e, tuple(_wide(f) for f in arch.fanouts), factors, constraints.spatial)
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in own.ranks])
     still = own.tensors.index(constraints.stationary) if constraints.stationary in own.tensors else -1
     lined = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
-    rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _idle(arch, constraints), constraints.least_lanes, tiles != "perfect")
+    rules = kernels.Rules(own.sinks[:, None, :] & ~lined[None, :, None], inside, still, _idle(arch, constraints), constraints.least_lanes, factors != "perfect")
     nodes, levels = len(own.tensors) * len(arch.levels) + len(machine.gaps), len(arch.levels)
     w, outer = (_work(many, nodes, levels, terms, own, most) for most in (budget, OUTER))
     free = machine._replace(leak=np.zeros(many), limit=np.full(many, inf), objective=kernels.ENERGY, twice=np.zeros(levels, np.bool_))
@@ -198,14 +198,14 @@ def _wide(f: Fanout) -> Fanout:
 
 
 @lru_cache(maxsize=1024)
-def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple[tuple[str, tuple[str, ...]], ...]) -> Tables:
+def _tables(e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: tuple[tuple[str, tuple[str, ...]], ...]) -> Tables:
     dims, groups = wired(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
     outside, taken = sorted({g.outside for g in groups}), dict(spatial)
     borders = len(outside)
     ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
     own = tuple(options(sizes[rank], tuple(lane for lane in dims if lane.size > 1 and rank not in e.output.partial()
-                                           and rank in taken.get(names[lane.number], (rank,))), len(dims), borders, len(groups), tiles) for rank in ranks)
+                                           and rank in taken.get(names[lane.number], (rank,))), len(dims), borders, len(groups), factors) for rank in ranks)
     tensors = (*e.inputs, e.output)
     seen, full, part, by_itself = (np.array([[rank in has for rank in ranks] for has in sets], np.bool_).reshape(len(tensors), len(ranks))
                                    for sets in ([p.ranks() for p in tensors], [p.full() for p in tensors], [p.partial() for p in tensors],

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.mapping.space import Tiles
+from dse.mapping.space import Factors
 from dse.run.compiled import njit
 from hw.arch import Fanout
 
@@ -103,10 +103,10 @@ INSIDE: tuple[tuple[tuple[Border, ...], Trips]] = (((), ()),)  # the ways over n
 
 
 @lru_cache(maxsize=1 << 10)
-def options(extent: int, dims: tuple[Lane, ...], all_dims: int, borders: int, groups: int, tiles: Tiles) -> Options:
+def options(extent: int, dims: tuple[Lane, ...], all_dims: int, borders: int, groups: int, factors: Factors) -> Options:
     """dims: those that take this rank, by border; all_dims: how many the machine has."""
     found: dict[tuple[Border, ...], set[Trips]] = {}
-    for own, trips in _chosen(extent, dims, borders, 0, tiles, True) if borders else INSIDE:
+    for own, trips in _chosen(extent, dims, borders, 0, factors, True) if borders else INSIDE:
         found.setdefault(own, set()).add(trips)
     if len(dims) < all_dims:
         at = {lane.number: i for i, lane in enumerate(dims)}
@@ -114,18 +114,18 @@ def options(extent: int, dims: tuple[Lane, ...], all_dims: int, borders: int, gr
     return _tabled(extent, borders, groups, found, dims)
 
 
-def _chosen(top: int, dims: Sequence[Lane], borders: int, b: int, tiles: Tiles, even: bool) -> Iterator[tuple[tuple[Border, ...], Trips]]:
+def _chosen(top: int, dims: Sequence[Lane], borders: int, b: int, factors: Factors, even: bool) -> Iterator[tuple[tuple[Border, ...], Trips]]:
     """All ways over border b and those inside, of a tile `top`; even: no lanes outside are ragged."""
     own, last = [lane for lane in dims if lane.border == b], b + 1 == borders
     for n, cuts, trips in _perfect(top, own) if even else ((1, (), (1,) * len(own)),):
-        for rest, more in INSIDE if last else _chosen(top // n, dims, borders, b + 1, tiles, even):
+        for rest, more in INSIDE if last else _chosen(top // n, dims, borders, b + 1, factors, even):
             yield (Border(n, 0, cuts), *rest), (*trips, *more)
-    if tiles != "perfect":
+    if factors != "perfect":
         for u in divisors(top):
             for t, cuts, trips, divided in _cut(u, own):
                 if cuts and not (even and divided):  # the others are perfect
                     border = Border(-(-u // t), u, _merged(cuts))
-                    for rest, more in INSIDE if last else _chosen(t, dims, borders, b + 1, tiles, False):
+                    for rest, more in INSIDE if last else _chosen(t, dims, borders, b + 1, factors, False):
                         yield (border, *rest), (*trips, *more)
 
 

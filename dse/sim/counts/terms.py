@@ -65,7 +65,7 @@ class Systolic:
     """An array that takes time to fill. systolic: what stays still in it; inside: levels in its lanes; twice: of these those that are double-buffered."""
 
     name: str
-    ramp: str
+    systolic: str
     inside: tuple[str, ...]
     twice: frozenset[str]
 

@@ -57,7 +57,7 @@ CONFIGURATIONS = {
     "seq-overflow": "operations one by one; what is made or read stays until the room is full",
     "gogeta": "operations that pipeline share a loop; what is needed latest leaves first (GOGETA)",
     "gogeta-published": "the same with edges classified as printed there",
-    "optimal": "order, pipelines and room that move least: what stays by a linear program",
+    "residency": "order, pipelines and room that move least: what stays by a linear program",
 }
 
 

@@ -25,7 +25,7 @@ from dse.mapper.exact.layout_aware import felt
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.mapping.searched import Space, encoded, mappings_of
-from dse.mapping.space import Constraints, Tiles
+from dse.mapping.space import Constraints, Factors
 from dse.sim.counts.counts import held_elems
 from dse.sim.counts.parts import bits_of
 from dse.sim.einsum.evaluate import PRECISE, EinsumCost, Problem, Solution, Tell, above, certified, einsum_cost, figure, in_space, silent
@@ -106,7 +106,7 @@ Row = tuple[tuple[int, ...], Option, Make]  # labels of the layouts of what an e
 
 
 @dataclass(slots=True)
-class Factors:
+class GraphFactors:
     """Tables, the same with floors for costs, and per row of each how its segment is made (None: it stands for no segment)."""
 
     tables: list[Table] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Factors:
         self.rows.append((first, [make for _, _, make in real]))
 
 
-def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, constraints: Callable[[Einsum], Constraints],
+def fused(arch: Arch, workload: Workload, objective: Objective, factors: Factors, constraints: Callable[[Einsum], Constraints],
           near: float = 0.0, layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None, tell: Tell = silent) -> Solution | Infeasible:
     """The best schedule with tiles handed on and tensors kept; its gap is to the best one of that space, in any layouts.
 
@@ -135,7 +135,7 @@ def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, co
         chosen = layouts(each)
         if isinstance(chosen, Infeasible):
             return chosen
-        return _best(graph(arch, workload, each, Nests(arch, each, tiles, constraints, near), chosen), objective, tell)
+        return _best(graph(arch, workload, each, Nests(arch, each, factors, constraints, near), chosen), objective, tell)
 
     found = best(objective)
     if isinstance(found, Infeasible):
@@ -253,9 +253,9 @@ def _alive(t: str, users: Sequence[int], arch: Arch, workload: Workload, made: d
     return Alive(t, users[0], max(users), p.stored_elems() * (p.bits or arch.word_bits) if dense else 1 << 62)
 
 
-def factors(g: Graph, tell: Tell = silent) -> Factors | Infeasible:
+def factors(g: Graph, tell: Tell = silent) -> GraphFactors | Infeasible:
     """tell: each einsum is begun twice, alone and as the first of segments; nobody knows how long each takes."""
-    n, found = len(g.workload.einsums), Factors()
+    n, found = len(g.workload.einsums), GraphFactors()
     across = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
     across = {i: labels for i, labels in across.items() if len(labels) > 1}
     for i in range(n):
@@ -288,7 +288,7 @@ def _agree(i: int, at: dict[int, Members | None]) -> bool:
     return (left is not None and left.last == i) or (right is not None and right.first == i)
 
 
-def _starting(g: Graph, i: int, labels: Sequence[Members | None], found: Factors) -> None:
+def _starting(g: Graph, i: int, labels: Sequence[Members | None], found: GraphFactors) -> None:
     """The factor of the segments that begin with an einsum."""
     starting = [(label, m) for label, m in enumerate(labels) if m and m.first == i]
     others = [label for label, m in enumerate(labels) if m is None or m.first < i]
@@ -539,7 +539,7 @@ def _priced(g: Graph, m: Members, own: Sequence[Einsum], plan: Plan, kept: Seque
     return Option(energy, latency, inf, plan, need)
 
 
-def schedule(g: Graph, found: Factors, best: Choice) -> Schedule:
+def schedule(g: Graph, found: GraphFactors, best: Choice) -> Schedule:
     """Of the rows that were chosen."""
     made = {first: make() for (first, rows), pick in zip(found.rows, best.rows[:len(found.rows)], strict=True) if (make := rows[pick])}
     labels = {node.removeprefix(KEEP): label for node, label in best.labels.items() if node.startswith(KEEP) and label}

@@ -16,7 +16,7 @@ from dse.mapper.exact.optimal import optimal, partly_named
 from dse.mapper.exact.search import search, taken
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import renamed
-from dse.mapping.space import Constraints, Tiles
+from dse.mapping.space import Constraints, Factors
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.parts import bits_of, per_elem
 from dse.sim.einsum import bounds
@@ -68,7 +68,7 @@ class Nests:
 
     arch: Arch
     objective: str
-    tiles: Tiles
+    tiles: Factors
     constraints: Callable[[Einsum], Constraints]
     near: float
     known: dict[Key, list[tuple[float, Einsum, Nest]]] = field(default_factory=dict)

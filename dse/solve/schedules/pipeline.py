@@ -88,7 +88,7 @@ def pipelined(arch: Arch, workload: Workload, objective: Objective, weights: str
               temporal: bool = True, steady: float = inf) -> Solution | Infeasible:
     """The best schedule found. spatial: einsums may run side by side; temporal: in granules; steady: limit on cycles of a run, runs back to back. Raises
     ValueError where a machine has no nodes for stages."""
-    check(arch, "pipelines")
+    check(arch, "pipelined")
     g = Found(arch, workload, objective, weights, Nodes(arch), steady)
     most, theirs_most = (MOST_STAGES, MOST) if spatial else (1, 1)
     granules = GRANULES if temporal else ONE

@@ -48,11 +48,11 @@ def has_nodes(arch: Arch) -> bool:
 def fuser(arch: Arch, workload: Workload) -> str:
     """The solver.schedule that runs einsums of a workload together on a machine, "": none does."""
     if fusing_levels(arch) and not any(f.hop_pj or f.endpoint_pj for f in arch.fanouts):
-        return "tiles"
+        return "fused"
     if has_nodes(arch) and not arch.described():
-        return "pipelines"
+        return "pipelined"
     bounded = len(arch.levels) > 1 and arch.levels[1].capacity_bits
-    return "optimal" if bounded and not arch.felt() and max(counts(workload)) == 1 else ""
+    return "residency" if bounded and not arch.felt() and max(counts(workload)) == 1 else ""
 
 
 Run = tuple[int, int, tuple[str, ...], frozenset[str]]  # first, last; tensors that one makes and others read; of them those that others outside read too
