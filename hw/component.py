@@ -310,12 +310,12 @@ def _array_faults(node: Array) -> list[str]:
     wanted = [(field, dim) for field in ("multicast", "reduce") for dim in _named_dims(node, field)]
     faults = [f"{node.name}.{field} = {dim} is no dimension of the array; {near(dim, node.dims)}" for field, dim in wanted if dim not in node.dims]
     if node.systolic is not None and len(node.dims) != 2:
-        faults.append(f"{node.name}.ramp = {node.systolic} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave ramp out")
+        faults.append(f"{node.name}.systolic = {node.systolic} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave systolic out")
     if node.systolic == "os" and set(node.dims.values()) == {1}:  # its formula would take a cycle less than the steps
-        faults.append(f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave ramp out")
+        faults.append(f"{node.name}.systolic = os needs more than one PE; enlarge dims, or leave systolic out")
     if node.hop_pj and len(node.dims) != 2:
         faults.append(f"{node.name}.hop_pj = {node.hop_pj:g} needs two dimensions, rows and columns, has {len(node.dims)}; split the array, or leave it out")
-    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce", "ramp", "hop_pj", "endpoint_pj", "injected_at", "source")]
+    reserved = [dim for dim in node.dims if dim in ("name", "array", "dims", "multicast", "reduce", "systolic", "hop_pj", "endpoint_pj", "injected_at", "multicast_from")]
     return faults + [f"{node.name}.dims = {dim} is a key of arrays; choose another name" for dim in reserved]
 
 

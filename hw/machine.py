@@ -6,7 +6,7 @@
     nodes:                     # outermost first, the compute last; `<name>.<field>` is the key of a study
     - {memory: dram, kind: lpddr4, width_bits: 64}
     - {memory: gbuf, capacity: 128 KiB, width_bits: 128}
-    - {array: array, dims: {y: 16, x: 16}, systolic: ws}      # ramp: systolic, rows first
+    - {array: array, dims: {y: 16, x: 16}, systolic: ws}      # rows first
     - {compute: mac, kind: int8, vector_lanes: 16}
     tiling: {align: 8}         # for solver.tiling: smaug; preference, minimum, align, pes, macs, vector (hw/arch.py: Tiling)
 Sizes carry a unit (B, KiB, MiB, GiB), bandwidths too (GB/s); plain numbers are refused there.

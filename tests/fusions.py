@@ -317,7 +317,7 @@ def wrong_in_layouts(seed: int, overlap: str = "free") -> tuple[list[str], list[
         found = _best(graph(arch, workload, objective, Nests(arch, objective, "perfect", lambda _: FREE, 0.0), chosen), objective)
         assert isinstance(found, tuple)
         value = min(figure(objective, one.energy_pj, one.latency_cycles) for one in found[0])
-        for reuse, layout in (("none", "alt"), ("tiles", "row_major")):
+        for reuse, layout in (("unfused", "alt"), ("fused", "row_major")):
             other = solve(arch, workload, replace(options, schedule=reuse, layout=layout))  # type: ignore[arg-type]
             if isinstance(other, list) and (least := figure(objective, other[0].energy_pj, other[0].latency_cycles)) < value * (1 - CLOSE):
                 lines.append(f"seed {seed} {objective}: {value}, reuse {reuse} in layouts {layout} {least}")

@@ -231,11 +231,11 @@ def claims(case: Case, objective: str, solvers: Sequence[dict[str, Any]] = SOLVE
             raise
         except ValueError as fault:
             if not isinstance(fault, WorkloadError) and "solver." not in str(fault):
-                raise Violated(f"solver.schedule = {own['reuse']} made a schedule that is none: {fault}") from None
+                raise Violated(f"solver.schedule = {own['schedule']} made a schedule that is none: {fault}") from None
             continue  # a machine, or a workload, that it does not know, with what to take instead
         if not isinstance(found, Infeasible):
             yield Claim(
-                own["reuse"], objective, own.get("weights", "streamed"), found[0], own["reuse"] == "none"
+                own["schedule"], objective, own.get("weights", "streamed"), found[0], own["schedule"] == "unfused"
             )
 
 

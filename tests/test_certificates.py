@@ -67,7 +67,7 @@ def solved(found: api.Mapped) -> Solution:
     return found.found
 
 
-@pytest.mark.parametrize("reuse", ["pipelines", "kapla", "kapla-random"])
+@pytest.mark.parametrize("reuse", ["pipelined", "kapla", "kapla-random"])
 @pytest.mark.parametrize(("rows", "columns", "multicast", "hop"), [(1, 2, "true", 0), (3, 5, "false", 0), (3, 5, "true", 40), (1, 8, "[nx]", 0)])
 def test_no_schedule_costs_less_than_a_certificate_allows(tmp_path: Path, reuse: str, rows: int, columns: int, multicast: str, hop: float) -> None:
     """Also where the answer is einsums in turn, whose own bound no pipeline knows."""
@@ -77,10 +77,10 @@ def test_no_schedule_costs_less_than_a_certificate_allows(tmp_path: Path, reuse:
     found = solved(api.map(*paths, **{"solver.schedule": reuse}))
     assert found.optimality_gap <= found.gap_to_bound + PRECISE
     assert other >= found.energy_pj / (1 + found.optimality_gap) * (1 - PRECISE)
-    assert (reuse, multicast) != ("pipelines", "false") or found.energy_pj <= other * (1 + PRECISE)  # each node reads its own: few nodes are better
+    assert (reuse, multicast) != ("pipelined", "false") or found.energy_pj <= other * (1 + PRECISE)  # each node reads its own: few nodes are better
 
 
-@pytest.mark.parametrize("reuse", ["pipelines", "tiles", "kapla"])
+@pytest.mark.parametrize("reuse", ["pipelined", "fused", "kapla"])
 def test_einsums_in_turn_are_held_against_the_bound_of_all_schedules(tmp_path: Path, reuse: str) -> None:
     """Where nothing stays on the chip, too: what could have is no part of the bound."""
     paths = files(tmp_path, WINDOWS.replace("b: 3", "b: 1"), rows=1, columns=1, dram=1)
@@ -99,7 +99,7 @@ def test_a_space_is_named_as_it_was_searched(tmp_path: Path) -> None:
     assert {"pipelines of up to 6 einsums on rectangles of nodes", "1 pipeline tile"} <= set(said["temporal"]["searched"])
 
 
-@pytest.mark.parametrize("reuse", ["pipelines", "kapla"])
+@pytest.mark.parametrize("reuse", ["pipelined", "kapla"])
 def test_a_tensor_read_twice_is_of_its_first_reading_in_segments(tmp_path: Path, reuse: str) -> None:
     """What another segment makes and an einsum reads by two names; each is loaded."""
     (tmp_path / "again.yaml").write_text(AGAIN)
@@ -112,7 +112,7 @@ def test_a_tensor_read_twice_is_of_its_first_reading_in_segments(tmp_path: Path,
     assert solved(api.map(str(tmp_path / "again.yaml"), "kapla_multi_4x4", schedule=tmp_path / "again.txt")).energy_pj == solved(found).energy_pj
 
 
-@pytest.mark.parametrize("reuse", ["none", "kapla-random", "kapla"])
+@pytest.mark.parametrize("reuse", ["unfused", "kapla-random", "kapla"])
 def test_answers_are_kept_and_believed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reuse: str) -> None:
     """Of energy x delay too, of which the sum of what einsums have at least may be less than that of all."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))

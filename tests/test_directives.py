@@ -178,7 +178,7 @@ def test_what_nests_say_too_costs_the_same() -> None:
     rng, same, meshes = Random(5), 0, 0
     while same < 60:
         e, arch, nest = raised_case(rng, ("gemm", "bmm", "add", "copy"))
-        arch = replace(arch, overlap="free", fanouts=tuple(replace(f, ramp="", endpoint_pj=rng.random()) for f in arch.fanouts))
+        arch = replace(arch, overlap="free", fanouts=tuple(replace(f, systolic="", endpoint_pj=rng.random()) for f in arch.fanouts))
         inside = {node.tensor for node in nest.nodes if isinstance(node, Store) and node.level == arch.levels[-1].name}
         f = arch.fanouts[0] if len(arch.fanouts) == 1 else None
         if f and len(f.dims) == 2 and f.outside < len(arch.levels) and inside == {p.tensor for p in e.tensors()}:

@@ -100,7 +100,7 @@ def statuses(out: Path) -> dict[str, int]:
 def test_a_run_solves_everything_once_and_a_second_call_nothing(tmp_path: Path, method: str) -> None:
     seen: list[driver.Status] = []
     steered = method in ("nsga2", "tpe")
-    small = study(tmp_path, method, 16 if steered else 40, "points: 48" if steered else "")
+    small = study(tmp_path, method, 16 if steered else 40, "machines: 48" if steered else "")
     first = driver.run(small, tmp_path / "run", workers=0, progress=seen.append)
     assert first.exit_code == 0 and seen[-1].state == "finished"
     assert first.solved + first.status.pruned == first.status.done == len(rows(tmp_path / "run")["machines"])
@@ -119,15 +119,15 @@ def test_every_infeasible_machine_says_which_level_lacks_how_much(tmp_path: Path
 
 @pytest.mark.parametrize("method", ["exhaustive", "nsga2", "tpe"])
 def test_more_points_go_on_as_if_they_had_been_there_from_the_start(tmp_path: Path, method: str) -> None:
-    driver.run(study(tmp_path, method, 16, "points: 70"), tmp_path / "whole", workers=0)
-    driver.run(study(tmp_path, method, 16, "points: 21"), tmp_path / "parts", workers=0)
-    driver.run(study(tmp_path, method, 16, "points: 50"), tmp_path / "parts", workers=0)
-    out = driver.run(study(tmp_path, method, 16, "points: 70"), tmp_path / "parts", workers=0)
+    driver.run(study(tmp_path, method, 16, "machines: 70"), tmp_path / "whole", workers=0)
+    driver.run(study(tmp_path, method, 16, "machines: 21"), tmp_path / "parts", workers=0)
+    driver.run(study(tmp_path, method, 16, "machines: 50"), tmp_path / "parts", workers=0)
+    out = driver.run(study(tmp_path, method, 16, "machines: 70"), tmp_path / "parts", workers=0)
     assert out.solved == 20 and rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
 def test_a_changed_study_is_refused_with_the_key(tmp_path: Path) -> None:
-    driver.run(study(tmp_path, stop="points: 5"), tmp_path / "run", workers=0)
+    driver.run(study(tmp_path, stop="machines: 5"), tmp_path / "run", workers=0)
     before = rows(tmp_path / "run")
     changed = studies.load(tmp_path / "exhaustive.yaml", ["space.array.x=[1, 2]", "solver.objective=latency"])
     with pytest.raises(ValueError, match="solver.objective: energy -> latency; give another --out\n.*space.array.x"):
@@ -136,8 +136,8 @@ def test_a_changed_study_is_refused_with_the_key(tmp_path: Path) -> None:
 
 
 def test_a_folder_moved_and_resumed_without_the_study_file(tmp_path: Path) -> None:
-    driver.run(study(tmp_path, "nsga2", 16, "points: 40"), tmp_path / "whole", workers=0)
-    driver.run(study(tmp_path, "nsga2", 16, "points: 40"), tmp_path / "run", workers=0, progress=_stop_after(20))
+    driver.run(study(tmp_path, "nsga2", 16, "machines: 40"), tmp_path / "whole", workers=0)
+    driver.run(study(tmp_path, "nsga2", 16, "machines: 40"), tmp_path / "run", workers=0, progress=_stop_after(20))
     shutil.move(tmp_path / "run", tmp_path / "moved")
     (tmp_path / "nsga2.yaml").unlink()
     assert driver.resume(tmp_path / "moved", workers=0).exit_code == 0
@@ -181,7 +181,7 @@ def test_ctrl_c_commits_what_is_solved_and_resume_completes_it(tmp_path: Path) -
 @pytest.mark.parametrize("method", ["exhaustive", "tpe"])
 def test_damage_anywhere_is_put_away_and_redone(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "COMMIT_ROWS", 1)  # a part for each lease: how many there are is no matter of speed
-    small = study(tmp_path, method, 16, "points: 60")
+    small = study(tmp_path, method, 16, "machines: 60")
     driver.run(small, tmp_path / "whole", workers=0)
     driver.run(small, tmp_path / "run", workers=0)
     rng = random.Random(5)

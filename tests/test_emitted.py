@@ -27,7 +27,7 @@ from workloads.einsum import einsum
 from workloads.graph import Workload
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("seq-flex", "seq-overflow", "gogeta", "optimal")
+NAMES = ("seq-flex", "seq-overflow", "gogeta", "residency")
 FLAT = Arch("flat", (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), Level("GLB", 8 * 200, 8, 1.0, 1.0)), (), Compute(0.5, 0.5), 1.0, 8)
 SLICES = replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 60)),
                  fanouts=(Fanout("clusters", 1, (("C", 4),), (True,), (True,)),))
@@ -56,7 +56,7 @@ def test_a_solver_moves_what_a_walk_of_its_schedule_moves(arch: Arch, words: int
         assert memory.moved_words == pytest.approx(sum(parts)) and f"reuse {name}" in one.certificate
         if one.schedule:
             assert compared(arch, w, one.schedule) == []
-    assert dram(found["optimal"]) <= min(map(dram, found.values())) + 1e-6
+    assert dram(found["residency"]) <= min(map(dram, found.values())) + 1e-6
     assert any(one.schedule and any(segment.nodes for segment in one.schedule.segments) for one in found.values())
 
 
@@ -82,7 +82,7 @@ def listed_and_moved(arch: Arch, w: Workload) -> str:
     no other configuration's schedule undercuts; SEQ-Flex hides no operand and no result."""
     found = {name: solved(arch, w, name) for name in NAMES}
     memory = {name: one.memory for name, one in found.items() if one.memory}
-    least = memory["optimal"].listed_words
+    least = memory["residency"].listed_words
     below = [f"{name} moves {one.moved_words}, the optimal list {least}" for name, one in memory.items() if one.moved_words < least - 1e-6]
     below += [f"{name}: {one.in_registers_words} words are left out of the list" for name, one in memory.items() if one.in_registers_words]
     below += [f"{name} moves {one.moved_words}, its list {one.listed_words}, in no word" for name, one in memory.items()
@@ -107,11 +107,11 @@ def test_networks_move_what_a_walk_of_their_schedules_moves(seed: int, words: in
     arch = SLICES if sliced else FLAT
     arch = replace(arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=8 * max(words // arch.instances(1), 6))))
     w = random_network(seed)
-    found = {name: solved(arch, w, name) for name in ("gogeta", "optimal")}
+    found = {name: solved(arch, w, name) for name in ("gogeta", "residency")}
     for one in found.values():
         assert one.memory is not None and one.memory.moved_words == pytest.approx(dram(one))
         assert not one.schedule or compared(arch, w, one.schedule) == []
-    assert dram(found["optimal"]) <= dram(found["gogeta"]) + 1e-6
+    assert dram(found["residency"]) <= dram(found["gogeta"]) + 1e-6
 
 
 def random_rooms(rng: Random) -> Rooms:
@@ -179,7 +179,7 @@ def test_policies_fit_and_move_no_less_than_the_optimum(seed: int) -> None:
 
 def test_a_kept_schedule_moves_what_its_rooms_say() -> None:
     w = hpc.cg(rows=40, nnz=160, n=2, iterations=3)
-    one = solved(replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 150))), w, "optimal")
+    one = solved(replace(FLAT, levels=(FLAT.levels[0], replace(FLAT.levels[1], capacity_bits=8 * 150))), w, "residency")
     assert one.schedule and one.memory and one.memory.saved_words > 0
     assert sum(moved(FLAT, w, one.schedule).values()) == pytest.approx(one.memory.moved_words)
 

@@ -42,14 +42,14 @@ def relatives(arch: Arch, rng: Random, many: int) -> list[Arch]:
     return [arch, *(other() for _ in range(many - 1))]
 
 
-def solved(arch: Arch, workload: Workload, objective: str = "energy", reuse: str = "tiles") -> Solution | Infeasible:
+def solved(arch: Arch, workload: Workload, objective: str = "energy", reuse: str = "fused") -> Solution | Infeasible:
     found = solve.solve(arch, workload, replace(OPTIONS, sharing_gap=0.0, objective=objective, schedule=reuse, gap=0.0))  # type: ignore[arg-type]
     return found if isinstance(found, Infeasible) else found[0]
 
 
 def shared(arches: list[Arch], workload: Workload, share: float) -> Family | Infeasible:
     return family(arches, workload, lambda arch, objective: solved(arch, workload, objective),
-                  lambda arch, objective: solved(arch, workload, objective, "none"), share)
+                  lambda arch, objective: solved(arch, workload, objective, "unfused"), share)
 
 
 @pytest.mark.parametrize("seed", range(amount(12)))

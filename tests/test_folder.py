@@ -23,7 +23,7 @@ from tests.test_driver import Rows, rows, study
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
     home = tmp_path_factory.mktemp("finished")
-    driver.run(study(home, "nsga2", 8, "points: 30"), home / "run", workers=0)
+    driver.run(study(home, "nsga2", 8, "machines: 30"), home / "run", workers=0)
     return home / "run", rows(home / "run")
 
 
@@ -74,7 +74,7 @@ def test_what_is_lost_or_damaged_is_said_and_mended(run: Path, finished: tuple[P
 
 def test_a_lost_env_does_not_let_another_study_take_the_rows(run: Path, tmp_path: Path, finished: tuple[Path, Rows]) -> None:
     (run / folder.ENV).unlink()
-    study(tmp_path, "nsga2", 8, "points: 30")
+    study(tmp_path, "nsga2", 8, "machines: 30")
     other = studies.load(tmp_path / "nsga2.yaml", ["solver.objective=latency"])
     with pytest.raises(stores.StoreFault, match="its rows are of another study .* give another --out"):
         driver.run(other, run, workers=0)
@@ -91,7 +91,7 @@ def test_rows_whose_key_is_another_ones_are_refused(run: Path, monkeypatch: pyte
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the same study with another seed."""
     home = tmp_path_factory.mktemp("other")
-    study(home, "nsga2", 8, "points: 30")
+    study(home, "nsga2", 8, "machines: 30")
     driver.run(studies.load(home / "nsga2.yaml", ["search.seed=2"]), home / "run", workers=0)
     return home / "run"
 

@@ -149,7 +149,7 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
                                        '- {name: b, extents: {m: 16, n: 8, q: 8}, text: "Y[m,q] += T[m,n] * V[n,q]"}\n')
     told: list[str] = []
     alone, first, again = (dse.map(str(tmp_path / "net.yaml"), "a2s", tell=lambda number, efforts, name: told.append(name), **{"solver.schedule": reuse})
-                           for reuse in ("none", "tiles", "tiles"))
+                           for reuse in ("unfused", "fused", "fused"))
     assert told == ["a", "a", "b", "segments from a"]  # alone, a and b are one problem; what is kept is not searched again
     assert first.totals == again.totals and len(list(tmp_path.glob("reuse_*"))) == 1
     assert first.totals["energy_pj"] < alone.totals["energy_pj"] and first.totals["certificate"].startswith("optimal in the searched space; ")
@@ -221,7 +221,7 @@ def test_gogetas_schedule_is_taken_where_it_costs_less(objective: str, tmp_path:
     """It keeps a matrix that two products read; cycles in which waits are not counted are not compared."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
     asked = "gcn:nodes=300,nnz=1200,features=200,outputs=7", "edge_array"
-    gogeta, first, again = (dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).found for reuse in ("gogeta", "tiles", "tiles"))
+    gogeta, first, again = (dse.map(*asked, objective=objective, **{"solver.schedule": reuse}).found for reuse in ("gogeta", "fused", "fused"))
     assert isinstance(gogeta, Solution) and isinstance(first, Solution) and isinstance(again, Solution)
     costs = [figure(objective, one.energy_pj, one.latency_cycles) for one in (gogeta, first, again)]
     assert costs[1] == costs[2] and first.certificate == again.certificate and first.saved == pytest.approx(again.saved)

@@ -125,7 +125,7 @@ BROKEN: list[tuple[list[str], list[list[str]]]] = [  # command -> what each line
     (["run", "double.yaml"], [["double.yaml", "line 1", "name stands twice"]]),
     (["run", "gem.yaml"], [["gem.yaml", "workloads[0]", "gem", "gemm?"]]),
     (["run", "folder.yaml"], [["folder.yaml", "a/b", "use letters"]]),
-    (["run", "ok.yaml", "--set", "stop.pionts=5"], [["ok.yaml", "stop.pionts", "points?"]]),
+    (["run", "ok.yaml", "--set", "stop.machnes=5"], [["ok.yaml", "stop.machnes", "machines?"]]),
     (["run", "ok.yaml", "--set", "nonsense"], [["ok.yaml", "--set nonsense", "write e.g."]]),
     (["run", "ok.yaml", "--workers", "-1"], [["--workers", "-1", "0 or more"]]),
     (["run", "ok.yaml", "--workers", "0", "--out", "run", "--set", "solver.objective=latency"],

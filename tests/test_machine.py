@@ -133,9 +133,9 @@ BROKEN = [
     ("levels reversed", GOOD.replace(DRAM + GBUF, GBUF + DRAM.replace("64}", "64, capacity: 1 GiB}")), [
         "nodes[1] = dram is lpddr4 inside of the sram gbuf; list the outermost memory first"]),
     ("ramp of three dimensions", GOOD.replace("y: 16}", "y: 16, z: 2}, systolic: ws"), [
-        "array.systolic = ws needs two dimensions, rows and columns, has 3; split the array, or leave ramp out"]),
-    ("ramp of one", GOOD.replace("x: 16, y: 16}", "x: 1, y: 1}, systolic: os"), ["array.systolic = os needs more than one PE; enlarge dims, or leave ramp out"]),
-    ("ramp of what", GOOD.replace("y: 16}", "y: 16}, ramp: rs"), ['array.systolic = "rs" is unknown; use one of os, ws, is']),
+        "array.systolic = ws needs two dimensions, rows and columns, has 3; split the array, or leave systolic out"]),
+    ("ramp of one", GOOD.replace("x: 16, y: 16}", "x: 1, y: 1}, systolic: os"), ["array.systolic = os needs more than one PE; enlarge dims, or leave systolic out"]),
+    ("ramp of what", GOOD.replace("y: 16}", "y: 16}, systolic: rs"), ['array.systolic = "rs" is unknown; use one of os, ws, is']),
     ("buffers nothing", GOOD.replace("width_bits: 64", "width_bits: 64, double_buffer: true"), [
         "dram.double_buffer = true cannot be: nothing fills the outermost level; leave it out"]),
     ("overlaps halfway", GOOD + "overlap: half\n", ['overlap = "half" is unknown; use one of buffered, free']),
@@ -276,7 +276,7 @@ def test_numbers_with_exponents_are_numbers(tmp_path: Path) -> None:
 values = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
                    st.dictionaries(st.sampled_from(["x", "memory", "y"]), st.integers(), max_size=2))
 fields = ["memory", "array", "compute", "kind", "capacity", "width_bits", "dims", "banks", "bandwidth", "multicast", "bypass", "ports", "mac_pj",
-          "actions_per_cycle", "holds"]
+          "actions_per_cycle", "may_keep"]
 
 
 @given(st.recursive(values, lambda v: st.dictionaries(st.sampled_from(["clock_mhz", "nodes", "name", *fields]), v | st.lists(v, max_size=3)), max_leaves=12))

@@ -19,7 +19,7 @@ from dse.mapper.exact.local_search import improved
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, faults, parse
-from dse.mapping.searched import EVERY, FACTORS
+from dse.mapping.searched import EVERY
 from dse.mapping.space import FREE, Constraints, Dataflow, Factors, broken, dataflow, least, row_stationary
 from dse.sim.counts.counts import count
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, figure, lower_bound
@@ -57,7 +57,7 @@ def agree(problem: Problem, factors: Factors, constraints: Constraints = Constra
         return
     if not isinstance(want, Infeasible):  # that levels in order do not fit says nothing
         assert not before(b := ranked(problem, want[0]), a), f"{a} is above {b}\n{found[0].mapping}\n{want[0].mapping}"
-    assert found[0].proven.factors in (FACTORS[factors], "all") and found[0].optimality_gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
+    assert found[0].proven.factors in (factors, "all") and found[0].optimality_gap == 0 and lower_bound(problem) <= a[0] * (1 + 1e-9)
 
 
 @settings(max_examples=amount(60), deadline=None)

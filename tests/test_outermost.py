@@ -91,7 +91,7 @@ def test_every_mapper_asks_for_that_room_and_no_more(name: str) -> None:
     assert isinstance(fits, list) and isinstance(free, list) and [c.mapping for c in fits] == [c.mapping for c in free]
 
 
-@pytest.mark.parametrize("reuse", ["tiles", "gogeta"])
+@pytest.mark.parametrize("reuse", ["fused", "gogeta"])
 def test_what_stays_on_the_chip_takes_no_room_outside(reuse: str) -> None:
     """T and U never leave it: 20 + 42 bytes before, 8 + 42 after; a byte less holds no schedule."""
     options = SolverOptions(schedule=reuse)  # type: ignore[arg-type]

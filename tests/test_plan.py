@@ -33,8 +33,8 @@ def test_json_round_trip(value: Asks) -> None:
 
 def test_stop_by_points_and_hours_name_their_key() -> None:
     assert stop_reason(Stop(), 4, [], AIMS, 1e9) is None
-    assert stop_reason(Stop(points=5), 4, [], AIMS, 0) is None
-    assert stop_reason(Stop(points=4), 4, [], AIMS, 0) == "stop.machines = 4 reached"
+    assert stop_reason(Stop(machines=5), 4, [], AIMS, 0) is None
+    assert stop_reason(Stop(machines=4), 4, [], AIMS, 0) == "stop.machines = 4 reached"
     assert stop_reason(Stop(hours=2), 4, [], AIMS, 1.9) is None
     assert stop_reason(Stop(hours=2), 4, [], AIMS, 2) == "stop.hours = 2 reached"
 

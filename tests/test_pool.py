@@ -89,7 +89,7 @@ def test_rows_are_the_same_with_no_one_and_two_workers(tmp_path: Path, head: str
         assert driver.run(study(tmp_path), tmp_path / f"grid{workers}", workers=workers, address=head).exit_code == 0
     assert rows(tmp_path / "grid0") == rows(tmp_path / "grid1") == rows(tmp_path / "grid2")
     for workers in (0, 2):
-        driver.run(study(tmp_path, "tpe", 8, "points: 64"), tmp_path / f"tpe{workers}", workers=workers, address=head)
+        driver.run(study(tmp_path, "tpe", 8, "machines: 64"), tmp_path / f"tpe{workers}", workers=workers, address=head)
     assert rows(tmp_path / "tpe0") == rows(tmp_path / "tpe2")
     assert list((tmp_path / "grid2" / "log").glob("actor-*.log"))
 
@@ -158,7 +158,7 @@ def script(folder: Path) -> Path:
 
 
 def test_decoy_packages_in_the_users_folder_do_not_break_a_run(tmp_path: Path) -> None:
-    study(tmp_path, stop="points: 40")
+    study(tmp_path, stop="machines: 40")
     for name in ("analysis", "cluster", "hw", "workloads", "tests", "dse"):
         (tmp_path / "home" / name).mkdir(parents=True)
         (tmp_path / "home" / name / "__init__.py").write_text("raise SystemExit('decoy')")
@@ -220,7 +220,7 @@ def test_what_ray_says_is_passed_on() -> None:
 def test_a_cluster_is_joined_after_one_of_our_own(tmp_path: Path, head: str) -> None:
     """Ray starts its own with a token, and keeps it."""
     for i, address in enumerate([None, head]):
-        assert driver.run(study(tmp_path, stop="points: 20"), tmp_path / f"run{i}", workers=1, address=address).exit_code == 0
+        assert driver.run(study(tmp_path, stop="machines: 20"), tmp_path / f"run{i}", workers=1, address=address).exit_code == 0
 
 
 def test_actors_of_another_installation_are_refused(tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch) -> None:

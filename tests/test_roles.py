@@ -58,8 +58,8 @@ def full() -> Arch:
 def another(value: Any, name: str) -> Any:
     """A value that such a field may have instead."""
     known: dict[str, tuple[Any, Any]] = {
-        "holds": (ROLES, ROLES[:2]), "access": (None, Access(64)), "place": ((), ((0, 4), (0, 6))), "ports": ("shared", "separate"),
-        "ramp": ("ws", "os"), "injected_at": ("corners", "edge"), "source": ("next_level", "same_level"), "overlap": ("buffered", "free"),
+        "may_keep": (ROLES, ROLES[:2]), "access": (None, Access(64)), "place": ((), ((0, 4), (0, 6))), "ports": ("shared", "separate"),
+        "systolic": ("ws", "os"), "injected_at": ("corners", "edge"), "multicast_from": ("next_level", "same_level"), "overlap": ("buffered", "free"),
         "tiling": (Tiling(), Tiling(align=4)), "dims": ((("Y", 2), ("X", 3)), (("Y", 2), ("X", 4))),
         "multicast": ((True, True), (True, False)), "reduce": ((True, True), (True, False))}
     if name in known:
@@ -194,7 +194,7 @@ def test_shared_schedules_are_priced_by_every_price_and_rate(seed: int) -> None:
     arch, workload = random_case(seed, "buffered")
     several = [arch, *(one for _, _, one in changes(arch, COSTS))]
     found = family(several, workload, lambda one, objective: solved(one, workload, objective),
-                   lambda one, objective: solved(one, workload, objective, "none"), 0.5)
+                   lambda one, objective: solved(one, workload, objective, "unfused"), 0.5)
     if isinstance(found, Infeasible):
         return
     for i, one in enumerate(several):

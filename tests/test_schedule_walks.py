@@ -150,7 +150,7 @@ def shared_trips(seed: int) -> tuple[Problem, Mapping, list[int], list[Einsum]]:
     while not ranks:  # a scalar has no rank to loop over
         e, arch, mapping = random_case(rng)
         ranks = [rank for rank in e.sizes() if rank in e.output.ranks() and all(rank not in p.partial() for p in e.tensors())]
-    arch = replace(arch, overlap="buffered", fanouts=tuple(replace(f, ramp="") for f in arch.fanouts))
+    arch = replace(arch, overlap="buffered", fanouts=tuple(replace(f, systolic="") for f in arch.fanouts))
     lead = next(i for i, node in enumerate(mapping.nodes) if not (isinstance(node, Store) and node.level == arch.levels[0].name))
     rank = rng.choice(ranks)
     tile = rng.randint(1, e.sizes()[rank])

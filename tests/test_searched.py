@@ -41,7 +41,7 @@ from dse.solve.kapla import published
 from dse.solve.schedules import fused, segments
 from dse.solve.schedules.nests import Nests
 from dse.solve.schedules.stages import Nodes
-from dse.solve.solve import REUSE, SolverOptions, solve
+from dse.solve.solve import SCHEDULES, SolverOptions, solve
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from hw.machine import load as machine_file
@@ -189,23 +189,23 @@ def test_heuristics_claim_nothing_but_the_bound(name: str) -> None:
 def test_each_solver_of_schedules_says_what_it_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As written down here: a claim that grows by one feature is seen."""
     monkeypatch.setenv("DSE_CACHE", str(tmp_path))
-    found = {"none": answered(ARRAY, two()), "tiles": answered(ARRAY, two(), schedule="fused")}
-    assert found["none"].space == UNFUSED and found["tiles"].space == TILES
-    for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"):
+    found = {"unfused": answered(ARRAY, two()), "fused": answered(ARRAY, two(), schedule="fused")}
+    assert found["unfused"].space == UNFUSED and found["fused"].space == TILES
+    for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"):
         found[name] = answered(ARRAY, two(), schedule=name)
         own = found[name].space
-        assert own and (own.order, own.parts, bool(own.retained)) == ("some" if name == "optimal" else "given", name != "seq-flex", name != "seq-flex")
+        assert own and (own.order, own.parts, bool(own.retained)) == ("some" if name == "residency" else "given", name != "seq-flex", name != "seq-flex")
         assert not (own.hold or own.ahead or own.shared_reads or own.windows or own.depths) and own.pipelined == 1 and own.shared_loops <= 1
     net, nodes = workload_of("tiny.yaml"), arch_of("m22s.yaml")
     kapla = replace(PIPES, pipelined=5, tiles=(), mappings=(Mappings("perfect"),), beside=())
-    for name, space in (("kapla", kapla), ("pipelines", PIPES)):
+    for name, space in (("kapla", kapla), ("pipelined", PIPES)):
         found[name] = answered(nodes, net, schedule=name)
         assert found[name].space == space
-    assert set(found) | {name for name in published.METHODS if name != "kapla"} == set(REUSE)
+    assert set(found) | {name for name in published.METHODS if name != "kapla"} == set(SCHEDULES)
     for name, one in found.items():
         assert one.space and one.certificate == claim(one.certificate) + said(one.space)
-        where = (net, nodes) if name in ("kapla", "pipelines") else (two(), ARRAY)
-        assert name in ("kapla", "pipelines", "optimal", "gogeta", "gogeta-published") or covers(one.space, in_text(one, where[0]), *where) is None
+        where = (net, nodes) if name in ("kapla", "pipelined") else (two(), ARRAY)
+        assert name in ("kapla", "pipelined", "residency", "gogeta", "gogeta-published") or covers(one.space, in_text(one, where[0]), *where) is None
     g = segments.Found(nodes, net, "energy", "pinned", Nodes(nodes))
     assert segments.space(g, 6, (), Mappings("perfect")) == replace(PIPES, mappings=(Mappings("perfect"),), tiles=(), weights="pinned", beside=())
     assert segments.space(g, 1, (1,), Mappings("perfect")).pipelined == 1

@@ -22,7 +22,7 @@ GOOD: dict[str, Any] = {
     "constraints": ["array.x >= array.y", "latency_ns[small] <= 5e6"],
     "objectives": [{"energy_pj": "sum"}, {"latency_ns": "max"}, "area_mm2"],
     "search": {"method": "tpe", "seed": 7},
-    "stop": {"points": 2000, "hours": 8, "hypervolume_gain": 1e-4},
+    "stop": {"machines": 2000, "hours": 8, "hypervolume_gain": 1e-4},
     "solver": {"objective": "energy"},
 }  # fmt: skip
 SMALL = """
@@ -106,8 +106,8 @@ BROKEN: list[tuple[dict[str, object], list[str]]] = [
     ({"search": {"method": "tpee"}}, ['search.method = "tpee"']),
     ({"search": {"sead": 1}}, ["search.sead = 1 is no known key; did you mean seed?"]),
     ({"search": "tpe"}, ['search = "tpe" is no mapping']),
-    ({"stop": {"points": 0}}, ["stop.machines = 0"]),
-    ({"stop": {"points": "many"}}, ['stop.machines = "many"']),
+    ({"stop": {"machines": 0}}, ["stop.machines = 0"]),
+    ({"stop": {"machines": "many"}}, ['stop.machines = "many"']),
     ({"stop": {"hypervolume_gain": 2}}, ["stop.hypervolume_gain = 2"]),
     ({"solver": {"mapper": "cost_decending"}}, ['solver.mapper = "cost_decending" is no mapper; did you mean cost_descending?']),
     ({"solver": {"factors": "rugged"}}, ['solver.factors = "rugged"']),
@@ -133,9 +133,9 @@ def test_one_fault_is_one_line(folder: Path, change: dict[str, object], expected
 
 def test_all_faults_at_once(folder: Path) -> None:
     with pytest.raises(StudyError) as caught:
-        load(folder, ("stop.pionts=5", "nonsense"), machine="edge_aray", objectives=["energy"], search={"seed": -1}, workloads=["resnet5"], colour="red")
+        load(folder, ("stop.machnes=5", "nonsense"), machine="edge_aray", objectives=["energy"], search={"seed": -1}, workloads=["resnet5"], colour="red")
     lines = str(caught.value).splitlines()
-    wanted = ("stop.pionts", "--set nonsense", "machine = edge_aray", "objectives[0]", "search.seed", "workloads[0]", "colour")
+    wanted = ("stop.machnes", "--set nonsense", "machine = edge_aray", "objectives[0]", "search.seed", "workloads[0]", "colour")
     assert len(lines) == len(wanted)
     assert all(any(part in line for line in lines) for part in wanted)
 

@@ -90,7 +90,7 @@ SOLVER: Meanings = {
 }
 LIMITS: Meanings = {
     "errors": ("machines", "a run stops after so many errors"),
-    "sharing_gap": ("share", "or after errors of this share of the machines"),
+    "error_fraction": ("share", "or after errors of this share of the machines"),
     "seconds": ("s", "deadline of one machine; a resume tries it again"),
 }
 MACHINE: Meanings = {

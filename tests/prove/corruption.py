@@ -195,7 +195,7 @@ def several(base: Path, number: int, seed: int, right: dict[int, dict[str, Said]
         code, out, err = command("resume", str(folder / "run"), "--workers", "0")
         wrong += faults_of("resume", (code, out if code == 0 else "", err), (0, out, ""), 4 * MOST)
         outcomes.append(f"resume {'refused' if code else 'right'}")
-        least = int(re.search(r"points: (\d+)", (folder / "run" / "study.yaml").read_text())[1])  # type: ignore[index]
+        least = int(re.search(r"machines: (\d+)", (folder / "run" / "study.yaml").read_text())[1])  # type: ignore[index]
         if code == 0 and rows(folder / "run") not in [one for points, one in wholes.items() if points >= least]:
             wrong.append(f"resume: rows differ\n{out}\n{err}")
         return kind, what, outcomes, wrong

@@ -35,7 +35,7 @@ VICTIMS = ("driver", "actor", "raylet")
 
 def prepared(folder: Path, method: str) -> Path:
     """A study of 300 machines: all of the space, or 300 of 900."""
-    study(folder, method, 16 if method != "exhaustive" else 40, "" if method == "exhaustive" else "points: 300", HEAVY)
+    study(folder, method, 16 if method != "exhaustive" else 40, "" if method == "exhaustive" else "machines: 300", HEAVY)
     path = folder / f"{method}.yaml"
     if method != "exhaustive":
         path.write_text(path.read_text().replace("  glb.bypass", "  clock_mhz: [500.0, 1000.0, 2000.0]\n  glb.bypass"))

@@ -34,7 +34,7 @@ def scratchpads(rng: Random, group: str, levels: int) -> Arch:
     private = {v: (role,) for v, role in zip(range(1, border), rng.sample(ROLES, len(ROLES)), strict=False)} if group == "scratchpads" else {}
     own = tuple(replace(level, double_buffer=False, bandwidth=inf if rng.random() < 0.3 else level.bandwidth,
                         may_keep=("weight",) if v >= border else private.get(v, level.may_keep)) for v, level in enumerate(arch.levels))
-    return replace(arch, levels=own, fanouts=(replace(arch.fanouts[0], outside=border, ramp=""),))
+    return replace(arch, levels=own, fanouts=(replace(arch.fanouts[0], outside=border, systolic=""),))
 
 
 def told(seed: int, most: int) -> list[Told]:

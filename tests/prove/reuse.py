@@ -83,7 +83,7 @@ def long_chain(at: tuple[str, int]) -> str:
     w = KINDS[kind](length)
     try:
         found = reuse(w, 300)
-        mapped = [solve.solve(TIGHT, w, SolverOptions(schedule=name)) for name in ("none", "tiles")] if kind == "products" else []  # type: ignore[arg-type]
+        mapped = [solve.solve(TIGHT, w, SolverOptions(schedule=name)) for name in ("unfused", "fused")] if kind == "products" else []  # type: ignore[arg-type]
     except RecursionError as fault:
         return f"{length} {kind}: {fault}"
     whole = found.optimal.bound <= found.optimal.cost * (1 + 1e-9) and all(isinstance(one, list) for one in mapped)

@@ -38,8 +38,8 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
 MACHINES = ("edge_array", "eyeriss", "tpu_edge", "a3nb")
 IMPERFECT = ("gemm:m=67,n=31,k=45", "conv:k=13,c=7,p=11,q=11,r=3,s=3", "spmv:m=40,k=50,nnz=70")
 RESIDENT = ("cg:matrix=ecology1,n=8", "gcn", "bert_tiny", "spmm_chain:rows=512,nnz=2048,n=8,length=4")
-PUBLISHED = {"kapla_multi_4x4": ("kapla", "pipelines"),
-             "gogeta_clusters": ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "optimal"), "a2s": ("tiles",)}
+PUBLISHED = {"kapla_multi_4x4": ("kapla", "pipelined"),
+             "gogeta_clusters": ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"), "a2s": ("fused",)}
 METHODS_ON = ("mlp_s:batch=8", "gemm:m=64,n=32,k=48", "attention:heads=2,kv=2,q=16,context=16,d=8")
 STUDIES = {
     "exhaustive": "name: a\nworkloads: ['gemm:m=16,n=8,k=12']\nmachine: edge_array\n"
