@@ -21,30 +21,30 @@ from workloads import catalog
 from workloads.einsum import Einsum
 
 GEMM = """store DRAM A B C
-for m in tiles of 1
-  for n in tiles of 1
+for m tile 1
+  for n tile 1
     store GLB A B C
-    for k in tiles of 1
-      spatial m over X in tiles of 1
-        spatial n over Y in tiles of 1
+    for k tile 1
+      parfor m tile 1 over X
+        parfor n tile 1 over Y
           store RF A B C
-          for m in tiles of 1
-            for n in tiles of 1
-              for k in tiles of 1
+          for m tile 1
+            for n tile 1
+              for k tile 1
                 mac"""
 CONV = """store DRAM I W O
-for k in tiles of 1
-  for p in tiles of 1
+for k tile 1
+  for p tile 1
     store GLB I W O
-    for q in tiles of 1
-      for c in tiles of 1
-        spatial c over X in tiles of 1
-          spatial k over Y in tiles of 1
+    for q tile 1
+      for c tile 1
+        parfor c tile 1 over X
+          parfor k tile 1 over Y
             store RF I W O
-            for p in tiles of 1
-              for q in tiles of 1
-                for r in tiles of 1
-                  for s in tiles of 1
+            for p tile 1
+              for q tile 1
+                for r tile 1
+                  for s tile 1
                     mac"""
 
 

@@ -23,14 +23,14 @@ TEXT = """fills ahead
 segment
   einsum a
     store DRAM A P
-    for m in tiles of 1
+    for m tile 1
       mac
 segment
   einsum b
     store DRAM B V Q
     store BUF V B
-    for m in tiles of 1
-      for k in tiles of 1
+    for m tile 1
+      for k tile 1
         mac"""
 
 
@@ -80,7 +80,7 @@ def test_equal_einsums_hide_what_is_their_own() -> None:
     """Three equal layers: nothing comes before the first, V of each other one behind the one before."""
     layers = tuple(einsum(f"T{i + 1}[m] += T{i}[k] * W{i}[k,m]", {"m": 4, "k": 4}, f"e{i}") for i in range(3))
     net = Workload("net", layers, frozenset({"W0", "W1", "W2"}))
-    nests = (f"segment\neinsum e{i}\nstore DRAM T{i} W{i} T{i + 1}\nstore BUF W{i} T{i}\nfor m in tiles of 1\nfor k in tiles of 1\nmac" for i in range(3))
+    nests = (f"segment\neinsum e{i}\nstore DRAM T{i} W{i} T{i + 1}\nstore BUF W{i} T{i}\nfor m tile 1\nfor k tile 1\nmac" for i in range(3))
     text = "\n".join(["fills ahead", *nests])
     found, turn = (evaluate(machine(leak_mw=1.0), net, parse_schedule(one)) for one in (text, text.replace("ahead", "in turn")))
     assert isinstance(found, Solution) and isinstance(turn, Solution)

@@ -101,8 +101,8 @@ def test_a_forged_nest_costs_what_it_costs_or_is_thrown_away(monkeypatch: pytest
     assert isinstance(best, list)
     (path,) = tmp_path.iterdir()
     own = json.loads(cache.read(path) or b"")[0]
-    nests = [own["nest"].replace("in tiles of 1", "in tiles of 2"), own["nest"].replace("store GBUF C\n", ""),
-             own["nest"].replace("mac", "for m in tiles of 0"), "mac", "", "store DRAM A B C\nmac", own["nest"] * 2, "outside the nest space: x"]
+    nests = [own["nest"].replace("tile 1", "tile 2"), own["nest"].replace("store GBUF C\n", ""),
+             own["nest"].replace("mac", "for m tile 0"), "mac", "", "store DRAM A B C\nmac", own["nest"] * 2, "outside the nest space: x"]
     lies = [forged(own, nest=nest) for nest in nests]
     lies += [forged(own, optimality_gap=-1.0), forged(own, optimality_gap=None), forged(own, proven="\x1b[2Joptimal"), forged(own, space="\x1b[2Joptimal"),
              forged(own, space='{"factors":"every"}'), forged(own, space='{"factors": "all"}'),

@@ -84,7 +84,7 @@ def test_the_oracle_confirms_counts_and_tells_wrong_ones() -> None:
     arch = arch_of(file["arches"]["A3nb"], "A3nb", 8)
     assert [level.bypass for level in arch.levels] == [False, False, False] and arch.fanouts[0].outside == 2
     (e,) = einsums({"name": "g", "einsum": "C[m,n] += A[m,k]*B[k,n]", "bounds": {"m": 3, "n": 2, "k": 2}})
-    nest = "\n".join([*(f"store {level} A B C" for level in ("DRAM", "GLB", "RF")), *(f"for {rank} in tiles of 1" for rank in "mnk")])
+    nest = "\n".join([*(f"store {level} A B C" for level in ("DRAM", "GLB", "RF")), *(f"for {rank} tile 1" for rank in "mnk")])
     one = einsum_cost(Problem(arch, e, "energy"), parse(nest))
     assert isinstance(one, EinsumCost) and unconfirmed(one, e, arch) == []
 

@@ -35,18 +35,18 @@ HANDED = """segment
   store GBUF A
   einsum A on NX[0:1] NY[0:1]
     store GBUF W0 I
-    for b in tiles of 1
-      for k in tiles of 1
-        for p in tiles of 1
-          for c in tiles of 1
-            for r in tiles of 1
+    for b tile 1
+      for k tile 1
+        for p tile 1
+          for c tile 1
+            for r tile 1
               mac
   einsum B on NX[1:2] NY[0:1]
     store GBUF W1 B
-    for b in tiles of 1
-      for j in tiles of 1
-        for p in tiles of 1
-          for k in tiles of 1
+    for b tile 1
+      for j tile 1
+        for p tile 1
+          for k tile 1
             mac
 """
 AGAIN = """name: again
@@ -151,19 +151,19 @@ segment
   store GBUF T
   einsum T on NY[0:1] NX[0:1]
     store GBUF W
-    for c in tiles of 1
-      for b in tiles of 1
+    for c tile 1
+      for b tile 1
         store GBUF X
-        for d in tiles of 1
+        for d tile 1
           store REGF X W T
           mac
   einsum Y on NY[0:1] NX[1:2]
     store GBUF Z Y
-    for e in tiles of 1
-      for b in tiles of 1
+    for e tile 1
+      for b tile 1
         store GBUF T
         store REGF Y
-        for d in tiles of 1
+        for d tile 1
           store REGF T Z
           mac
 """
@@ -173,21 +173,21 @@ HELD = """weights pinned
 segment
   einsum T
     store DRAM X T
-    spatial k over NX in tiles of 1
+    parfor k tile 1 over NX
       store GBUF W
-      for b in tiles of 2
+      for b tile 2
         store REGF X
-        for n in tiles of 1
+        for n tile 1
           store REGF W
-          for b in tiles of 1
+          for b tile 1
             mac
 segment
   einsum Y
     store DRAM T S Y
-    for n in tiles of 4
-      spatial n over NX in tiles of 1
+    for n tile 4
+      parfor n tile 1 over NX
         store REGF S
-        for b in tiles of 1
+        for b tile 1
           mac
 """
 

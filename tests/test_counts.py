@@ -111,7 +111,7 @@ def test_products_of_an_element_that_are_expected_to_be_nonzero(density: float, 
     """8 products of one element: below one that is expected to be nonzero, a zero is written; the first read is skipped once."""
     arch = machine.arch(machine.load("a2"))
     e = einsum("T[m] += A[m,k] * B[k]", {"m": 5, "k": 8}, density={"A": density})
-    found = {r.action: r.elems for r in count(parse("store DRAM A B T\nfor m in tiles of 1\nfor k in tiles of 1\nmac"), e, arch) if r.tensor == "T"}
+    found = {r.action: r.elems for r in count(parse("store DRAM A B T\nfor m tile 1\nfor k tile 1\nmac"), e, arch) if r.tensor == "T"}
     assert found["write"] == pytest.approx(5 * written) and found.get("read", 0.0) == pytest.approx(5 * read)
 
 

@@ -219,8 +219,8 @@ def test_windows_of_nests_are_said_to_come_in_whole(tmp_path: Path, capsys: pyte
     path, net = tmp_path / "mine.txt", tmp_path / "net.yaml"
     net.write_text('einsums: ["O[n,k,p] += I[n,c,p+r] * F[k,c,r]"]\nextents: {n: 2, k: 8, c: 4, p: 30, r: 5}\n')
     nest = tmp_path / "nest.txt"
-    nest.write_text("store DRAM I F O\nstore GBUF F\nfor n in tiles of 1\nfor p in tiles of 10\nstore GBUF I O\nspatial k over X in tiles of 1\n"
-                    "spatial c over Y in tiles of 1\nstore REGF F\nfor p in tiles of 1\nstore REGF I O\nfor r in tiles of 1\nmac\n")
+    nest.write_text("store DRAM I F O\nstore GBUF F\nfor n tile 1\nfor p tile 10\nstore GBUF I O\nspatial k tile 1 over X\n"
+                    "parfor c tile 1 over Y\nstore REGF F\nfor p tile 1\nstore REGF I O\nfor r tile 1\nmac\n")
     assert cli.main(["simulate", str(net), "kapla_single", str(nest), "--format", "directives"]) == 0
     path.write_text(capsys.readouterr().out)
     assert path.read_text().startswith(WHOLE)
@@ -405,13 +405,13 @@ def test_a_tensor_that_no_update_moves_stands_below_its_lanes() -> None:
     for old, new in (("A}(m=1, k=1)", "A}(m=8, k=6)"), ("B}(k=1, n=1)", "B}(k=6, n=1)"), ("C}(m=1, n=1)", "C}(m=8, n=1)")):
         given_text = given_text.replace(old, new)
     assert str(mapping_of(parse(given_text)[0], GEMM)).splitlines()[1:5] == [
-        "spatial n over X in tiles of 2", "  store REGF A", "  for n in tiles of 1", "    store REGF B C"]
+        "parfor n tile 2 over X", "  store REGF A", "  for n tile 1", "    store REGF B C"]
 
 
 @pytest.mark.parametrize(("nest", "says"), [
-    ("store L0 A B C\nfor m in tiles of 1\nstore L1 B\nfor k in tiles of 1\nfor n in tiles of 1\nmac", "nodes must be raised"),
-    ("store L0 A B C\nstore L1 A\nstore L2 B\nstore L1 C\nfor k in tiles of 1\nfor n in tiles of 1\nfor m in tiles of 1\nmac", "levels interleave"),
-    ("layout L0 A: M K\nstore L0 A B C\nfor k in tiles of 1\nfor n in tiles of 1\nfor m in tiles of 1\nmac", "names the layout of A"),
+    ("store L0 A B C\nfor m tile 1\nstore L1 B\nfor k tile 1\nfor n tile 1\nmac", "nodes must be raised"),
+    ("store L0 A B C\nstore L1 A\nstore L2 B\nstore L1 C\nfor k tile 1\nfor n tile 1\nfor m tile 1\nmac", "levels interleave"),
+    ("layout L0 A: M K\nstore L0 A B C\nfor k tile 1\nfor n tile 1\nfor m tile 1\nmac", "names the layout of A"),
 ])
 def test_nests_that_directives_cannot_say(nest: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as fault:

@@ -214,7 +214,7 @@ def test_what_a_machine_or_workload_cannot_reuse_says_one_line() -> None:
 
 
 def test_what_a_given_schedule_leaves_out_runs_in_turn(tmp_path: Path) -> None:
-    (tmp_path / "first.txt").write_text("segment\neinsum 0.1\nstore DRAM A P_0 S_0\nfor m in tiles of 1\nfor n in tiles of 1\nfor k in tiles of 1\nmac\n")
+    (tmp_path / "first.txt").write_text("segment\neinsum 0.1\nstore DRAM A P_0 S_0\nfor m tile 1\nfor n tile 1\nfor k tile 1\nmac\n")
     found = [api.map("cg:rows=24,nnz=72,n=2,iterations=1", "edge_array", schedule=tmp_path / "first.txt", **sets).energy_pj
              for sets in ({}, {"solver.schedule": "residency"})]
     assert found[0] == found[1]

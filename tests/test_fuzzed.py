@@ -65,17 +65,17 @@ nodes:
 SHARED = """segment
   store L0 X W V Y
   store L1 Y W
-  for m in tiles of 1
+  for m tile 1
     store L1 T
     einsum T
       store L1 X
-      for n in tiles of 1
-        for k in tiles of 1
+      for n tile 1
+        for k tile 1
           mac
     einsum Y
       store L1 V
-      for n in tiles of 1
-        for j in tiles of 1
+      for n tile 1
+        for j tile 1
           mac
 """
 

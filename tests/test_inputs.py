@@ -27,7 +27,7 @@ space:
   gbuf.capacity: [4 KiB, 16 KiB]
 objectives: [energy_pj, latency_ns, area_mm2]
 """
-NEST = "store DRAM A B C\nstore GLB A B C\nfor m in tiles of 1\n  for n in tiles of 1\n    for k in tiles of 1\n      mac\n"
+NEST = "store DRAM A B C\nstore GLB A B C\nfor m tile 1\n  for n tile 1\n    for k tile 1\n      mac\n"
 FFN = 'extents: {m: 4, n: 2, k: 3}\neinsums:\n- "C[m,n] += A[m,k] * B[k,n]"\n- "D[m,n] = relu(C[m,n])"\n'
 
 MACHINES = {  # file -> (text of edge_array, what stands there instead)
@@ -47,9 +47,9 @@ STUDIES = {
     "unbuilt.yaml": ("16 KiB]\n", '16 KiB]\n  node_nm: [32, 3]\nconstraints: ["area_mm2 <= 0.0001"]\n'),
 }  # fmt: skip
 NESTS = {
-    "level.txt": ("GLB", "GLX"), "tensor.txt": ("GLB A B C", "GLB A B C D"), "rank.txt": ("mac", "for z in tiles of 1\n mac"),
-    "tile.txt": ("for m in tiles of 1", "for m in tiles of 2"), "words.txt": ("for n in tiles", "for n in tile"), "dim.txt": ("for m", "spatial m over Q"),
-    "open.txt": ("mac", "mca"), "wide.txt": ("for m in tiles of 1", "for m in tiles of 9"),
+    "level.txt": ("GLB", "GLX"), "tensor.txt": ("GLB A B C", "GLB A B C D"), "rank.txt": ("mac", "for z tile 1\n mac"),
+    "tile.txt": ("for m tile 1", "for m tile 2"), "words.txt": ("for n in tiles", "for n in tile"), "dim.txt": ("for m", "parfor m over Q"),
+    "open.txt": ("mac", "mca"), "wide.txt": ("for m tile 1", "for m tile 9"),
 }  # fmt: skip
 OTHERS = {
     "list.yaml": "- a\n- b\n", "broken.yaml": "a: [1\n", "empty.yaml": "", "ring.yaml": FFN.replace("A[m,k]", "D[m,k]"),

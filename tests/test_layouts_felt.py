@@ -33,12 +33,12 @@ from workloads.graph import Workload
 
 GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 64, "k": 64}, "gemm")
 NEST = """store DRAM A B C
-for m in tiles of 16
-  for k in tiles of 16
+for m tile 16
+  for k tile 16
     store GBUF A B C
-    for n in tiles of 1
-      for m in tiles of 1
-        for k in tiles of 1
+    for n tile 1
+      for m tile 1
+        for k tile 1
           store REGF A B C
           mac"""
 
@@ -109,7 +109,7 @@ def test_banks_are_felt_and_a_pitch_pad_cures_them() -> None:
     arch = machine.arch(machine.load("burst_edge"))
     gbuf = replace(arch.levels[1], width_bits=8, bandwidth=16.0, access=Access(8, banks=16, bank_map="word", capacity_bits=2**19))
     arch = replace(arch, levels=(arch.levels[0], gbuf, *arch.levels[2:]))
-    nest = parse("store DRAM A B C\nstore GBUF A B C\nspatial m over X in tiles of 4\nfor n in tiles of 1\nfor k in tiles of 1\nfor m in tiles of 1\nmac")
+    nest = parse("store DRAM A B C\nstore GBUF A B C\nspatial m tile 4 over X\nfor n tile 1\nfor k tile 1\nfor m tile 1\nmac")
     bad, good = (einsum_cost(Problem(arch, GEMM, "latency"), replace(nest, layouts=laid)) for laid in ((), (Laid("GBUF", "A", "M K+1"),)))
     words = [next(one.conflict.n for one in found.moved if (one.level, one.tensor) == ("GBUF", "A")) for found in (bad, good)]
     assert words[0] == 16 * 64 * 64 * 4 and words[1] < words[0] / 3 and good.latency_cycles < bad.latency_cycles

@@ -95,17 +95,17 @@ def test_layouts_of_tiles_that_sink_fit() -> None:
     nest = parse("""store DRAM image conv1_W conv1
 store L2 conv1_W
 store L1 image
-for p in tiles of 2
-  spatial k over LANE in tiles of 32
-    spatial p over LANE in tiles of 1
-      spatial q over LANE in tiles of 14
+for p tile 2
+  parfor k tile 32 over LANE
+    parfor p tile 1 over LANE
+      parfor q tile 14 over LANE
         store REGS conv1
-        for k in tiles of 1
+        for k tile 1
           store REGS conv1_W
-          for c in tiles of 1
-            for r in tiles of 1
-              for s in tiles of 1
-                for q in tiles of 1
+          for c tile 1
+            for r tile 1
+              for s tile 1
+                for q tile 1
                   mac""")
     one = felt(Problem(machine.arch(machine.load("cpu_like")), first, "energy"), nest)
     assert len(one.known(("L1", "image"))) < len(one.known(("DRAM", "image")))
@@ -117,13 +117,13 @@ for p in tiles of 2
 
 
 def test_lanes_in_uneven_tiles_read_lines() -> None:
-    """500 columns in tiles of 125, over lanes in tiles of 8: what lanes ask for at once is 8 apart, and lies side by side in `n8 .. N/8` only. Rows opened are
+    """500 columns tile 125, tile 8 over lanes: what lanes ask for at once is 8 apart, and lies side by side in `n8 .. N/8` only. Rows opened are
     no part of what the search sees of time: a mapping of fewer lines, found for energy, takes fewer."""
     e = einsum("C[n] += A[k] * B[k,n]", {"n": 500, "k": 784}, "fc")
     (found,) = lined(Problem(EDGE, e, "latency"))  # type: ignore[misc]
     assert found.optimality_gap < 0.1
-    nest = parse("store DRAM A B C\nstore GBUF C A\nfor k in tiles of 16\nfor n in tiles of 125\nspatial n over Y in tiles of 8\n"
-                 "spatial k over X in tiles of 1\nfor n in tiles of 1\nmac")
+    nest = parse("store DRAM A B C\nstore GBUF C A\nfor k tile 16\nfor n tile 125\nspatial n tile 8 over Y\n"
+                 "parfor k tile 1 over X\nfor n tile 1\nmac")
     one = felt(Problem(EDGE, e, "latency"), nest)
     lines = {show(layout): sum(t.moved_bits.n for t in one.of(("DRAM", "B"), layout).values()) for layout in one.known(("DRAM", "B"))}
     assert min(lines, key=lines.get) == "K/16 n8 N/8 k16" and min(lines.values()) < lines["K N"] / 4  # type: ignore[arg-type]

@@ -19,13 +19,13 @@ GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 4})
 ARCH = Arch("t", (Level("DRAM", None, 8, 1.0, 1.0, bypass=False), Level("GLB", None, 8, 1.0, 1.0), Level("RF", None, 8, 1.0, 1.0)),
             (Fanout("array", 2, (("X", 2), ("Y", 2)), (True, True), (True, True)),), Compute(1.0, 1.0), 1.0, 8)
 GOOD = """store DRAM A B C
-for m in tiles of 2
+for m tile 2
   store GLB A B C
-  spatial n over X in tiles of 2
+  parfor n tile 2 over X
     store RF C
-    for k in tiles of 1
-      for n in tiles of 1
-        for m in tiles of 1
+    for k tile 1
+      for n tile 1
+        for m tile 1
           mac"""
 
 
@@ -42,15 +42,15 @@ def test_the_printed_form_is_the_form_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "line"), [
-    ("for m in tiles of 2", "for z in tiles of 2", "unknown rank z"),
-    ("for m in tiles of 2", "for m in tiles of 9", "the tile outside is 4"),
-    ("for m in tiles of 1\n", "", "rank m ends in tiles of 2"),
+    ("for m tile 2", "for z tile 2", "unknown rank z"),
+    ("for m tile 2", "for m tile 9", "the tile outside is 4"),
+    ("for m tile 1\n", "", "rank m ends tile 2"),
     ("store GLB A B C", "store L2 A B C", "no such level"),
     ("store GLB A B C", "store GLB A B D", "no such tensor"),
     ("store RF C", "store DRAM C", "keep the order of the hierarchy"),
     ("store DRAM A B C", "store DRAM A B", "no tensor may bypass"),
     ("over X", "over Z", "fan-out dimensions are X, Y"),
-    ("store GLB A B C\n  spatial n over X in tiles of 2", "spatial n over X in tiles of 2\n  store GLB A B C", "wrong side of the fan-out"),
+    ("store GLB A B C\n  parfor n tile 2 over X", "parfor n tile 2 over X\n  store GLB A B C", "wrong side of the fan-out"),
 ])
 def test_a_fault_is_one_line_that_names_it(old: str, new: str, line: str) -> None:
     text = GOOD.replace(old, new)
@@ -62,7 +62,7 @@ def test_a_fault_is_one_line_that_names_it(old: str, new: str, line: str) -> Non
 
 def test_lanes_may_not_write_the_same_output_elements() -> None:
     e = einsum("O[2*p+r] += I[p] * F[r]", {"p": 3, "r": 3})
-    mapping = parse("store DRAM I F O\nspatial r over X in tiles of 1\nfor p in tiles of 1\nmac")
+    mapping = parse("store DRAM I F O\nspatial r tile 1 over X\nfor p tile 1\nmac")
     assert any("partially relevant" in fault for fault in faults(mapping, e, ARCH))
 
 
@@ -95,7 +95,7 @@ def test_a_schedule_that_is_no_nest_is_kept_as_text_and_refused_as_a_mapping(tmp
             read(path, ["C"])
 
 
-@pytest.mark.parametrize("text", ["hold DRAM A", "for m in 4", "store DRAM", "mac\nfor m in tiles of 1"])
+@pytest.mark.parametrize("text", ["hold DRAM A", "for m in 4", "store DRAM", "mac\nfor m tile 1"])
 def test_a_line_that_is_no_node_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="line 1"):
         parse(text)

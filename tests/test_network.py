@@ -236,15 +236,15 @@ def test_words_between_stages_come_from_the_lane_that_made_them() -> None:
 
 
 def test_what_hops_do_not_count_is_said_in_one_line() -> None:
-    ragged = PIPE.replace("store BUF W1 T1 T2", "spatial k over X in tiles of 4\n        store BUF W1 T1 T2").replace("X[0:1]", "X[0:2]")
+    ragged = PIPE.replace("store BUF W1 T1 T2", "parfor k tile 4 over X\n        store BUF W1 T1 T2").replace("X[0:1]", "X[0:2]")
     uneven = evaluate(meshed(), FC, parse_schedule(ragged))
     assert isinstance(uneven, Solution) and {("b", t): n for (_, t), n in walked_handing(meshed(), FC, parse_schedule(ragged).segments[0]).items()} == {
         (c.name, part.tensor): part.energy_pj for c in uneven.einsums for part in c.price.parts if (part.action, part.tensor) == ("hop", "T1")}
-    turning = ragged.replace("store BUF W1 T1 T2", "for k in tiles of 1\n        store BUF W1 T1 T2")
-    assert lines(turning, meshed())[-1] == ("mapping of b: spatial k over X gives lanes of grid unequal shares, and T2 comes 4 times in some: hops are not "
+    turning = ragged.replace("store BUF W1 T1 T2", "for k tile 1\n        store BUF W1 T1 T2")
+    assert lines(turning, meshed())[-1] == ("mapping of b: parfor k over X gives lanes of grid unequal shares, and T2 comes 4 times in some: hops are not "
                                             "counted; take tiles that divide")
-    late = PIPE.replace("store BUF W1 T1 T2", "for k in tiles of 3\nspatial k over X in tiles of 1\nstore BUF W1 T1 T2").replace("X[0:1]", "X[0:3]")
-    assert lines(late, meshed())[-1:] == ["mapping of b: spatial loops over Y, X must stand first, so that it is known which lanes read T1 from where"]
+    late = PIPE.replace("store BUF W1 T1 T2", "for k tile 3\nspatial k tile 1 over X\nstore BUF W1 T1 T2").replace("X[0:1]", "X[0:3]")
+    assert lines(late, meshed())[-1:] == ["mapping of b: parfor loops over Y, X must stand first, so that it is known which lanes read T1 from where"]
 
 
 @pytest.mark.parametrize(("name", "key"), [("kapla_multi", "multi_node"), ("kapla_multi_4x4", "multi_node_4x4"), ("kapla_single", "single_node")])
@@ -404,19 +404,19 @@ def test_hops_between_stages_are_those_of_all_their_words(seed: int) -> None:
 
 TURNED = """segment
   store DRAM T0 T2
-  for m in tiles of 2
+  for m tile 2
     store BUF T1
     einsum a on Y[0:1] X[0:2]
-      spatial m over X in tiles of 1
+      parfor m tile 1 over X
         store BUF T0
-        for g in tiles of 1
-          for h in tiles of 1
+        for g tile 1
+          for h tile 1
             mac
     einsum b on Y[1:2] X[0:3] with m = p
-      spatial k over X in tiles of 2
+      parfor k tile 2 over X
         store BUF T2
-        for k in tiles of 1
-          for p in tiles of 1
+        for k tile 1
+          for p tile 1
             mac
 """
 
@@ -429,5 +429,5 @@ def test_words_of_a_dimension_that_several_ranks_make_are_all_with_the_lane_that
     assert isinstance(found, Solution)
     hops = {(c.name, part.tensor): part.energy_pj for c in found.einsums for part in c.price.parts if (part.action, part.tensor) == ("hop", "T1")}
     assert hops == walked_handing(meshed(), gates, schedule.segments[0]) and hops["b", "T1"] > 0
-    with pytest.raises(ValueError, match="spatial h cuts windows of T1, whose hops are not counted; split another rank"):
-        evaluate(meshed(), gates, parse_schedule(TURNED.replace("spatial m over X in tiles of 1", "spatial h over X in tiles of 2")))
+    with pytest.raises(ValueError, match="parfor h cuts windows of T1, whose hops are not counted; split another rank"):
+        evaluate(meshed(), gates, parse_schedule(TURNED.replace("parfor m tile 1 over X", "parfor h tile 2 over X")))

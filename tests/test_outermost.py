@@ -69,13 +69,13 @@ def test_what_is_alive_is_added_up() -> None:
 def test_a_further_access_is_of_the_same_tensor() -> None:
     e = einsum("Y[m,n] += X[m,k] * X_again[n,k]", {"m": 4, "n": 4, "k": 3}, "Y")
     assert outermost.einsum_bits(e, 8) == 8 * (12 + 16)
-    nest = parse("store DRAM X X_again Y\nfor m in tiles of 1\nfor n in tiles of 1\nfor k in tiles of 1\nmac")
+    nest = parse("store DRAM X X_again Y\nfor m tile 1\nfor n tile 1\nfor k tile 1\nmac")
     assert [(row.tensor, row.elems) for row in footprints(nest, e, A2)] == [("X", 12), ("X_again", 0), ("Y", 16)]
 
 
-@pytest.mark.parametrize("below", ["", "for m in tiles of 2\nfor n in tiles of 1\n"])
+@pytest.mark.parametrize("below", ["", "for m tile 2\nfor n tile 1\n"])
 def test_a_node_of_the_outermost_level_holds_all_wherever_it_stands(below: str) -> None:
-    nest = parse(f"store DRAM A\n{below}store DRAM B C\nfor m in tiles of 1\nfor n in tiles of 1\nfor k in tiles of 1\nmac")
+    nest = parse(f"store DRAM A\n{below}store DRAM B C\nfor m tile 1\nfor n tile 1\nfor k tile 1\nmac")
     assert [row.elems for row in footprints(nest, SMALL, A2)] == [20, 15, 12]
     full = einsum_cost(Problem(with_outer(A2, 8 * 47 - 1), SMALL, "energy"), nest)
     assert full == Infeasible("DRAM", 47, 46, "C") and isinstance(einsum_cost(Problem(with_outer(A2, 8 * 47), SMALL, "energy"), nest), EinsumCost)

@@ -36,12 +36,12 @@ SAID: tuple[FieldRole, ...] = get_args(FieldRole)
 
 
 NEST = """store DRAM A B C
-for m in tiles of 1
+for m tile 1
 store BUF A B C
-spatial k over X in tiles of 4
+parfor k tile 4 over X
 store REG C
-for n in tiles of 1
-for k in tiles of 1
+for n tile 1
+for k tile 1
 mac"""
 
 

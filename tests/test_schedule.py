@@ -34,52 +34,52 @@ NODES = Arch("nodes", (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), 
              (Fanout("grid", 1, (("Y", 2), ("X", 4)), (True,) * 2, (True,) * 2),), Compute(0.5, 0.5), 1.0, 8)
 FUSED = """segment
   store DRAM T0 W0 W1 T2
-  for m in tiles of 2
+  for m tile 2
     store BUF T1
     einsum a
       store BUF W0
-      for n in tiles of 1
-        for k in tiles of 1
-          for m in tiles of 1
+      for n tile 1
+        for k tile 1
+          for m tile 1
             mac
     einsum b with m = p
       store BUF T2
-      for k in tiles of 1
-        for n in tiles of 1
-          for p in tiles of 1
+      for k tile 1
+        for n tile 1
+          for p tile 1
             mac"""
-KEPT = """keep GLB T1 1/2
+KEPT = """retain GLB T1 1/2
 segment
   einsum a
     store DRAM T0 W0 T1
-    for m in tiles of 1
-      for n in tiles of 1
-        for k in tiles of 1
+    for m tile 1
+      for n tile 1
+        for k tile 1
           mac
 segment
   einsum b
     store DRAM T1 W1 T2
-    for p in tiles of 1
-      for n in tiles of 1
-        for k in tiles of 1
+    for p tile 1
+      for n tile 1
+        for k tile 1
           mac"""
 PIPE = """weights pinned
 segment
   store DRAM T0 T2
-  for m in tiles of 2
+  for m tile 2
     store BUF T1
     einsum a on Y[0:1] X[0:2]
-      spatial n over X in tiles of 3
+      parfor n tile 3 over X
         store BUF W0 T0
-        for n in tiles of 1
-          for k in tiles of 1
-            for m in tiles of 1
+        for n tile 1
+          for k tile 1
+            for m tile 1
               mac
     einsum b on Y[1:2] X[0:1] with m = p
       store BUF W1 T1 T2
-      for k in tiles of 1
-        for n in tiles of 1
-          for p in tiles of 1
+      for k tile 1
+        for n tile 1
+          for p tile 1
             mac"""
 
 
@@ -164,7 +164,7 @@ def test_a_pipeline_is_billed_by_hand() -> None:
 def test_the_lane_that_holds_most_is_asked_most() -> None:
     """Of each granule of T1 the first lane of stage a holds 8 words of 12, which stage b reads: its port is that of the stage."""
     slow = replace(NODES, levels=(NODES.levels[0], replace(NODES.levels[1], bandwidth=1 / 16)))
-    found = evaluate(slow, FC, parse_schedule(PIPE.replace("spatial n over X in tiles of 3", "spatial n over X in tiles of 4")))
+    found = evaluate(slow, FC, parse_schedule(PIPE.replace("parfor n tile 3 over X", "parfor n tile 4 over X")))
     assert isinstance(found, Solution)
     own = sum(row.busiest_elems for c in found.einsums for row in c.counts if (c.name, row.level) == ("a", "BUF"))
     assert found.segments[0].stage_cycles[0] == 16 * (own + 4 * 8) / 4
@@ -183,7 +183,7 @@ def test_times_that_know_no_waits_are_named(text: str, says: bool) -> None:
 def test_a_pipeline_may_write_back_what_it_hands_on() -> None:
     """Home of T1: 3 columns of 2 rows in each of two lanes, two granules of it, whole though loops over its own ranks follow."""
     text = PIPE.replace("weights pinned\n", "").replace("store DRAM T0 T2", "store DRAM T0 T1 T2 W0 W1")
-    text = text.replace("store BUF W0 T0\n        for n in tiles of 1", "for n in tiles of 1\n        store BUF W0 T0")
+    text = text.replace("store BUF W0 T0\n        for n tile 1", "for n tile 1\n        store BUF W0 T0")
     found = evaluate(NODES, FC, parse_schedule(text))
     assert isinstance(found, Solution) and found.segments[0].on_chip == ()
     moved = {(c.name, row.tensor, row.action): row.elems for c in found.einsums for row in c.counts if row.level == "DRAM"}
@@ -215,11 +215,11 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, nea
                Compute(0.5, 0.5), 1.0, 8)
     first = einsum(f"A[m] += {read} * W[k]", {"m": 2, "k": 3}, "a", density={"W": density}, sizes={"X": (2, 3)})
     two = Workload("two", (first, einsum("B[p,q] = relu(X[p,q])", {"p": 2, "q": 3}, "b")), frozenset({"W"}))
-    loops = "for m in tiles of 1\nfor k in tiles of 1\nmac"
-    text = f"keep GLB X 1\nsegment\neinsum a\nstore DRAM X W A\n{'store GLB X' * near}\n{loops}\n"
-    text += "segment\neinsum b\nstore DRAM X B\nfor p in tiles of 1\nfor q in tiles of 1\nmac"
+    loops = "for m tile 1\nfor k tile 1\nmac"
+    text = f"retain GLB X 1\nsegment\neinsum a\nstore DRAM X W A\n{'store GLB X' * near}\n{loops}\n"
+    text += "segment\neinsum b\nstore DRAM X B\nfor p tile 1\nfor q tile 1\nmac"
     if fault:
-        with pytest.raises(ValueError, match="keep GLB X: a brings it in, but does not read all that later einsums do"):
+        with pytest.raises(ValueError, match="retain GLB X: a brings it in, but does not read all that later einsums do"):
             evaluate(glb, two, parse_schedule(text))
         return
     found = evaluate(glb, two, parse_schedule(text))
@@ -232,14 +232,14 @@ def test_a_tensor_from_outside_that_stays_was_all_brought_in(density: float, nea
     ("Y[0:1] X[0:2]", "Y[0:1] X[0:5]", "segment 1: einsum a on X[0:5] lies outside of the grid; X has lanes 0 to 3"),
     ("Y[1:2] X[0:1]", "Y[0:2] X[1:2]", "segment 1: stages a and b share lanes of grid; give each its own"),
     ("Y[1:2] X[0:1]", "Z[1:2]", "segment 1: einsum b on Z: stages lie on the lanes of one fan-out; take Y[0:2], X[0:4]"),
-    ("  for m in tiles of 2", "  for m in tiles of 3",
+    ("  for m tile 2", "  for m tile 3",
      "segment 1: unmatched granularity: tiles of 3 do not divide 8 (m); the granules of a pipeline are equal"),
     (" with m = p", "", "segment 1: shared loop m is no rank of b, which has p, n, k; say einsum b with m = RANK"),
     (" with m = p", " with m = n", "segment 1: unmatched granularity: shared loop m runs over 8 in a, 2 in b; share loops over equal ranks"),
     ("    store BUF T1\n", "", "segment 1: T1 goes from a to b, but no storage node above both holds it; add store LEVEL T1 there"),
     ("weights pinned\n", "", "segment 1: W0 starts at BUF in a; add store DRAM W0, or say weights pinned"),
     ("store DRAM T0 T2", "store DRAM T0", "segment 1: T2 of b never leaves BUF, but it is a result; add store DRAM T2"),
-    ("weights pinned", "weights pinned\nkeep BUF T1 1/2", "keep BUF T1: BUF stands in lanes: what lies spread over them is not kept beside stages, "
+    ("weights pinned", "weights pinned\nretain BUF T1 1/2", "retain BUF T1: BUF stands in lanes: what lies spread over them is not kept beside stages, "
      "nor where networks are priced"),
     ("store BUF W1 T1 T2", "hold BUF T1\nstore BUF W1 T1 T2",
      "mapping of b: hold BUF T1: must name a store of the einsum's own nest whose input no shared loop cuts"),
@@ -250,7 +250,7 @@ def test_bad_schedules_say_one_line(old: str, new: str, said: str) -> None:
 
 
 def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
-    parted = PIPE.replace("spatial n over X in tiles of 3", "spatial k over X in tiles of 2")
+    parted = PIPE.replace("parfor n tile 3 over X", "parfor k tile 2 over X")
     found = evaluate(NODES, FC, parse_schedule(parted))
     assert isinstance(found, Solution)
     moved = {(row.tensor, row.action): row.elems for row in found.einsums[0].counts if row.level == "BUF"}
@@ -262,7 +262,7 @@ def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
     (row,) = (row for row in found.einsums[0].counts if (row.level, row.tensor, row.action) == ("BUF", "T1", "write"))
     assert row.busiest_elems == (row.elems - size) / 2 + size  # both lanes sum alike, the first one takes all
     alone = replace(NODES, fanouts=(replace(NODES.fanouts[0], reduce=(False, False)),))
-    assert lines(parted, alone) == ["mapping of a: spatial k over X splits the sums of T1, which are not added up on the way there; split another rank"]
+    assert lines(parted, alone) == ["mapping of a: parfor k over X splits the sums of T1, which are not added up on the way there; split another rank"]
     both = parted.replace("store DRAM T0 T2", "store DRAM T0 T1 T2")
     assert lines(both) == ["mapping of a: lanes share sums of T1, which leaves the chip too; split another rank"]
 
@@ -272,7 +272,7 @@ def test_sums_that_lanes_share_are_added_up_on_the_way_or_refused() -> None:
 def test_spoilt_schedules_are_refused_in_lines(seed: int) -> None:
     """A word, a number or a line of a good schedule changed: priced, infeasible, or ValueError with lines."""
     rng = Random(seed)
-    text = rng.choice([PIPE, FUSED, "keep BUF T1 1/2\n" + FUSED]).splitlines()
+    text = rng.choice([PIPE, FUSED, "retain BUF T1 1/2\n" + FUSED]).splitlines()
     for _ in range(rng.randint(1, 2)):
         at = rng.randrange(len(text))
         words = re.findall(r"\w+|\W+", text[at]) or [""]
@@ -285,8 +285,8 @@ def test_spoilt_schedules_are_refused_in_lines(seed: int) -> None:
 
 
 def test_a_share_of_nothing_says_one_line() -> None:
-    with pytest.raises(ValueError, match=r'^schedule, line 1: "keep BUF T1 1/0" share = 1/0 is no number; write e\.g\. 1/2$'):
-        parse_schedule("keep BUF T1 1/0\n" + FUSED)
+    with pytest.raises(ValueError, match=r'^schedule, line 1: "retain BUF T1 1/0" share = 1/0 is no number; write e\.g\. 1/2$'):
+        parse_schedule("retain BUF T1 1/0\n" + FUSED)
 
 
 def test_a_cyclic_schedule_says_one_line() -> None:
@@ -303,7 +303,7 @@ SQUARE = Workload("square", (einsum("T1[m,n] += T0[m,k] * W0[k,n]", {"m": 4, "n"
 
 def test_sums_are_not_shared() -> None:
     """A trip over a part of a sum leaves no whole sum to read."""
-    parts = FUSED.replace("for m in tiles of 2\n    store", "for k in tiles of 2\n    store").replace(" with m = p", "")
+    parts = FUSED.replace("for m tile 2\n    store", "for k tile 2\n    store").replace(" with m = p", "")
     said = "segment 1: shared loop k cuts T1 into no whole tiles in a; what is handed on is cut over ranks that stand alone in one of its dimensions"
     assert said in lines(parts, workload=SQUARE)
 
@@ -311,8 +311,8 @@ def test_sums_are_not_shared() -> None:
 def test_rows_are_not_read_as_columns() -> None:
     """Rows of T1 are made, columns of it read: equal extents do not make them one tile."""
     assert isinstance(evaluate(NODES, SQUARE, parse_schedule(FUSED)), Solution)
-    crossed = FUSED.replace("with m = p", "with m = k").replace("for k in tiles of 1\n        for n in tiles of 1\n          for p", "for p in tiles of 1\n"
-                                                                "        for n in tiles of 1\n          for k")
+    crossed = FUSED.replace("with m = p", "with m = k").replace("for k tile 1\n        for n tile 1\n          for p", "for p tile 1\n"
+                                                                "        for n tile 1\n          for k")
     assert lines(crossed, workload=SQUARE) == ["segment 1: unmatched granularity: shared loops cut T1 in another way in b than in a; cut equal dimensions"]
 
 
@@ -323,12 +323,12 @@ def test_a_fused_tensor_without_room_is_infeasible() -> None:
 
 
 def test_kept_words_are_not_loaded() -> None:
-    nest = "store DRAM {0}\nstore GLB {0}\nfor {1} in tiles of 1\nfor {2} in tiles of 1\nfor {3} in tiles of 1\nmac"
+    nest = "store DRAM {0}\nstore GLB {0}\nfor {1} tile 1\nfor {2} tile 1\nfor {3} tile 1\nmac"
     arch = Arch("two", (NODES.levels[0], Level("GLB", None, 8, 1.0, 1.0)), (), Compute(0.5, 0.5), 1.0, 8)
     plain = in_turn(FC, {"a": parse(nest.format("T0 W0 T1", *"mnk")), "b": parse(nest.format("T1 W1 T2", *"pnk"))})
     moved = []
     for share in ("0", "1/4", "1"):
-        keeps = parse_schedule(f"keep GLB T1 {share}").keeps if share != "0" else ()
+        keeps = parse_schedule(f"retain GLB T1 {share}").keeps if share != "0" else ()
         found = evaluate(arch, FC, replace(plain, keeps=keeps))
         assert isinstance(found, Solution)
         moved.append([sum(row.elems for c in found.einsums for row in c.counts if (row.level, row.tensor) == ("DRAM", "T1")),
@@ -338,25 +338,25 @@ def test_kept_words_are_not_loaded() -> None:
 
 THREE = Workload("three", (*FC.einsums, einsum("T3[m,n] += T1[m,k] * W2[k,n]", {"m": 8, "n": 3, "k": 6}, "c")), frozenset({"W0", "W1", "W2"}))
 GLB = Arch("two", (NODES.levels[0], Level("GLB", None, 8, 1.0, 1.0)), (), Compute(0.5, 0.5), 1.0, 8)
-NESTS = {name: parse(f"store DRAM {tensors}\nfor {a} in tiles of 1\nfor {b} in tiles of 1\nfor k in tiles of 1\nmac")
+NESTS = {name: parse(f"store DRAM {tensors}\nfor {a} tile 1\nfor {b} tile 1\nfor k tile 1\nmac")
          for name, tensors, a, b in (("a", "T0 W0 T1", "m", "n"), ("b", "T1 W1 T2", "p", "n"), ("c", "T1 W2 T3", "m", "n"))}
 
 
 def test_less_is_kept_for_a_later_reader() -> None:
     """48 words of T1: half stay for b, which asks 2 times for each, a quarter for c, which asks 3 times; three quarters are written out."""
-    found = evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule("keep GLB T1 1/2, 1/4 after b").keeps))
+    found = evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule("retain GLB T1 1/2, 1/4 after b").keeps))
     assert isinstance(found, Solution)
     moved = {(c.name, row.level, row.action): row.elems for c in found.einsums for row in c.counts if row.tensor == "T1"}
     assert (moved["b", "DRAM", "read"], moved["b", "GLB", "read"]) == (48, 48) and (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (108, 36)
     assert moved["a", "DRAM", "write"] == (48 * 4) / 2 + 48 / 4 and moved["a", "GLB", "read"] == 3 * 48 / 2 + 48 / 4
     assert [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 24, 8 * 24, 8 * 12]
-    assert str(found.schedule).startswith("keep GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 stays at GLB" in values.segments(found).note
+    assert str(found.schedule).startswith("retain GLB T1 1/2, 1/4 after b\n") and "1/2, 1/4 after b of T1 stays at GLB" in values.segments(found).note
 
 
 def test_each_reader_finds_what_is_kept_by_then() -> None:
     four = replace(THREE, einsums=(*THREE.einsums, replace(THREE.einsums[2], name="d", output=replace(THREE.einsums[2].output, tensor="T4"))))
     nests = NESTS | {"d": parse(str(NESTS["c"]).replace("T3", "T4"))}
-    found = evaluate(GLB, four, replace(in_turn(four, nests), keeps=parse_schedule("keep GLB T1 1, 1/2 after b, 1/4 after c").keeps))
+    found = evaluate(GLB, four, replace(in_turn(four, nests), keeps=parse_schedule("retain GLB T1 1, 1/2 after b, 1/4 after c").keeps))
     assert isinstance(found, Solution)
     moved = {(c.name, row.level): row.elems for c in found.einsums for row in c.counts if (row.tensor, row.action) == ("T1", "read")}
     assert [moved.get((name, "DRAM"), 0) for name in "bcd"] == [0, 144 / 2, 144 * 3 / 4]
@@ -370,7 +370,7 @@ def moved_of(tensor: str, found: Solution | Infeasible) -> dict[tuple[str, str, 
 
 def test_more_is_kept_once_a_reader_has_brought_it_in() -> None:
     """48 words of T1, all written out; b reads them there and brings half in, which c finds 3 times."""
-    moved = moved_of("T1", evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule("keep GLB T1 0, 1/2 after b").keeps)))
+    moved = moved_of("T1", evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule("retain GLB T1 0, 1/2 after b").keeps)))
     assert (moved["a", "DRAM", "write"], moved["b", "DRAM", "read"], moved["b", "GLB", "write"]) == (48 * 4, 48 * 2, 24)
     assert (moved["c", "DRAM", "read"], moved["c", "GLB", "read"]) == (72, 72)
 
@@ -380,24 +380,24 @@ def test_what_comes_from_outside_is_kept_by_its_first_reader() -> None:
     again = replace(THREE.einsums[1], name="d", output=replace(THREE.einsums[1].output, tensor="T4"))
     four = replace(THREE, einsums=(*THREE.einsums, again))
     nests = NESTS | {"d": parse(str(NESTS["b"]).replace("T2", "T4"))}
-    found = evaluate(GLB, four, replace(in_turn(four, nests), keeps=parse_schedule("keep GLB W1 1").keeps))
+    found = evaluate(GLB, four, replace(in_turn(four, nests), keeps=parse_schedule("retain GLB W1 1").keeps))
     moved = moved_of("W1", found)
     assert moved == {("b", "DRAM", "read"): 96, ("b", "GLB", "write"): 12, ("d", "GLB", "read"): 96} and isinstance(found, Solution)
     assert [dict(row.peak_bits).get("GLB", 0) for row in found.segments] == [0, 8 * 12, 8 * 12, 8 * 12]
-    assert lines("weights pinned\nkeep GLB W1 1\n" + str(in_turn(four, nests)), GLB, four) == [
-        "keep GLB W1: weights are pinned, so it is there before the run; leave it out"]
+    assert lines("weights pinned\nretain GLB W1 1\n" + str(in_turn(four, nests)), GLB, four) == [
+        "retain GLB W1: weights are pinned, so it is there before the run; leave it out"]
 
 
 def test_a_result_that_is_read_again_leaves_the_chip_too() -> None:
     looped = replace(THREE, carried=(("T1", "T0"),))
-    moved = moved_of("T1", evaluate(GLB, looped, replace(in_turn(looped, NESTS), keeps=parse_schedule("keep GLB T1 1").keeps)))
+    moved = moved_of("T1", evaluate(GLB, looped, replace(in_turn(looped, NESTS), keeps=parse_schedule("retain GLB T1 1").keeps)))
     assert moved["a", "DRAM", "write"] == 48 and ("b", "DRAM", "read") not in moved and ("c", "DRAM", "read") not in moved
 
 
 def test_what_is_kept_in_slices_lies_spread_over_them() -> None:
     """Eight slices: a sixth of 48 words in each; what b and c want comes through the network, as it came from DRAM."""
     plain = in_turn(THREE, NESTS)
-    alone, found = evaluate(NODES, THREE, plain), evaluate(NODES, THREE, replace(plain, keeps=parse_schedule("keep BUF T1 1").keeps))
+    alone, found = evaluate(NODES, THREE, plain), evaluate(NODES, THREE, replace(plain, keeps=parse_schedule("retain BUF T1 1").keeps))
     far, near = moved_of("T1", alone), moved_of("T1", found)
     assert near == {(name, "BUF", action): n for (name, _, action), n in far.items()} and isinstance(found, Solution)
     assert [dict(row.peak_bits)["BUF"] for row in found.segments] == [8 * 48 // 8] * 3
@@ -413,8 +413,8 @@ SUMS = Workload("sums", (einsum("Y[m,n] = X[m,n] + Z[m,n]", {"m": 8, "n": 6}, "a
 def test_a_sum_takes_the_place_of_what_it_reads_for_the_last_time(change: Callable[[Einsum], Einsum], together: int) -> None:
     """X is read by a, Y by b: where b is a sum, U stands where X stood."""
     w = replace(SUMS, einsums=(SUMS.einsums[0], change(SUMS.einsums[1]), SUMS.einsums[2]))
-    nests = {e.name: parse(f"store DRAM {' '.join(p.tensor for p in e.tensors())}\nfor m in tiles of 1\nfor n in tiles of 1\nmac") for e in w.einsums}
-    found = evaluate(GLB, w, replace(in_turn(w, nests), keeps=parse_schedule("keep GLB X 1\nkeep GLB U 1").keeps))
+    nests = {e.name: parse(f"store DRAM {' '.join(p.tensor for p in e.tensors())}\nfor m tile 1\nfor n tile 1\nmac") for e in w.einsums}
+    found = evaluate(GLB, w, replace(in_turn(w, nests), keeps=parse_schedule("retain GLB X 1\nretain GLB U 1").keeps))
     assert isinstance(found, Solution) and [dict(row.peak_bits)["GLB"] for row in found.segments] == [8 * 48, 8 * together, 8 * 48]
 
 
@@ -424,24 +424,24 @@ def a_sum_behind_a_product(access: str, addend: str, keeps: str) -> Solution | I
     sums = dict.fromkeys("mn", 4)
     w = Workload("fused", (einsum("X[m,n] = V[m,n] + S[m,n]", sums, "x"), einsum(f"T[m,n] += {access} * B[k,n]", four, "a"),
                            einsum(f"U[m,n] = T[m,n] + {addend}[m,n]", sums, "b"), einsum("Z[m,n] = U[m,n] + V[m,n]", sums, "z")))
-    alone = "segment\neinsum {}\nstore DRAM {}\nfor m in tiles of 1\nfor n in tiles of 1\nmac\n"
+    alone = "segment\neinsum {}\nstore DRAM {}\nfor m tile 1\nfor n tile 1\nmac\n"
     tensors = " ".join(dict.fromkeys(("X", "B", addend, "U")))
-    fused = (f"segment\nstore DRAM {tensors}\nfor m in tiles of 1\nstore GLB T\neinsum a\nfor n in tiles of 1\nfor k in tiles of 1\nmac\n"
-             "einsum b\nfor n in tiles of 1\nmac\n")
+    fused = (f"segment\nstore DRAM {tensors}\nfor m tile 1\nstore GLB T\neinsum a\nfor n tile 1\nfor k tile 1\nmac\n"
+             "einsum b\nfor n tile 1\nmac\n")
     return evaluate(GLB, w, parse_schedule(keeps + alone.format("x", "V S X") + fused + alone.format("z", "U V Z")))
 
 
 @pytest.mark.parametrize(("access", "together"), [("X[m,k]", 16), ("X[k,m]", 32)])
 def test_no_result_takes_the_place_of_what_later_trips_read(access: str, together: int) -> None:
     """Rows of X are read in the trip that makes the rows of U; of its columns a part in every trip. A row of T is handed over."""
-    found = a_sum_behind_a_product(access, "C", "keep GLB U 1\nkeep GLB X 1\n")
+    found = a_sum_behind_a_product(access, "C", "retain GLB U 1\nretain GLB X 1\n")
     assert isinstance(found, Solution) and dict(found.segments[1].peak_bits)["GLB"] == 8 * (together + 4)
 
 
 def test_nobody_finds_what_the_same_segment_brings_in() -> None:
     with pytest.raises(ValueError) as fault:
-        a_sum_behind_a_product("X[m,k]", "X", "keep GLB X 0, 1 after a\n")
-    assert str(fault.value) == "keep GLB X: b reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after b"
+        a_sum_behind_a_product("X[m,k]", "X", "retain GLB X 0, 1 after a\n")
+    assert str(fault.value) == "retain GLB X: b reads it in the segment that brings it in, where other trips may find nothing yet; let it stay after b"
 
 
 @pytest.mark.parametrize(("keep", "said"), [
@@ -451,8 +451,8 @@ def test_nobody_finds_what_the_same_segment_brings_in() -> None:
     ("1/2, 1/4 after c, 1/8 after b", "what stays after whom is not in the order of the schedule; sort it, each einsum once")])
 def test_what_is_kept_for_nobody_is_said_in_one_line(keep: str, said: str) -> None:
     with pytest.raises(ValueError) as fault:
-        evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule(f"keep GLB T1 {keep}").keeps))
-    assert str(fault.value) == f"keep GLB T1: {said}"
+        evaluate(GLB, THREE, replace(in_turn(THREE, NESTS), keeps=parse_schedule(f"retain GLB T1 {keep}").keeps))
+    assert str(fault.value) == f"retain GLB T1: {said}"
 
 
 def test_files_hold_either_form(tmp_path: Path) -> None:

@@ -32,19 +32,19 @@ search: {method: exhaustive}
 """
 FUSED = """segment
   store DRAM T0 W0 W1 T2
-  for m in tiles of 2
+  for m tile 2
     store GLB T1
     einsum a
       store GLB W0
-      for n in tiles of 1
-        for k in tiles of 1
-          for m in tiles of 1
+      for n tile 1
+        for k tile 1
+          for m tile 1
             mac
     einsum b with m = p
       store GLB T2
-      for k in tiles of 1
-        for n in tiles of 1
-          for p in tiles of 1
+      for k tile 1
+        for n tile 1
+          for p tile 1
             mac"""
 
 

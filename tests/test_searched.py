@@ -230,8 +230,8 @@ def test_pipelines_claim_the_segments_that_they_enumerate(most: int, granules: t
     every = [r for r in segments.ranges_of(g, 6, segments.EVERY) if (r.first, r.last) == (0, 2)]
     assert {r.tile for r in every} == {0, 8, 4, 2, 1}
     for r in every:
-        loops = (f"for m in tiles of {r.tile}\n" if r.tile else "") + "store GBUF H G\n"
-        given = parse_schedule(UNHELD.replace("for m in tiles of 2\n    store GBUF H G\n", loops))
+        loops = (f"for m tile {r.tile}\n" if r.tile else "") + "store GBUF H G\n"
+        given = parse_schedule(UNHELD.replace("for m tile 2\n    store GBUF H G\n", loops))
         left = set(excluded(space, given, net, nodes)) & {"pipelines", "pipeline tiles"}
         assert (r in listed) == (not left), (r, left)
 
@@ -239,27 +239,27 @@ def test_pipelines_claim_the_segments_that_they_enumerate(most: int, granules: t
 # Features
 
 
-A, B = "store DRAM X W\n{0}for k in tiles of 1\nfor n in tiles of 1\nmac", "store DRAM V Y\n{0}for n in tiles of 1\nfor q in tiles of 1\nmac"
-PLAIN = ("segment\neinsum a\nstore DRAM X W T\nfor m in tiles of 1\nfor k in tiles of 1\nfor n in tiles of 1\nmac\n"
-         "segment\neinsum b\nstore DRAM T V Y\nfor m in tiles of 1\nfor n in tiles of 1\nfor q in tiles of 1\nmac\n")
+A, B = "store DRAM X W\n{0}for k tile 1\nfor n tile 1\nmac", "store DRAM V Y\n{0}for n tile 1\nfor q tile 1\nmac"
+PLAIN = ("segment\neinsum a\nstore DRAM X W T\nfor m tile 1\nfor k tile 1\nfor n tile 1\nmac\n"
+         "segment\neinsum b\nstore DRAM T V Y\nfor m tile 1\nfor n tile 1\nfor q tile 1\nmac\n")
 
 
 def fused_text(shared: str, a: str = "", b: str = "") -> str:
     return f"segment\n{shared}\neinsum a\n{A.format(a)}\neinsum b\n{B.format(b)}\n"
 
 
-ONE_LOOP = "for m in tiles of 1\nstore G T"
+ONE_LOOP = "for m tile 1\nstore G T"
 WIDER: dict[str, tuple[str, Space, dict[str, Any]]] = {  # feature: a schedule that has it, a space without it, what makes it wider
     "weights": (f"weights pinned\n{PLAIN}", UNFUSED, {"weights": "pinned"}),
     "fills ahead": (f"fills ahead\n{PLAIN}", UNFUSED, {"ahead": True}),
-    "retention": (f"keep G T 1\n{PLAIN}", replace(TILES, retained=()), {"retained": ("T",)}),
-    "retention of parts": (f"keep G T 1/2\n{PLAIN}", TILES, {"parts": True}),
+    "retention": (f"retain G T 1\n{PLAIN}", replace(TILES, retained=()), {"retained": ("T",)}),
+    "retention of parts": (f"retain G T 1/2\n{PLAIN}", TILES, {"parts": True}),
     "fusion": (fused_text(ONE_LOOP), replace(TILES, fused=1), {"fused": 2}),
-    "shared loops": (fused_text("for m in tiles of 2\nfor m in tiles of 1\nstore G T"), TILES, {"shared_loops": 2}),
+    "shared loops": (fused_text("for m tile 2\nfor m tile 1\nstore G T"), TILES, {"shared_loops": 2}),
     "shared loops over summed ranks": (
-        "segment\nstore DRAM Y\nfor n in tiles of 2\nstore G T\neinsum a\nstore DRAM X W\nfor m in tiles of 1\nfor k in tiles of 1\nfor n in tiles of 1\nmac\n"
-        "einsum b\nstore DRAM V\nfor m in tiles of 1\nfor n in tiles of 1\nfor q in tiles of 1\nmac\n", TILES, {"summed": True}),
-    "depths of tensors": (fused_text("store G T\nfor m in tiles of 1"), TILES, {"depths": True}),
+        "segment\nstore DRAM Y\nfor n tile 2\nstore G T\neinsum a\nstore DRAM X W\nfor m tile 1\nfor k tile 1\nfor n tile 1\nmac\n"
+        "einsum b\nstore DRAM V\nfor m tile 1\nfor n tile 1\nfor q tile 1\nmac\n", TILES, {"summed": True}),
+    "depths of tensors": (fused_text("store G T\nfor m tile 1"), TILES, {"depths": True}),
 }
 
 
@@ -273,7 +273,7 @@ def test_a_feature_is_left_out_by_its_name_until_it_is_searched(name: str) -> No
 
 PADDED = Workload("padded", (einsum("T[m,p] += X[m,k] * W[k,p]", {"m": 4, "k": 2, "p": 4}, "a"),
                              einsum("Y[m,z] += T[m,z+g-1] * V[g]", {"m": 4, "z": 4, "g": 3}, "b", sizes={"T": (4, 4)})), frozenset("WV"))
-SLIDING = "store DRAM V Y\nfor z in tiles of 1\nfor g in tiles of 1\nmac"
+SLIDING = "store DRAM V Y\nfor z tile 1\nfor g tile 1\nmac"
 
 
 def test_padding_of_what_is_handed_on_is_a_feature() -> None:
@@ -285,19 +285,19 @@ def test_padding_of_what_is_handed_on_is_a_feature() -> None:
 def test_a_tensor_that_is_read_once_for_two_readers_is_a_feature() -> None:
     own = (*two().einsums[:1], einsum("Y[m,q] += X[m,k] * T[m,n] * V[k,n,q]", {"m": 4, "k": 2, "n": 4, "q": 2}, "b"))
     both = Workload("both", own, frozenset("WV"))
-    text = ("segment\nstore DRAM X\nfor m in tiles of 1\nstore G X T\neinsum a\nstore DRAM W\nfor k in tiles of 1\nfor n in tiles of 1\nmac\n"
-            "einsum b\nstore DRAM V Y\nfor k in tiles of 1\nfor n in tiles of 1\nfor q in tiles of 1\nmac\n")
+    text = ("segment\nstore DRAM X\nfor m tile 1\nstore G X T\neinsum a\nstore DRAM W\nfor k tile 1\nfor n tile 1\nmac\n"
+            "einsum b\nstore DRAM V Y\nfor k tile 1\nfor n tile 1\nfor q tile 1\nmac\n")
     given = parse_schedule(text)
     assert faults(ARRAY, both, given) == [] and covers(TILES, given, both, ARRAY) == "shared reads"
     assert covers(replace(TILES, shared_reads=True), given, both, ARRAY) is None
 
 
 MAPPED = {  # feature of an einsum: its nest, searched mappings without it, with it
-    "imperfect factors": ("store DRAM X W T\nfor n in tiles of 1\nfor k in tiles of 1\nfor m in tiles of 3\nfor m in tiles of 1\nmac",
+    "imperfect factors": ("store DRAM X W T\nfor n tile 1\nfor k tile 1\nfor m tile 3\nfor m tile 1\nmac",
                           Mappings("imperfect_spatial"), Mappings("imperfect")),
-    "order of storage nodes": ("store DRAM X W T\nfor n in tiles of 1\nstore R X\nfor k in tiles of 1\nstore G W\nfor m in tiles of 1\nmac",
+    "order of storage nodes": ("store DRAM X W T\nfor n tile 1\nstore R X\nfor k tile 1\nstore G W\nfor m tile 1\nmac",
                                Mappings("perfect", node_order="arrays"), Mappings("perfect")),
-    "dataflow": ("store DRAM X W T\nfor n in tiles of 1\nspatial k over X in tiles of 1\nfor m in tiles of 1\nstore R X W T\nmac",
+    "dataflow": ("store DRAM X W T\nfor n tile 1\nspatial k tile 1 over X\nfor m tile 1\nstore R X W T\nmac",
                  Mappings(dataflow="weight_stationary"), Mappings()),
 }
 
@@ -315,10 +315,10 @@ WINDOW = Workload("window", (einsum("O[p] += I[p+r] * W[r]", {"p": 4, "r": 3}, "
 
 
 @pytest.mark.parametrize(("name", "text", "having"), [
-    ("loops of one trip", "store DRAM I W O\nfor p in tiles of 2\nstore G I\nfor r in tiles of 3\nfor r in tiles of 1\nfor p in tiles of 1\nmac",
+    ("loops of one trip", "store DRAM I W O\nfor p tile 2\nstore G I\nfor r tile 3\nfor r tile 1\nfor p tile 1\nmac",
      Mappings(one_trip=True)),
-    ("share of buffers", "share R I over X\nstore DRAM I W O\nspatial r over X in tiles of 1\nstore R I\nfor p in tiles of 1\nmac", Mappings(shares=True)),
-    ("strided ranks cut twice", "store DRAM I W O\nfor r in tiles of 1\nfor p in tiles of 2\nfor p in tiles of 1\nmac", Mappings())])
+    ("share of buffers", "share R I over X\nstore DRAM I W O\nspatial r tile 1 over X\nstore R I\nfor p tile 1\nmac", Mappings(shares=True)),
+    ("strided ranks cut twice", "store DRAM I W O\nfor r tile 1\nfor p tile 2\nfor p tile 1\nmac", Mappings())])
 def test_what_no_search_looks_at_is_left_out_by_default(name: str, text: str, having: Mappings) -> None:
     strided = replace(WINDOW, einsums=(einsum("O[p] += I[2*p+r] * W[r]", {"p": 4, "r": 3}, "o"),)) if "strided" in name else WINDOW
     without = mappings_of("perfect", small()) if having != Mappings() else Mappings(cut_twice=False)
@@ -329,8 +329,8 @@ def test_what_no_search_looks_at_is_left_out_by_default(name: str, text: str, ha
 def test_windows_of_a_result_are_a_feature_of_shared_loops() -> None:
     own = (*two().einsums[:1], einsum("Y[m+r,q] += T[m,n] * V[n,q,r]", {"m": 4, "n": 4, "q": 2, "r": 2}, "b"))
     both = Workload("both", own, frozenset("WV"))
-    text = (f"segment\nstore DRAM Y\n{ONE_LOOP}\neinsum a\nstore DRAM X W\nfor k in tiles of 1\nfor n in tiles of 1\nmac\n"
-            "einsum b\nstore DRAM V\nfor r in tiles of 1\nfor n in tiles of 1\nfor q in tiles of 1\nmac\n")
+    text = (f"segment\nstore DRAM Y\n{ONE_LOOP}\neinsum a\nstore DRAM X W\nfor k tile 1\nfor n tile 1\nmac\n"
+            "einsum b\nstore DRAM V\nfor r tile 1\nfor n tile 1\nfor q tile 1\nmac\n")
     given = parse_schedule(text)
     assert faults(ARRAY, both, given) == [] and covers(TILES, given, both, ARRAY) == "shared loops over windows"
     assert covers(replace(TILES, windows=True), given, both, ARRAY) is None
@@ -356,7 +356,7 @@ def test_spatial_factors_are_as_even_as_can_be() -> None:
     """4 elements over 3 PEs leave 2 at most; tiles of 3 are uneven."""
     one, arch = replace(two(), einsums=two().einsums[:1]), small(Fanout("array", 2, (("X", 3),), (True,), (True,)))
     for tile, left in ((2, None), (3, "imperfect factors")):
-        text = f"store DRAM X W T\nspatial m over X in tiles of {tile}\nfor n in tiles of 1\nfor k in tiles of 1\nfor m in tiles of 1\nmac"
+        text = f"store DRAM X W T\nspatial m tile {tile} over X\nfor n tile 1\nfor k tile 1\nfor m tile 1\nmac"
         given = Schedule((schedules.Segment((schedules.Branch("a", parse(text)),)),))
         assert covers(Space((Mappings("imperfect_spatial"),)), given, one, arch) == left
 

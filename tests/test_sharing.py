@@ -69,7 +69,7 @@ def test_a_ring_has_the_links_of_all_its_steps(rows: set[int], columns: set[int]
 
 
 FREE = replace(NODES, overlap="free", fanouts=(replace(NODES.fanouts[0], hop_pj=1 / 8),))
-SHARED = PIPE.replace("spatial n over X in tiles of 3", "share BUF W0 over X\nspatial m over X in tiles of 1").replace("store BUF W0 T0", "store BUF T0 W0")
+SHARED = PIPE.replace("parfor n tile 3 over X", "share BUF W0 over X\nspatial m tile 1 over X").replace("store BUF W0 T0", "store BUF T0 W0")
 
 
 def test_a_pinned_weight_goes_round_in_every_granule() -> None:
@@ -94,8 +94,8 @@ def test_room_that_copies_do_not_have_is_there_for_parts() -> None:
     ("share BUF W0 over X", "share BUF T0 over X", "work on the same tile of T0; split another rank there"),
     ("share BUF W0 over X", "share BUF W0 over Z", "must name dimensions of one fan-out that the level stands inside of"),
     ("share BUF W0 over X", "share BUF T1 over X", "must be a dense input of a that is stored at BUF"),
-    ("spatial m over X in tiles of 1", "spatial m over X in tiles of 2", "work on the same tile of W0; split another rank there"),
-    ("for n in tiles of 1\n          for k", "for n in tiles of 2\n          for n in tiles of 1\n          for k",
+    ("parfor m tile 1 over X", "parfor m tile 2 over X", "work on the same tile of W0; split another rank there"),
+    ("for n tile 1\n          for k", "for n tile 2\n          for n tile 1\n          for k",
      "loop n makes 3 trips, which 2 lanes do not share out evenly"),
 ])
 def test_what_cannot_be_shared_is_said_in_one_line(old: str, new: str, said: str) -> None:
@@ -112,16 +112,16 @@ def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes
     e = einsum("C[m,n] += A[m,k] * B[k,n] * D[k]", {"m": 4, "n": 4, "k": 4}, "e")
     levels = tuple(Level(name, None, 8, 1.0, 1.0) for name in ("DRAM", "BUF"))
     arch = Arch("mesh", levels, (Fanout("mesh", 1, (("Y", 2), ("X", 2)), (True, True), (True, True)),), Compute(1.0, 1.0), 1.0, 8, overlap="free")
-    head = "store DRAM A B C D\nspatial m over Y in tiles of 2\nspatial n over X in tiles of 2\nstore BUF C B A\n"
-    tail = "for k in tiles of 1\nfor m in tiles of 1\nfor n in tiles of 1\nmac"
-    good = parse(f"share BUF B over Y\n{head.replace('C B A', 'C B A D')}for m in tiles of 1\n{tail.replace('for m in tiles of 1', '')}")
-    late = parse(f"share BUF B over Y\n{head}for m in tiles of 1\nfor k in tiles of 1\nstore BUF D\nfor n in tiles of 1\nmac")
+    head = "store DRAM A B C D\nspatial m tile 2 over Y\nspatial n tile 2 over X\nstore BUF C B A\n"
+    tail = "for k tile 1\nfor m tile 1\nfor n tile 1\nmac"
+    good = parse(f"share BUF B over Y\n{head.replace('C B A', 'C B A D')}for m tile 1\n{tail.replace('for m tile 1', '')}")
+    late = parse(f"share BUF B over Y\n{head}for m tile 1\nfor k tile 1\nstore BUF D\nfor n tile 1\nmac")
     assert sharing.faults(good, e, arch) == []
     assert sharing.faults(late, e, arch) == ["mapping of e: share BUF B over Y: lanes fetch D together inside of loop k, but are at different trips of it; "
                                              "raise its node above"]
     twice = parse(f"share BUF A over X\nshare BUF B over Y\n{head.replace('DRAM A B C D', 'DRAM C').replace('C B A', 'C D B A')}{tail}")
     assert sharing.faults(twice, e, arch) == ["mapping of e: share BUF B: another tile goes round in the same loop k; share one of them"]
-    one = parse(f"share BUF B over Y\n{head.replace('C B A', 'C D A B')}for m in tiles of 1\nmac")
+    one = parse(f"share BUF B over Y\n{head.replace('C B A', 'C D A B')}for m tile 1\nmac")
     assert sharing.faults(one, e, arch) == ["mapping of e: share BUF B over Y: no loop below it passes through the tile part by part"]
 
 
@@ -135,10 +135,10 @@ def test_texts_and_data_of_shared_tiles_are_read_as_they_are_printed(seed: int) 
 def test_a_held_weight_crosses_the_mesh_once() -> None:
     """Streamed W0 of a stage: 24 words from the corner to lanes (0, 0) and (0, 1), in each of four granules, or in the first alone."""
     text = PIPE.replace("weights pinned\n", "").replace("store DRAM T0 T2", "store DRAM T0 T2 W0 W1")
-    text = text.replace("spatial n over X in tiles of 3", "spatial m over X in tiles of 1")
+    text = text.replace("parfor n tile 3 over X", "parfor m tile 1 over X")
     hops = []
     for more in ("", "hold BUF W0\n      "):
-        found = evaluate(FREE, FC, parse_schedule(text.replace("spatial m over X", f"{more}spatial m over X")))
+        found = evaluate(FREE, FC, parse_schedule(text.replace("parfor m over X", f"{more}parfor m over X")))
         assert isinstance(found, Solution)
         hops.append(sum(part.energy_pj for part in found.einsums[0].price.parts if (part.tensor, part.action) == ("W0", "hop")))
     assert hops == [4 * 24, 24]
@@ -147,18 +147,18 @@ def test_a_held_weight_crosses_the_mesh_once() -> None:
 def test_a_tile_that_other_einsums_read_too_is_not_shared_out() -> None:
     text = """segment
   store DRAM T0 W0 W1 T2
-  for m in tiles of 2
+  for m tile 2
     store BUF T1
-    spatial m over X in tiles of 1
+    parfor m tile 1 over X
       store BUF T0
       einsum a
         share BUF T0 over X
-        for n in tiles of 1
-          for k in tiles of 1
+        for n tile 1
+          for k tile 1
             mac
       einsum b with m = p
-        for n in tiles of 1
-          for k in tiles of 1
+        for n tile 1
+          for k tile 1
             mac"""
     arch = replace(FREE, levels=(FREE.levels[0], Level("GLB", None, 8, 1.0, 1.0), FREE.levels[1]), fanouts=(replace(FREE.fanouts[0], outside=2),))
     assert lines(text.replace("store BUF T1", "store GLB T1"), arch)[0].endswith("shared with other einsums of the segment; share one of the einsum's own nest")

@@ -17,12 +17,12 @@ from workloads.einsum import Einsum, einsum
 
 GEMM = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 32, "k": 48})
 NEST = """store DRAM A B C
-for m in tiles of 16
-for n in tiles of 8
-spatial m over ROW in tiles of 1
-spatial n over COL in tiles of 1
+for m tile 16
+for n tile 8
+parfor m tile 1 over ROW
+parfor n tile 1 over COL
 store REG C
-for k in tiles of 1
+for k tile 1
 mac"""
 
 
@@ -58,9 +58,9 @@ def test_broken_names_what_the_dataflow_refuses() -> None:
     limits = systolic(GEMM, grid(16, 8, "os"))
     assert broken(limits, parse(NEST)) == []
     assert broken(limits, parse(NEST.replace("over ROW", "over R").replace("over COL", "over ROW").replace("over R in", "over COL in"))) == [
-        "spatial m over COL: the dataflow allows n", "spatial n over ROW: the dataflow allows m"]
-    assert broken(limits, parse(NEST.replace("for k in tiles of 1", "for m in tiles of 1"))) == ["for m stands inside the array; the dataflow allows k"]
-    assert broken(limits, parse(NEST.replace("store REG C\nfor k in tiles of 1", "for k in tiles of 1\nstore REG C"))) == [
+        "parfor m over COL: the dataflow allows n", "parfor n over ROW: the dataflow allows m"]
+    assert broken(limits, parse(NEST.replace("for k tile 1", "for m tile 1"))) == ["for m stands inside the array; the dataflow allows k"]
+    assert broken(limits, parse(NEST.replace("store REG C\nfor k tile 1", "for k tile 1\nstore REG C"))) == [
         "C moves inside the array; store it above for k"]
     assert broken(limits, parse(NEST.replace("store REG C\n", ""))) == ["C moves inside the array; store it above for k"]
 
@@ -99,8 +99,8 @@ def test_the_evaluator_sees_the_pes_of_eyeriss_at_work(shape: tuple[int, ...], a
 def placed(e: Einsum, f: Fanout) -> Mapping:
     time, space = row_stationary_loops(e, f)
     return parse("\n".join([
-        "store DRAM I W O", *(f"for {x.rank} in tiles of {x.tile}" for x in time), *(f"spatial {x.rank} over {x.over} in tiles of {x.tile}" for x in space),
-        "store REG W\nfor n in tiles of 1\nfor q in tiles of 1\nstore REG I O\nfor s in tiles of 1\nmac"]))
+        "store DRAM I W O", *(f"for {x.rank} tile {x.tile}" for x in time), *(f"parfor {x.rank} tile {x.tile} over {x.over}" for x in space),
+        "store REG W\nfor n tile 1\nfor q tile 1\nstore REG I O\nfor s tile 1\nmac"]))
 
 
 @given(st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(1, 40)] * 2, *[st.integers(1, 7)] * 2), st.integers(1, 16), st.integers(1, 16))

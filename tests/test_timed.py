@@ -120,7 +120,7 @@ def row_by_row(bandwidth: float, double: bool, ports: str, bits: int = 8) -> Pro
     """Five rows of A through a buffer; four steps each; fill 4 / bandwidth, drain bits / 8 / bandwidth cycles."""
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 5, "n": 1, "k": 4}, bits={"C": bits})
     levels = Level("DRAM", None, 8, 1.0, 1.0, bandwidth, ports), Level("GLB", None, 8, 1.0, 1.0, double_buffer=double)  # type: ignore[arg-type]
-    nest = "store DRAM A C\nstore GLB B\nfor m in tiles of 1\n store GLB A C\n for n in tiles of 1\n for k in tiles of 1\n mac"
+    nest = "store DRAM A C\nstore GLB B\nfor m tile 1\n store GLB A C\n for n tile 1\n for k tile 1\n mac"
     return program(parse(nest), e, Arch("rows", levels, (), Compute(1.0, 1.0), 1.0, 8))
 
 
@@ -142,7 +142,7 @@ def test_a_level_inside_a_single_buffered_one_starts_anew_in_every_round() -> No
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 3, "n": 2, "k": 4})
     levels = (Level("DRAM", None, 8, 1.0, 1.0, 1.0, "separate"), Level("GLB", None, 8, 1.0, 1.0, 1.0, "separate"),
               Level("RF", None, 8, 1.0, 1.0, double_buffer=True))
-    nest = "store RF B C\nstore DRAM A\nfor m in tiles of 1\n store GLB A\n for k in tiles of 4\n for k in tiles of 1\n store RF A\n for n in tiles of 1\n mac"
+    nest = "store RF B C\nstore DRAM A\nfor m tile 1\n store GLB A\n for k tile 4\n for k tile 1\n store RF A\n for n tile 1\n mac"
     arch = Arch("rows", levels, (), Compute(1.0, 1.0), 1.0, 8)
     p = program(parse(nest), e, arch)
     single = closed_form(p)
@@ -155,7 +155,7 @@ def padded() -> Program:
     """Three lanes of a padded row: the first and the last see three words of the input, the one between four."""
     e = einsum("O[p] += I[p+r-1] * F[r]", {"p": 6, "r": 3}, sizes={"I": (6,)})
     levels = Level("DRAM", None, 8, 1.0, 1.0), Level("RF", None, 8, 1.0, 1.0, 0.25, "separate")
-    nest = "store DRAM I F O\nspatial p over X in tiles of 2\n store RF I\n for r in tiles of 1\n for p in tiles of 1\n mac"
+    nest = "store DRAM I F O\nspatial p tile 2 over X\n store RF I\n for r tile 1\n for p tile 1\n mac"
     return program(parse(nest), e, Arch("padded", levels, (Fanout("array", 1, (("X", 3),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8))
 
 
@@ -177,7 +177,7 @@ def hierarchy() -> Program:
     e = einsum("Y[a,b] = A[b,a]", {"a": 4, "b": 9})
     levels = (Level("DRAM", None, 8, 1.0, 1.0, 1.0, "separate"), Level("GLB", None, 8, 1.0, 1.0, 1.0, "separate", double_buffer=True),
               Level("LB", None, 8, 1.0, 1.0, 8.0))
-    nest = "store DRAM A Y\nstore LB A\nfor a in tiles of 1\n store GLB Y\n store LB Y\n spatial b over X in tiles of 3\n for b in tiles of 1\n mac"
+    nest = "store DRAM A Y\nstore LB A\nfor a tile 1\n store GLB Y\n store LB Y\n parfor b tile 3 over X\n for b tile 1\n mac"
     return program(parse(nest), e, Arch("hierarchy", levels, (Fanout("array", 3, (("X", 3),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8))
 
 

@@ -76,9 +76,9 @@ def test_rows_stay_open_from_box_to_box() -> None:
     edge = machine.arch(machine.load("burst_edge"))
     dram = replace(edge.levels[0], access=Access(8, 64, 1, 64, 1.0, 1.0))
     arch = replace(edge, levels=(dram, *edge.levels[1:]))
-    m, k = "for m in tiles of 5\n", "for k in tiles of 1\n"
+    m, k = "for m tile 5\n", "for k tile 1\n"
     for outer, inner, rows in ((m, k, 4), (k + m, "", 8), (m + k, "", 10)):
-        mapping = parse(f"store DRAM A B C\n{outer}store GBUF A\n{inner}for m in tiles of 1\nmac")
+        mapping = parse(f"store DRAM A B C\n{outer}store GBUF A\n{inner}for m tile 1\nmac")
         walked = streams(mapping, e, arch, "DRAM", e.inputs[0], ("M",))["read"].activations
         assert walked == rows and transfer.transfers(mapping, e, arch)["DRAM", "A", "read"].activations == Span(rows, rows, rows)
 

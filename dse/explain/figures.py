@@ -96,7 +96,7 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
     lines: list[Line] = []
     for node in c.mapping.nodes:
         if isinstance(node, Loop):
-            text = f"spatial {node.rank} over {node.over} in tiles of {node.tile}" if node.over else f"for {node.rank} in tiles of {node.tile}"
+            text = f"parfor {node.rank} tile {node.tile} over {node.over}" if node.over else f"for {node.rank} tile {node.tile}"
             lines.append(Line(text, depth))
             depth += 1
             continue

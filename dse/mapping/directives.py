@@ -196,7 +196,7 @@ def _steps(e: Einsum, loops: Sequence[tuple[Loop, int]]) -> tuple[Step, ...]:
 def _said(node: Loop | Store) -> str:
     if isinstance(node, Store):
         return f"store {node.level} {node.tensor}"
-    return f"spatial {node.rank} over {node.over}" if node.over else f"for {node.rank} in tiles of {node.tile}"
+    return f"parfor {node.rank} over {node.over}" if node.over else f"for {node.rank} tile {node.tile}"
 
 
 def mapping_of(layer: Layer, e: Einsum, arch: Arch | None = None) -> nest.Mapping:
@@ -321,7 +321,7 @@ def _check(layer: Layer, found: nest.Mapping, e: Einsum, where: str) -> None:
                                  f"overlap and leave no gap; say {trips}")
         left[node.rank] = node.tile
     if rest := [rank for rank, n in left.items() if n > 1]:
-        raise ValueError(f"{where}, {COMPUTE}: {rest[0]} ends in tiles of {left[rest[0]]}; add update({moved(moves(e, rest[0], 1))})")
+        raise ValueError(f"{where}, {COMPUTE}: {rest[0]} ends tile {left[rest[0]]}; add update({moved(moves(e, rest[0], 1))})")
 
 
 def moved(by: Moves) -> str:

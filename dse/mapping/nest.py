@@ -3,9 +3,9 @@
     layout DRAM A: M/16 K m16            (where a layout is named: else row-major)
     share GLB B over Y                   (lanes along Y hold a part each of their tile of B, and pass the parts round)
     store DRAM A B C
-    for m in tiles of 16
+    for m tile 16
       store GLB A B C
-      spatial n over Y in tiles of 1
+      parfor n tile 1 over Y
         mac
 
 A loop names the tile that is left inside it; a storage node's position is its reuse: its tile is fetched once per
@@ -34,8 +34,8 @@ SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 MOST_NODES = 1000
 OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
-FORMS = ('"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in tiles of N", '
-         '"spatial RANK over DIM in tiles of N", "mac"')
+FORMS = ('"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK tile N", '
+         '"parfor RANK tile N over DIM", "mac"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _lines(mapping: Mapping) -> Iterator[str]:
             continue
         for node in group:
             assert isinstance(node, Loop)
-            yield f"{indent}spatial {node.rank} over {node.over} in tiles of {node.tile}" if node.over else f"{indent}for {node.rank} in tiles of {node.tile}"
+            yield f"{indent}parfor {node.rank} tile {node.tile} over {node.over}" if node.over else f"{indent}for {node.rank} tile {node.tile}"
             indent += "  "
     yield f"{indent}mac"
 
@@ -279,14 +279,14 @@ def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
             continue
         elif not 1 <= node.tile <= left[node.rank]:
             wrong.add(node.rank)
-            yield f"loop {node.rank} in tiles of {node.tile}: the tile outside is {left[node.rank]}; take 1 to {left[node.rank]}"
+            yield f"loop {node.rank} tile {node.tile}: the tile outside is {left[node.rank]}; take 1 to {left[node.rank]}"
         else:
             left[node.rank] = node.tile
         if node.over and node.over not in dims:
-            yield f"spatial {node.rank} over {node.over}: the machine's fan-out dimensions are {', '.join(dims) or 'none'}"
+            yield f"parfor {node.rank} over {node.over}: the machine's fan-out dimensions are {', '.join(dims) or 'none'}"
     for rank, tile in left.items():
         if tile != 1 and rank not in wrong:
-            yield f"rank {rank} ends in tiles of {tile}; add a loop over it in tiles of 1"
+            yield f"rank {rank} ends tile {tile}; add a loop tile 1 over it"
 
 
 def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
@@ -339,6 +339,6 @@ def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
         below = [n for n in mapping.nodes[i:] if isinstance(n, Store) and order.get(n.level, border) < border]
         for wrong, where in ((above, "below"), (below, "above")):
             if wrong:
-                yield f"spatial {node.rank} over {node.over} stands {where} store {wrong[0].level} {wrong[0].tensor}, on the wrong side of the fan-out"
+                yield f"parfor {node.rank} over {node.over} stands {where} store {wrong[0].level} {wrong[0].tensor}, on the wrong side of the fan-out"
         if node.rank in e.output.partial():
-            yield f"spatial {node.rank} over {node.over}: {node.rank} is partially relevant to the output {e.output.tensor}; lanes would share elements"
+            yield f"parfor {node.rank} over {node.over}: {node.rank} is partially relevant to the output {e.output.tensor}; lanes would share elements"

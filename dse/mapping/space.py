@@ -51,7 +51,7 @@ def _misplaced(c: Constraints, mapping: Mapping) -> Iterator[str]:
     allowed = dict(c.spatial)
     for node in mapping.nodes:
         if isinstance(node, Loop) and node.over in allowed and node.rank not in allowed[node.over]:
-            yield f"spatial {node.rank} over {node.over}: the dataflow allows {', '.join(allowed[node.over]) or 'no rank'}"
+            yield f"parfor {node.rank} over {node.over}: the dataflow allows {', '.join(allowed[node.over]) or 'no rank'}"
 
 
 def _moving(c: Constraints, mapping: Mapping) -> Iterator[str]:

@@ -138,7 +138,7 @@ def needed(piece: Cut, w: Window, extent: int) -> Cut:
 
 
 def uniform(cuts: Sequence[Cut]) -> bool:
-    """Whether one loop can make these pieces: `for p in tiles of n` leaves tiles of n and, last, what remains."""
+    """Whether one loop can make these pieces: `for p tile n` leaves tiles of n and, last, what remains."""
     return all(n == cuts[0][1] for _, n in cuts[:-1]) and cuts[-1][1] <= cuts[0][1]
 
 

@@ -31,7 +31,7 @@ from workloads.einsum import Einsum
 class Boundary:
     """outer: shared loops and storage nodes of the einsum's tensors; of a tensor that another einsum brings in or makes, only the innermost one.
 
-    homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the spatial loops over `dims` with which the own nest
+    homes: nodes that another stage of a pipeline reads, inside the lanes of this one; they stand below the parfor loops over `dims` with which the own nest
     begins. remote: (tensor, level that it is read out of, all of it over what the busiest of its lanes holds); gathered: the same of the einsum's own sums,
     of which several lanes have a part. copies: (node, granules that it holds at once).
     kept: (tensor, level, share); beside: (level, tensor, action, share of it) that is moved since more or less of it stays afterwards; hands: kept ones that

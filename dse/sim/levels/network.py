@@ -97,7 +97,7 @@ def ring(rows: Sequence[int], columns: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A spatial loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of `whole` of the rank."""
+    """A parfor loop over the mesh. dim: 0 rows, 1 columns; stride: lanes from one trip to the next; each trip gets `tile` of `whole` of the rank."""
 
     rank: str
     dim: int
@@ -117,7 +117,7 @@ def cuts(mapping: Mapping, e: Einsum, f: Fanout) -> list[Cut]:
         ragged |= {node.rank} if not node.over and left[node.rank] % node.tile else set()
         if node.over in dims:
             if node.rank in ragged:
-                raise ValueError(f"spatial {node.rank} over {node.over} gives lanes of {f.name} other shares in the last round: hops are not counted; take "
+                raise ValueError(f"parfor {node.rank} over {node.over} gives lanes of {f.name} other shares in the last round: hops are not counted; take "
                                  f"tiles that divide")
             trips, dim = -(-left[node.rank] // node.tile), dims.index(node.over)
             found = [replace(c, stride=c.stride * trips) if c.dim == dim else c for c in found]
@@ -170,7 +170,7 @@ def _made(p: Projection, d: Dim, share: dict[str, Span], granule: dict[str, int]
     if (step, len(d.terms), d.offset) == (1, 1, 0):
         return share.get(rank, (0, granule[rank]))
     if parted := [rank for rank, _ in d.terms if rank in share]:
-        raise ValueError(f"spatial {parted[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank")
+        raise ValueError(f"parfor {parted[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank")
     return 0, 1 << 60
 
 
@@ -258,7 +258,7 @@ def _mean(one: Delivered, mapping: Mapping, e: Einsum, arch: Arch, f: Fanout, re
     p, loops, (rows, columns) = one.tensor, cuts(mapping, e, f), _spans(f)
     short = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
     if partial := [c.rank for c in loops if c.rank in p.partial() | short]:
-        raise ValueError(f"spatial {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")
+        raise ValueError(f"parfor {partial[0]} cuts windows of {p.tensor}, whose hops are not counted; split another rank over {f.name}")
     shared = f.reduce if p is e.output else f.multicast
     own = [c.rank in one.unshared or not shared[c.dim] or f.dims[c.dim][0] in parted for c in loops]
     if p.tensor in remote:
@@ -289,7 +289,7 @@ def _uneven(one: Delivered, loops: Sequence[Cut], own: Sequence[bool], mapping: 
                  len(mapping.nodes))
     for c in loops:
         if c.whole % c.tile and c.rank not in one.unshared and (left := _turning(c.rank, mapping, f, child)):
-            raise ValueError(f"spatial {c.rank} over {f.dims[c.dim][0]} gives lanes of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
+            raise ValueError(f"parfor {c.rank} over {f.dims[c.dim][0]} gives lanes of {f.name} unequal shares, and {p.tensor} comes {left} times in some: "
                              f"hops are not counted; take tiles that divide")
     wanted: dict[tuple[int, ...], set[Place]] = {}
     shares: dict[tuple[int, ...], dict[str, Span]] = {}

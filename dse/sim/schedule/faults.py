@@ -94,7 +94,7 @@ def _word_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
         for node in nodes:
             if isinstance(node, Loop) and (node.tile < 1 or (e and node.rank not in e.sizes())):
                 ranks = ", ".join(e.sizes()) if e else "the einsums"
-                yield f"{where}loop {node.rank} in tiles of {node.tile}: the tile must be at least 1, the rank one of {ranks}"
+                yield f"{where}loop {node.rank} tile {node.tile}: the tile must be at least 1, the rank one of {ranks}"
             elif isinstance(node, Store) and (node.level not in levels or node.tensor not in known):
                 yield f"{where}store {node.level} {node.tensor}: levels are {', '.join(levels)}, tensors {', '.join(sorted(known))}"
     for branch in segment.branches:
@@ -212,7 +212,7 @@ def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
         if all(_meet(_lanes(a, name, n), _lanes(b, name, n)) for name, n in f.dims):
             yield f"stages {a.einsum} and {b.einsum} share lanes of {f.name}; give each its own"
     if over := [loop for loop in shared_loops(segment) if loop.over]:
-        yield f"spatial {over[0].rank} over {over[0].over} stands above stages, which have lanes of their own; put it into their nests"
+        yield f"parfor {over[0].rank} over {over[0].over} stands above stages, which have lanes of their own; put it into their nests"
 
 
 def _lanes(branch: Branch, dim: str, size: int) -> tuple[int, int]:
@@ -349,17 +349,17 @@ def nest_faults(one: Placed) -> Iterator[str]:
     lead = spatial.index(False) if False in spatial else len(spatial)
     left = e.sizes() | {node.rank: node.tile for node in b.outer if isinstance(node, Loop)}
     if b.owned and any(spatial[lead:]):
-        yield f"mapping of {e.name}: spatial loops over {', '.join(b.dims)} must stand first, so that it is known which lanes read {b.owned[0][0]} from where"
+        yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that it is known which lanes read {b.owned[0][0]} from where"
         return
     yield from _hop_faults(whole, one)
     for home in b.homes:
         if any(spatial[lead:]):
-            yield f"mapping of {e.name}: spatial loops over {', '.join(b.dims)} must stand first, so that {home.tensor} lies spread over the lanes of the stage"
+            yield f"mapping of {e.name}: parfor loops over {', '.join(b.dims)} must stand first, so that {home.tensor} lies spread over the lanes of the stage"
             return
         for loop in one.nest.nodes[:lead]:
             assert isinstance(loop, Loop)
             if loop.rank not in e.output.ranks() and not _adds(loop.over, home.level, arch):
-                yield (f"mapping of {e.name}: spatial {loop.rank} over {loop.over} splits the sums of {home.tensor}, which are not added up on the way there; "
+                yield (f"mapping of {e.name}: parfor {loop.rank} over {loop.over} splits the sums of {home.tensor}, which are not added up on the way there; "
                        "split another rank")
             left[loop.rank] = loop.tile
 

@@ -3,9 +3,9 @@
 A phase that no shared loop can run is taken apart: into runs of operations (a product and its sum) that one can, or into einsums. Each segment works in a part
 of the first level below main memory; what it leaves of that level is room for what stays (`dse/solve/gogeta/residency_plan.py`).
 
-    phase 4 -> 4u, 16 slices           spatial m over cluster in tiles of M / 16
+    phase 4 -> 4u, 16 slices           parfor m tile M over cluster / 16
                                          store SRAM L            read in every step: held, broadcast
-                                         for m in tiles of t
+                                         for m tile t
                                            store SRAM SL         handed over
                                            einsum 4 ... einsum 4u ...
 """

@@ -1,9 +1,9 @@
 """One stage of a pipeline: how a rectangle of nodes shares an einsum out, and what each node does (docs/reuse.md, Pipelines).
 
-    spatial m over NX in tiles of 32        ranks that no window cuts, shared out over rows and columns of nodes, as evenly as can be; of sums that nodes
+    parfor m tile 32 over NX        ranks that no window cuts, shared out over rows and columns of nodes, as evenly as can be; of sums that nodes
                                             share, each adds up its part, and all go to the first of them
-      spatial n over NY in tiles of 28
-        spatial n over NX in tiles of 7
+      parfor n tile 28 over NY
+        parfor n tile 7 over NX
           (the nest of one node)            the mapper's, of a machine that is one node: exact, in the room that what is handed on and pinned leave
 
 What a node takes from outside of it costs there what it costs at its source and on the way, shared out over the nodes that take it at once; a word that comes

@@ -2,7 +2,7 @@
 
     segment                      members: einsums next to each other in the order of the workload
       store DRAM W;  store G W   held: brought in once for all trips, whole
-      for m in tiles of 8        one loop in time, over a rank of every member's output
+      for m tile 8        one loop in time, over a rank of every member's output
         store G T                handed: made and read in the segment, tile by tile
         einsum a ...             what else a member has comes from the outermost level in every trip
         einsum b ...
