@@ -219,7 +219,7 @@ def test_windows_of_nests_are_said_to_come_in_whole(tmp_path: Path, capsys: pyte
     path, net = tmp_path / "mine.txt", tmp_path / "net.yaml"
     net.write_text('einsums: ["O[n,k,p] += I[n,c,p+r] * F[k,c,r]"]\nextents: {n: 2, k: 8, c: 4, p: 30, r: 5}\n')
     nest = tmp_path / "nest.txt"
-    nest.write_text("store DRAM I F O\nstore GBUF F\nfor n tile 1\nfor p tile 10\nstore GBUF I O\nspatial k tile 1 over X\n"
+    nest.write_text("store DRAM I F O\nstore GBUF F\nfor n tile 1\nfor p tile 10\nstore GBUF I O\nparfor k tile 1 over X\n"
                     "parfor c tile 1 over Y\nstore REGF F\nfor p tile 1\nstore REGF I O\nfor r tile 1\nmac\n")
     assert cli.main(["simulate", str(net), "kapla_single", str(nest), "--format", "directives"]) == 0
     path.write_text(capsys.readouterr().out)

@@ -108,4 +108,4 @@ def test_no_policy_keeps_what_nobody_brings_in(reuse: str, tmp_path: Path) -> No
     spec = BUFFER.replace("16 B", "32 B").replace("actions_per_cycle: inf", "actions_per_cycle: 2")
     case = case_of(SKIPS, spec, tmp_path)
     (claim,) = claims(case, "latency", [{"schedule": reuse}])
-    assert "keep" not in str(claim.found.schedule)
+    assert "retain" not in str(claim.found.schedule)

@@ -109,7 +109,7 @@ def test_banks_are_felt_and_a_pitch_pad_cures_them() -> None:
     arch = machine.arch(machine.load("burst_edge"))
     gbuf = replace(arch.levels[1], width_bits=8, bandwidth=16.0, access=Access(8, banks=16, bank_map="word", capacity_bits=2**19))
     arch = replace(arch, levels=(arch.levels[0], gbuf, *arch.levels[2:]))
-    nest = parse("store DRAM A B C\nstore GBUF A B C\nspatial m tile 4 over X\nfor n tile 1\nfor k tile 1\nfor m tile 1\nmac")
+    nest = parse("store DRAM A B C\nstore GBUF A B C\nparfor m tile 4 over X\nfor n tile 1\nfor k tile 1\nfor m tile 1\nmac")
     bad, good = (einsum_cost(Problem(arch, GEMM, "latency"), replace(nest, layouts=laid)) for laid in ((), (Laid("GBUF", "A", "M K+1"),)))
     words = [next(one.conflict.n for one in found.moved if (one.level, one.tensor) == ("GBUF", "A")) for found in (bad, good)]
     assert words[0] == 16 * 64 * 64 * 4 and words[1] < words[0] / 3 and good.latency_cycles < bad.latency_cycles

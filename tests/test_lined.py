@@ -122,7 +122,7 @@ def test_lanes_in_uneven_tiles_read_lines() -> None:
     e = einsum("C[n] += A[k] * B[k,n]", {"n": 500, "k": 784}, "fc")
     (found,) = lined(Problem(EDGE, e, "latency"))  # type: ignore[misc]
     assert found.optimality_gap < 0.1
-    nest = parse("store DRAM A B C\nstore GBUF C A\nfor k tile 16\nfor n tile 125\nspatial n tile 8 over Y\n"
+    nest = parse("store DRAM A B C\nstore GBUF C A\nfor k tile 16\nfor n tile 125\nparfor n tile 8 over Y\n"
                  "parfor k tile 1 over X\nfor n tile 1\nmac")
     one = felt(Problem(EDGE, e, "latency"), nest)
     lines = {show(layout): sum(t.moved_bits.n for t in one.of(("DRAM", "B"), layout).values()) for layout in one.known(("DRAM", "B"))}

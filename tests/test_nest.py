@@ -62,7 +62,7 @@ def test_a_fault_is_one_line_that_names_it(old: str, new: str, line: str) -> Non
 
 def test_lanes_may_not_write_the_same_output_elements() -> None:
     e = einsum("O[2*p+r] += I[p] * F[r]", {"p": 3, "r": 3})
-    mapping = parse("store DRAM I F O\nspatial r tile 1 over X\nfor p tile 1\nmac")
+    mapping = parse("store DRAM I F O\nparfor r tile 1 over X\nfor p tile 1\nmac")
     assert any("partially relevant" in fault for fault in faults(mapping, e, ARCH))
 
 

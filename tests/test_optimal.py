@@ -236,7 +236,7 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
     levels = (Level("DRAM", None, 8, 20.0, 20.0, bypass=False), Level("REGF", 8 * 40, 8, 1.0, 1.0, bypass=False))
     arch = Arch("merged", levels, (Fanout("array", 1, (("X", 4),), (True,), (reduce,)),), Compute(1.0, 1.0, merge_pj=merge_pj), 1.0, 8, overlap="free")
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 2, "n": 3, "k": 4})
-    split = parse("store DRAM A B C\nspatial k tile 1 over X\n  store REGF A B C\n  for m tile 1\n    for n tile 1\n      mac")
+    split = parse("store DRAM A B C\nparfor k tile 1 over X\n  store REGF A B C\n  for m tile 1\n    for n tile 1\n      mac")
     cost = einsum_cost(Problem(arch, e, "energy"), split)
     assert isinstance(cost, EinsumCost)
     parts = {(part.tensor, part.action): part for part in cost.price.parts if part.level == "MAC"}

@@ -297,7 +297,7 @@ MAPPED = {  # feature of an einsum: its nest, searched mappings without it, with
                           Mappings("imperfect_spatial"), Mappings("imperfect")),
     "order of storage nodes": ("store DRAM X W T\nfor n tile 1\nstore R X\nfor k tile 1\nstore G W\nfor m tile 1\nmac",
                                Mappings("perfect", node_order="arrays"), Mappings("perfect")),
-    "dataflow": ("store DRAM X W T\nfor n tile 1\nspatial k tile 1 over X\nfor m tile 1\nstore R X W T\nmac",
+    "dataflow": ("store DRAM X W T\nfor n tile 1\nparfor k tile 1 over X\nfor m tile 1\nstore R X W T\nmac",
                  Mappings(dataflow="weight_stationary"), Mappings()),
 }
 
@@ -317,7 +317,7 @@ WINDOW = Workload("window", (einsum("O[p] += I[p+r] * W[r]", {"p": 4, "r": 3}, "
 @pytest.mark.parametrize(("name", "text", "having"), [
     ("loops of one trip", "store DRAM I W O\nfor p tile 2\nstore G I\nfor r tile 3\nfor r tile 1\nfor p tile 1\nmac",
      Mappings(one_trip=True)),
-    ("share of buffers", "share R I over X\nstore DRAM I W O\nspatial r tile 1 over X\nstore R I\nfor p tile 1\nmac", Mappings(shares=True)),
+    ("share of buffers", "share R I over X\nstore DRAM I W O\nparfor r tile 1 over X\nstore R I\nfor p tile 1\nmac", Mappings(shares=True)),
     ("strided ranks cut twice", "store DRAM I W O\nfor r tile 1\nfor p tile 2\nfor p tile 1\nmac", Mappings())])
 def test_what_no_search_looks_at_is_left_out_by_default(name: str, text: str, having: Mappings) -> None:
     strided = replace(WINDOW, einsums=(einsum("O[p] += I[2*p+r] * W[r]", {"p": 4, "r": 3}, "o"),)) if "strided" in name else WINDOW
@@ -356,7 +356,7 @@ def test_spatial_factors_are_as_even_as_can_be() -> None:
     """4 elements over 3 PEs leave 2 at most; tiles of 3 are uneven."""
     one, arch = replace(two(), einsums=two().einsums[:1]), small(Fanout("array", 2, (("X", 3),), (True,), (True,)))
     for tile, left in ((2, None), (3, "imperfect factors")):
-        text = f"store DRAM X W T\nspatial m tile {tile} over X\nfor n tile 1\nfor k tile 1\nfor m tile 1\nmac"
+        text = f"store DRAM X W T\nparfor m tile {tile} over X\nfor n tile 1\nfor k tile 1\nfor m tile 1\nmac"
         given = Schedule((schedules.Segment((schedules.Branch("a", parse(text)),)),))
         assert covers(Space((Mappings("imperfect_spatial"),)), given, one, arch) == left
 

@@ -54,11 +54,11 @@ CONTENTS = {
         for word in (
             "store",
             "for",
-            "spatial",
+            "parfor",
             "layout",
             "share",
             "segment",
-            "keep",
+            "retain",
             "weights",
             "fills",
             "einsum",

@@ -69,7 +69,7 @@ def test_a_ring_has_the_links_of_all_its_steps(rows: set[int], columns: set[int]
 
 
 FREE = replace(NODES, overlap="free", fanouts=(replace(NODES.fanouts[0], hop_pj=1 / 8),))
-SHARED = PIPE.replace("parfor n tile 3 over X", "share BUF W0 over X\nspatial m tile 1 over X").replace("store BUF W0 T0", "store BUF T0 W0")
+SHARED = PIPE.replace("parfor n tile 3 over X", "share BUF W0 over X\nparfor m tile 1 over X").replace("store BUF W0 T0", "store BUF T0 W0")
 
 
 def test_a_pinned_weight_goes_round_in_every_granule() -> None:
@@ -112,7 +112,7 @@ def test_tiles_do_not_go_round_in_one_loop_twice_nor_out_of_step_with_what_lanes
     e = einsum("C[m,n] += A[m,k] * B[k,n] * D[k]", {"m": 4, "n": 4, "k": 4}, "e")
     levels = tuple(Level(name, None, 8, 1.0, 1.0) for name in ("DRAM", "BUF"))
     arch = Arch("mesh", levels, (Fanout("mesh", 1, (("Y", 2), ("X", 2)), (True, True), (True, True)),), Compute(1.0, 1.0), 1.0, 8, overlap="free")
-    head = "store DRAM A B C D\nspatial m tile 2 over Y\nspatial n tile 2 over X\nstore BUF C B A\n"
+    head = "store DRAM A B C D\nparfor m tile 2 over Y\nparfor n tile 2 over X\nstore BUF C B A\n"
     tail = "for k tile 1\nfor m tile 1\nfor n tile 1\nmac"
     good = parse(f"share BUF B over Y\n{head.replace('C B A', 'C B A D')}for m tile 1\n{tail.replace('for m tile 1', '')}")
     late = parse(f"share BUF B over Y\n{head}for m tile 1\nfor k tile 1\nstore BUF D\nfor n tile 1\nmac")

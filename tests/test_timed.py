@@ -155,7 +155,7 @@ def padded() -> Program:
     """Three lanes of a padded row: the first and the last see three words of the input, the one between four."""
     e = einsum("O[p] += I[p+r-1] * F[r]", {"p": 6, "r": 3}, sizes={"I": (6,)})
     levels = Level("DRAM", None, 8, 1.0, 1.0), Level("RF", None, 8, 1.0, 1.0, 0.25, "separate")
-    nest = "store DRAM I F O\nspatial p tile 2 over X\n store RF I\n for r tile 1\n for p tile 1\n mac"
+    nest = "store DRAM I F O\nparfor p tile 2 over X\n store RF I\n for r tile 1\n for p tile 1\n mac"
     return program(parse(nest), e, Arch("padded", levels, (Fanout("array", 1, (("X", 3),), (True,), (True,)),), Compute(1.0, 1.0), 1.0, 8))
 
 

@@ -5,6 +5,7 @@ The one place where old names stand: readers of files and of SQL say the new nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 KEYS: dict[str, tuple[str, ...]] = {  # last part of a key: those that took its place, told apart by where it stands
@@ -35,6 +36,19 @@ COLUMNS: dict[str, str] = {
     "again_words": "reread_words",
     "room_words": "capacity_words",
 }
+
+
+LINES: tuple[tuple[str, str], ...] = (  # of mappings and schedules
+    (r"for (\w+) in tiles of (\d+)", r"for \1 tile \2"),
+    (r"spatial (\w+) over (\w+) in tiles of (\d+)", r"parfor \1 tile \3 over \2"),
+    (r"keep (\w+) (\S+) (\d.*)", r"retain \1 \2 \3"),
+)
+
+
+def line_now(line: str) -> str:
+    """A line of a mapping or schedule as it is written now; empty: it has had no other form."""
+    line = " ".join(line.split())
+    return next((re.sub(old, new, line) for old, new in LINES if re.fullmatch(old, line)), "")
 
 
 def key_now(key: str, known: Iterable[str]) -> str:

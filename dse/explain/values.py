@@ -9,9 +9,10 @@ from itertools import accumulate
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
+from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion
 from dse.mapping.directives import overlap, text, written
-from dse.mapping.nest import Loop, to_data
+from dse.mapping.nest import Loop, shown, to_data
 from dse.mapping.schedule import Schedule, apart, in_turn
 from dse.mapping.searched import claim, space_words
 from dse.sim.counts.parts import bits_of
@@ -133,7 +134,7 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     einsums: list[dict[str, Any]] = [
         {"name": c.name, "count": c.count, "energy_pj": c.energy_pj, "latency_cycles": c.latency_cycles, "bottleneck": c.bottleneck,
          "optimality_gap": _known(c.optimality_gap), "gap_to_bound": _known(c.gap_to_bound), "certificate": claim(c.certificate),
-         "lanes": lanes_used(c, e), "mapping": str(c.mapping), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
+         "lanes": lanes_used(c, e), "mapping": shown(c.mapping, e), "host_copies": c.host_copies, "host_copy_elems": c.host_copy_elems}
         for c, e in listed(workload, solution)]
     for row, (c, e) in zip(einsums, listed(workload, solution), strict=True):
         if c.moved:
@@ -141,7 +142,7 @@ def document(arch: Arch, workload: Workload, solution: Solution) -> dict[str, An
     found = {**totals(arch, solution), "einsums": einsums}
     if solution.schedule:
         found |= asdict(solution.memory) if solution.memory else {}
-        found |= {"schedule": str(solution.schedule), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [
+        found |= {"schedule": schedules.shown(solution.schedule, workload), "on_chip": [asdict(one) for one in on_chip(solution)], "segments": [
             {**asdict(row), "on_chip": [tensor for tensor, _ in row.on_chip], "peak_bits": dict(row.peak_bits)} for row in solution.segments]}
     return found
 
@@ -157,7 +158,7 @@ def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -
     """The whole schedule as one nest with branches: the text that `dse simulate` and `dse map --schedule` read. Raises ValueError where it is no nest."""
     if strange := [c for c in solution.einsums if c.mapping.outside]:
         raise ValueError(f"{strange[0].name}: its schedule is {strange[0].mapping.outside.splitlines()[0]}; --format text shows it")
-    return str(solution.schedule or plan or in_turn(workload, {c.name: c.mapping for c in solution.einsums}))
+    return schedules.shown(solution.schedule or plan or in_turn(workload, {c.name: c.mapping for c in solution.einsums}), workload)
 
 
 def directives(workload: Workload, solution: Solution) -> str:
@@ -302,7 +303,7 @@ def binding(cost: EinsumCost) -> list[str]:
 def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
     """(nest or other schedule as text, tables): traffic with energies, footprints against capacities, busy cycles of every component."""
     ranks = ", ".join(f"{rank}={n}" for rank, n in e.extents)
-    text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), str(cost.mapping)])
+    text = "\n".join([f"{e.name}: {show(e)}\n  {ranks}\n", *([cost.strategy, ""] if cost.strategy else []), shown(cost.mapping, e)])
     return text, [
         Table("traffic of one run", ("level", "tensor", "action", "width_bits", "actions", "energy_pj", "share"), tuple(_traffic(arch, cost)),
               "An action moves width_bits: elements * bits / width_bits of them."),

@@ -23,7 +23,7 @@ from dse.frontend import tables as screen
 from dse.mapping import directives
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, converted
-from dse.mapping.nest import Infeasible
+from dse.mapping.nest import Infeasible, shown
 from dse.run import folder, record
 from dse.sim.einsum.evaluate import Problem, Solution, Tell, silent
 from dse.sim.schedule import outermost
@@ -197,7 +197,7 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     if isinstance(found, Infeasible):
         raise ValueError(f"{workload} on {arch.name}: {found}")
     rows = [{"energy_pj": one.cost.energy_pj, "latency_cycles": one.cost.latency_cycles, f"{pareto.slug(found.level)}_bytes": one.room_bytes,
-             "nest": str(one.cost.mapping), "certificate": found.certificate} for one in found.members]
+             "nest": shown(one.cost.mapping, e), "certificate": found.certificate} for one in found.members]
     return Answer(pa.Table.from_pylist(rows))
 
 

@@ -18,6 +18,7 @@ from dse.explain import figures, units
 from dse.explain import values as explain
 from dse.frontend import check, pictures, tables
 from dse.frontend.pictures import Opened
+from dse.mapping.nest import shown
 from dse.run import record
 from dse.study import pareto
 from dse.study import study as studies
@@ -178,7 +179,7 @@ def _workload(one: Any, nests: dict[str, int]) -> dict[str, Any]:
             "latency": pictures.binding_ns(one.arch, one.found),
             "roofline": {"peak": roof.peak, "gb_s": roof.gb_s, "level": roof.level, "dots": [list(asdict(dot).values()) for dot in roof.dots]},
             "einsums": [[c.name, c.count, c.count * c.energy_pj, c.count * c.latency_cycles / one.arch.clock_ghz, c.bottleneck,
-                         nests.setdefault(str(c.mapping), len(nests))] for c, _ in _costliest(one)]}
+                         nests.setdefault(shown(c.mapping, e), len(nests))] for c, e in _costliest(one)]}
 
 
 def _costliest(one: Any) -> Sequence[tuple[Any, Any]]:

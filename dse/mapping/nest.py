@@ -3,12 +3,13 @@
     layout DRAM A: M/16 K m16            (where a layout is named: else row-major)
     share GLB B over Y                   (lanes along Y hold a part each of their tile of B, and pass the parts round)
     store DRAM A B C
-    for m tile 16
+    for m in [0:4) tile 16               (4 trips, each leaves a tile of 16 inside)
       store GLB A B C
-      parfor n tile 1 over Y
+      parfor n in [0:8) tile 1 over Y    (spatial: 8 PEs along Y)
         mac
 
-A loop names the tile that is left inside it; a storage node's position is its reuse: its tile is fetched once per
+A loop names the tile that is left inside it. Its trip count follows, so a text may leave it out; one that
+contradicts the tile is a fault. A storage node's position is its reuse: its tile is fetched once per
 iteration of every loop above it.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,25 +27,31 @@ from dse.mapping.conversion import COPY
 from hw.arch import Arch, Level
 from workloads import document
 from workloads.einsum import Einsum
+from workloads.renamed import line_now
 
-LOOP = re.compile(r"^for\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
-SPATIAL = re.compile(r"^spatial\s+(\w+)\s+over\s+(\w+)\s+in\s+tiles\s+of\s+(\d+)$")
+TRIPS = r"(?:\s+in\s+\[0:(\d+)\))?"
+LOOP = re.compile(rf"^for\s+(\w+){TRIPS}\s+tile\s+(\d+)$")
+SPATIAL = re.compile(rf"^parfor\s+(\w+){TRIPS}\s+tile\s+(\d+)\s+over\s+(\w+)$")
 LAYOUT = re.compile(r"^layout\s+(\w+)\s+(\w+)\s*:\s*(\S.*)$")
 SHARE = re.compile(r"^share\s+(\w+)\s+(\w+)\s+over((?:\s+\w+)+)$")
 STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 MOST_NODES = 1000
 OUTSIDE = "outside the nest space"  # how the text of a schedule begins that is no nest
-FORMS = ('"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK tile N", '
+FORMS = ('"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in [0:TRIPS) tile N", '
          '"parfor RANK tile N over DIM", "mac"')
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Iterates a rank in tiles; over names the fan-out dimension of a spatial loop, "" is temporal."""
+    """Iterates a rank in tiles; over names the fan-out dimension of a spatial loop, "" is temporal.
+
+    trips: the count that a text states, 0: none. It follows from the tiles, so loops that differ in it are equal.
+    """
 
     rank: str
     tile: int
     over: str = ""
+    trips: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ class Mapping:
     fork: int = 0
 
     def __str__(self) -> str:
-        return self.outside or "\n".join(_lines(self))
+        return "\n".join(nest_lines(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,25 @@ def mapping_key(einsum_key: str, mapping: Mapping) -> str:
     return hashlib.sha256(f"{einsum_key}\n{mapping}".encode()).hexdigest()[:16]
 
 
-def _lines(mapping: Mapping) -> Iterator[str]:
+def shown(mapping: Mapping, e: Einsum) -> str:
+    """The text of a mapping of an einsum, with trip counts."""
+    return "\n".join(nest_lines(mapping, e.sizes()))
+
+
+def loop_text(loop: Loop, left: dict[str, int] | None) -> str:
+    """A loop as text. left: tile of each rank outside of it, which is brought up to date; None: without its trip count."""
+    trips = f" in [0:{-(-left[loop.rank] // loop.tile)})" if left else ""
+    if left:
+        left[loop.rank] = loop.tile
+    return f"parfor {loop.rank}{trips} tile {loop.tile} over {loop.over}" if loop.over else f"for {loop.rank}{trips} tile {loop.tile}"
+
+
+def nest_lines(mapping: Mapping, left: dict[str, int] | None = None) -> list[str]:
+    """The text of a mapping, line by line. left: tile of each rank outside of it, for trip counts, brought up to date; None: without."""
+    return mapping.outside.splitlines() if mapping.outside else list(_lines(mapping, left))
+
+
+def _lines(mapping: Mapping, left: dict[str, int] | None) -> Iterator[str]:
     yield from (f"layout {one.level} {one.tensor}: {one.text}" for one in mapping.layouts)
     yield from (f"share {one.level} {one.tensor} over {' '.join(one.dims)}" for one in mapping.shares)
     indent = ""
@@ -120,7 +145,7 @@ def _lines(mapping: Mapping) -> Iterator[str]:
             continue
         for node in group:
             assert isinstance(node, Loop)
-            yield f"{indent}parfor {node.rank} tile {node.tile} over {node.over}" if node.over else f"{indent}for {node.rank} tile {node.tile}"
+            yield f"{indent}{loop_text(node, left)}"
             indent += "  "
     yield f"{indent}mac"
 
@@ -144,11 +169,12 @@ def parse(text: str) -> Mapping:
         elif match := SHARE.match(line):
             shares.append(Shared(match[1], match[2], tuple(match[3].split())))
         elif match := LOOP.match(line):
-            nodes.append(Loop(match[1], int(match[2])))
+            nodes.append(Loop(match[1], int(match[3]), trips=int(match[2] or 0)))
         elif match := SPATIAL.match(line):
-            nodes.append(Loop(match[1], int(match[3]), match[2]))
+            nodes.append(Loop(match[1], int(match[3]), match[4], int(match[2] or 0)))
         else:
-            raise ValueError(f'mapping, line {number}: "{line}" is none of {FORMS}; mac stands last')
+            now = line_now(line)
+            raise ValueError(f'mapping, line {number}: "{line}" ' + (f"has a new form; write {now}" if now else f"is none of {FORMS}; mac stands last"))
     return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
 
 
@@ -158,12 +184,12 @@ def by_place(shares: Iterable[Shared]) -> tuple[Shared, ...]:
 
 
 def to_data(mapping: Mapping) -> list[dict[str, Any]]:
-    """The YAML form of a nest: a list of {layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile} and {spatial, over, tile}."""
+    """The YAML form of a nest: a list of {layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile} and {parfor, over, tile}."""
     data: list[dict[str, Any]] = [{"layout": one.text, "level": one.level, "tensor": one.tensor} for one in mapping.layouts]
     data += [{"share": one.tensor, "level": one.level, "over": list(one.dims)} for one in mapping.shares]
     for node in mapping.nodes:
         if isinstance(node, Loop):
-            data.append({"spatial": node.rank, "over": node.over, "tile": node.tile} if node.over else {"for": node.rank, "tile": node.tile})
+            data.append({"parfor": node.rank, "over": node.over, "tile": node.tile} if node.over else {"for": node.rank, "tile": node.tile})
         elif data and data[-1].get("store") == node.level:
             data[-1]["tensors"].append(node.tensor)
         else:
@@ -186,10 +212,10 @@ def from_data(data: Sequence[Any]) -> Mapping:
                 nodes.extend(Store(level, str(tensor)) for tensor in tensors)
             case {"for": str(rank), "tile": int(tile), **rest} if not rest:
                 nodes.append(Loop(rank, tile))
-            case {"spatial": str(rank), "over": str(dim), "tile": int(tile), **rest} if not rest:
+            case {"parfor": str(rank), "over": str(dim), "tile": int(tile), **rest} if not rest:
                 nodes.append(Loop(rank, tile, dim))
             case _:
-                forms = "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, {spatial, over, tile}"
+                forms = "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, {parfor, over, tile}"
                 raise ValueError(f"mapping, entry {number}: {entry!r} is none of {forms}")
     return Mapping(tuple(nodes), layouts=tuple(layouts), shares=by_place(shares))
 
@@ -244,7 +270,7 @@ def _is_mapping(data: object, names: Sequence[str]) -> bool:
         named = any(str(key) in names or COPY.match(str(key)) for key in data)
         return named or any(_is_mapping(value, ()) for value in data.values() if not isinstance(value, dict))
     if isinstance(data, list):
-        return any(isinstance(entry, dict) and {"store", "for", "spatial", "layout", "share"} & entry.keys() for entry in data)
+        return any(isinstance(entry, dict) and {"store", "for", "parfor", "layout", "share"} & entry.keys() for entry in data)
     return isinstance(data, str) and is_text(data)
 
 
@@ -281,12 +307,15 @@ def _loop_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
             wrong.add(node.rank)
             yield f"loop {node.rank} tile {node.tile}: the tile outside is {left[node.rank]}; take 1 to {left[node.rank]}"
         else:
+            trips = -(-left[node.rank] // node.tile)
+            if node.trips not in (0, trips):
+                yield f"loop {node.rank} in [0:{node.trips}) tile {node.tile}: {left[node.rank]} tile {node.tile} are {trips} trips; correct one of both"
             left[node.rank] = node.tile
         if node.over and node.over not in dims:
             yield f"parfor {node.rank} over {node.over}: the machine's fan-out dimensions are {', '.join(dims) or 'none'}"
     for rank, tile in left.items():
         if tile != 1 and rank not in wrong:
-            yield f"rank {rank} ends tile {tile}; add a loop tile 1 over it"
+            yield f"rank {rank} ends with tile {tile}; add a loop for {rank} tile 1"
 
 
 def _store_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:

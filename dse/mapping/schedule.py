@@ -23,24 +23,26 @@ brought in once, not once per granule.
 from __future__ import annotations
 
 import re
+from collections import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 
 from dse.mapping.conversion import COPY, converted, told_by
-from dse.mapping.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, by_place, parse, read
+from dse.mapping.nest import LAYOUT, LOOP, SHARE, SPATIAL, STORE, Loop, Mapping, Store, by_place, nest_lines, parse, read
 from workloads.einsum import Einsum
 from workloads.graph import Workload, owner, unique
 
 HEAD = re.compile(r"^einsum\s+(\S+?)(?:\s+on((?:\s+\w+\[\d+:\d+\])+))?(?:\s+with\s+(\w+\s*=\s*\w+(?:\s*,\s*\w+\s*=\s*\w+)*))?$")
 LANES = re.compile(r"(\w+)\[(\d+):(\d+)\]")
 HOLD = re.compile(r"^hold\s+(\w+)((?:\s+\w+)+)$")
-KEEP = re.compile(r"^keep\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/\d+)?\s+after\s+[^\s,]+)*)$")
+KEEP = re.compile(r"^retain\s+(\w+)\s+(\S+)\s+(\d+(?:/\d+)?)((?:\s*,\s*\d+(?:/\d+)?\s+after\s+[^\s,]+)*)$")
 AFTER = re.compile(r"(\d+(?:/\d+)?)\s+after\s+([^\s,]+)")
 WEIGHTS = ("streamed", "pinned")
 FILLS = ("turn", "ahead")
-STARTS = ("weights", "fills", "keep", "segment")  # how the text of a schedule begins
+STARTS = ("weights", "fills", "retain", "segment")  # how the text of a schedule begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,23 +162,37 @@ def _place(one: Keep) -> tuple[str, str]:
     return one.level, one.tensor
 
 
-def _lines(schedule: Schedule) -> Iterator[str]:
+def shown(schedule: Schedule, workload: Workload) -> str:
+    """The text of a schedule of a workload, with trip counts."""
+    return "\n".join(_lines(schedule, {e.name: e.sizes() for e in workload.einsums}))
+
+
+def _lines(schedule: Schedule, sizes: abc.Mapping[str, dict[str, int]] = MappingProxyType({})) -> Iterator[str]:
+    """sizes: of the ranks of each einsum, for trip counts; of one that is not there, none is shown."""
     if schedule.weights != "streamed":
         yield f"weights {schedule.weights}"
     if schedule.ahead:
         yield "fills ahead"
-    yield from (f"keep {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.keeps, key=_place))
+    yield from (f"retain {one.level} {one.tensor} {one.shares()}" for one in sorted(schedule.keeps, key=_place))
     for segment in schedule.segments:
         yield "segment"
-        shared = str(Mapping(segment.nodes)).splitlines()[:-1]
-        yield from (f"  {line}" for line in shared)
+        outer = {shared: sizes[b.einsum][own] for b in segment.branches for shared, own in _shared_ranks(segment, b, sizes)}
+        yield from (f"  {line}" for line in nest_lines(Mapping(segment.nodes), outer or None)[:-1])
         indent = "  " * (1 + sum(isinstance(node, Loop) for node in segment.nodes))
         for branch in segment.branches:
             on = f" on {' '.join(f'{one.dim}[{one.first}:{one.first + one.size}]' for one in branch.region)}" if branch.region else ""
             names = f" with {', '.join(f'{a} = {b}' for a, b in branch.ranks)}" if branch.ranks else ""
             yield f"{indent}einsum {branch.einsum}{on}{names}"
             yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.held)
-            yield from (f"{indent}  {line}" for line in str(branch.mapping).splitlines())
+            left = sizes.get(branch.einsum, {}) | {own: outer[shared] for shared, own in _shared_ranks(segment, branch, sizes)}
+            yield from (f"{indent}  {line}" for line in nest_lines(branch.mapping, left or None))
+
+
+def _shared_ranks(segment: Segment, branch: Branch, sizes: abc.Mapping[str, dict[str, int]]) -> list[tuple[str, str]]:
+    """(rank of a shared loop, its name in a branch), of ranks that the branch's einsum has."""
+    names, own = dict(branch.ranks), sizes.get(branch.einsum, {})
+    pairs = [(node.rank, names.get(node.rank, node.rank)) for node in segment.nodes if isinstance(node, Loop)]
+    return [(shared, name) for shared, name in pairs if name in own]
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -213,7 +229,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
         return _with_last(found, replace(found.segments[-1], branches=(*found.segments[-1].branches, Branch(match[1], Mapping(()), ranks, region))))
     if match := KEEP.match(line):
         if found.segments:
-            raise ValueError("stands below a segment; keep stands above them all")
+            raise ValueError("stands below a segment; retain stands above them all")
         try:
             share, then = Fraction(match[3]), tuple((name, Fraction(less)) for less, name in AFTER.findall(match[4]))
         except ZeroDivisionError:
@@ -230,7 +246,7 @@ def _read_line(found: Schedule, own: list[str], line: str) -> Schedule:
             raise ValueError("must be fills ahead or fills in turn")
         return replace(found, ahead=line.split()[1] == FILLS[1])
     if not found.segments or not (LOOP.match(line) or SPATIAL.match(line) or STORE.match(line)) or found.segments[-1].branches:
-        raise ValueError("cannot stand here; first keep, weights and fills, then segments: shared loops and stores, then einsum NAME and its nest down to mac")
+        raise ValueError("cannot stand here; first retain, weights and fills, then segments: shared loops and stores, then einsum NAME and its nest down to mac")
     segment = found.segments[-1]
     return _with_last(found, replace(segment, nodes=(*segment.nodes, *parse(line).nodes)))
 

@@ -622,7 +622,7 @@ def _unfused(space: Space) -> bool:
 
 
 WITHIN = (  # an einsum
-    Feature("imperfect factors", ("for", "spatial", "Loop.tile"), _of_mappings(_factor_words), _factors),
+    Feature("imperfect factors", ("for", "parfor", "Loop.tile", "Loop.trips"), _of_mappings(_factor_words), _factors),
     Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _each(_dataflow)),
     Feature("order of storage nodes", ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
             _of_mappings(_order_words), _each(_node_order)),
@@ -655,7 +655,7 @@ BETWEEN = (  # einsums
             lambda s: _said(s.shared_reads, "reads shared by einsums", _unfused(s)), _shared_reads),
     Feature("padding", ("Segment.nodes",), lambda s: _said(s.padded, "padding of what is handed on", _unfused(s)), _padded),
     Feature("depths of tensors", ("Segment.nodes",), lambda s: _said(s.depths, "tensors at other depths", _unfused(s)), _depths),
-    Feature("retention", ("keep", "Keep.level", "Keep.tensor", "Schedule.keeps"), _retained_words, _retention),
+    Feature("retention", ("retain", "Keep.level", "Keep.tensor", "Schedule.keeps"), _retained_words, _retention),
     Feature("retention of parts", ("Keep.share", "Keep.then"),
             lambda s: _said(s.parts, "retention of parts", not s.retained), _parts),
     Feature("pipeline tiles", ("Segment.nodes",), _tile_words, _tiles),

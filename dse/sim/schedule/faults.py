@@ -129,7 +129,7 @@ def _keep_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -
     known = {level.name: v for v, level in enumerate(arch.levels)}
     first, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
     for i, one in enumerate(schedule.keeps):
-        line = f"keep {one.level} {one.tensor}"
+        line = f"retain {one.level} {one.tensor}"
         if one.level not in known or not 0 < known[one.level] < max(first, 2):
             near = ", ".join(level.name for level in arch.levels[1:max(first, 2)]) or "there is none"
             yield f"{line}: must be a level of the chip outside of all lanes, or the first one inside of them: {near}"
