@@ -208,7 +208,8 @@ def network(arch: Arch, workload: Workload, solution: Solution, whole: bool) -> 
     found = [energy(arch, solution), *([segments(solution)] if solution.segments else []), *([pruned(solution)] if solution.pruned else [])]
     cost = sorted(listed(workload, solution), key=lambda pair: -pair[0].count * pair[0].energy_pj)
     rows = [(c.name, c.count, c.count * c.energy_pj, c.count * c.energy_pj / (solution.energy_pj or 1), c.count * c.latency_cycles, ", ".join(binding(c)),
-             f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound), round(needs(e).computed) * c.count, c.certificate.partition(";")[0])
+             f"{lanes_used(c, e) or '-'} of {every}", _known(c.gap_to_bound),
+             round(needs(e, arch.word_bits).computed) * c.count, c.certificate.partition(";")[0])
             for c, e in cost]
     behind = list(accumulate(row[3] for row in rows))
     shown = len(rows) if whole or len(rows) <= FEW else max(1, 1 + next((i for i, part in enumerate(behind) if part >= MOST), len(rows)))
@@ -360,9 +361,9 @@ def _held(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
         whole = 0.0
         for name, tensor, elems in cost.footprint:
             if name == level.name:
-                held = elems * bits[tensor] / 8
+                held = float(elems * bits[tensor] / 8)
                 whole += held
-                yield level.name, tensor, elems, held, None, None
+                yield level.name, tensor, elems if isinstance(elems, int) else float(elems), held, None, None
         if level.capacity_bits is not None:
             yield level.name, "all", None, whole, level.capacity_bits / 8, 8 * whole / level.capacity_bits
 

@@ -180,6 +180,8 @@ ENTRY: Meanings = {
     "bits": ("bit", "of an element, per tensor; default: the machine's word"),
     "density": ("share", "of nonzeros, per tensor"),
     "format": ("", "dense or csr, per tensor"),
+    "index_bits": ("bit", "of a column index, per csr tensor; default: the least that hold its columns"),
+    "pointer_bits": ("bit", "of a row pointer, per csr tensor; default: the least that hold its number of nonzeros"),
 }
 SCHEMAS: tuple[tuple[str, str, Any, Meanings], ...] = (
     ("study", "search.", Search, SEARCH), ("study", "stop.", Stop, STOP), ("study", "solver.", Picks, SOLVER), ("study", "limits.", Limits, LIMITS),

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hw.arch import Access, Compute, Fanout, Level
 
-MODEL_VERSION = 12
+MODEL_VERSION = 13
 SOLVER_VERSION = 21
 
 STATUS = ("ok", "infeasible", "pruned", "error")

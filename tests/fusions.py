@@ -25,7 +25,7 @@ from dse.sim.transfer import dim_names
 from dse.stack import Picks, _layouts, solve
 from hw.arch import Access, Arch, Compute, Fanout, Level
 from tests.enumeration import mappings, size
-from workloads.einsum import Einsum, einsum
+from workloads.einsum import Einsum, csr, einsum
 from workloads.graph import Workload
 
 MOST = 700  # mappings of an einsum
@@ -326,11 +326,13 @@ def wrong_in_layouts(seed: int, overlap: str = "free") -> tuple[list[str], list[
     return lines, ratios
 
 
-def sparse_case(seed: int) -> tuple[Arch, Workload]:
-    """A compressed matrix times a dense one, column by column if need be, and a function of the product; the matrix is held, or comes anew for each column."""
+def sparse_case(seed: int, widths: tuple[int, int] | None = None) -> tuple[Arch, Workload]:
+    """A compressed matrix times a dense one, column by column if need be, and a function of the product; the matrix is held, or comes anew for each column.
+    widths: of an index and of a pointer, drawn where none are given."""
     rng = Random(seed)
     arch, sizes = small_machine(rng, "free"), {"m": rng.choice([2, 3]), "k": rng.choice([2, 3, 4]), "n": rng.choice([2, 4])}
-    product_of = einsum("T0[m,n] += A[m,k] * X[k,n]", sizes, "e0", density={"A": rng.choice([0.1, 0.25, 0.5])}, format={"A": "csr"})
+    density = rng.choice([0.1, 0.25, 0.5])
+    product_of = einsum("T0[m,n] += A[m,k] * X[k,n]", sizes, "e0", **csr("A", density, *(widths or (rng.choice([0, 8, 16]), rng.choice([0, 8])))))
     return arch, Workload("sparse", (product_of, einsum("T1[m,n] = relu(T0[m,n])", {"m": sizes["m"], "n": sizes["n"]}, "e1")), frozenset("A"))
 
 

@@ -182,7 +182,8 @@ def random_einsum(
         return f'"{out}[{m},{n}] += {a}[{m},0] * W{i}[{n}]"', (rows, wide), {m: rows, n: wide}
     if kind == "scalar":
         return f'"{out}[{m},{n}] += {a}[{k},{n}] * W{i}[{m}]"', (1, columns), {m: 1, n: columns, k: rows}
-    density = f", density: {{W{i}: 0.5}}, format: {{W{i}: csr}}" if kind == "csr" else ""
+    widths = "".join(f", {key}: {{W{i}: {n}}}" for key in ("index_bits", "pointer_bits") if (n := rng.choice([0, 0, 8, 32]))) if kind == "csr" else ""
+    density = f", density: {{W{i}: 0.5}}, format: {{W{i}: csr}}{widths}" if kind == "csr" else ""
     text = f'"{out}[{m},{n}] += {a}[{m},{k}] * W{i}[{k},{n}]"'
     return f"{{text: {text}{density}}}" if density else text, (rows, wide), {m: rows, n: wide, k: columns}
 

@@ -34,7 +34,7 @@ from workloads.einsum import Einsum
 def operations(rng: Random) -> list[tuple[Einsum, float]]:
     """Einsums of all kinds, some with more operands than are bounded together, words of their own, zeros."""
     text = rng.choice(["gemm:m=48,n=20,k=36", "conv:k=8,c=16,p=14,q=14,r=3,s=3,pad=1", "conv:k=6,c=6,p=9,q=9,r=3,s=3,groups=6"])
-    found = [catalog.load(text).einsums[0], random_einsum(rng), random_einsum(rng)]
+    found = [catalog.load(text).einsums[0], random_einsum(rng), random_einsum(rng, ("spmm", "spmv"))]
     first = replace(found[0], inputs=(replace(found[0].inputs[0], bits=rng.choice([None, 4, 12])), *found[0].inputs[1:]))
     more = Einsum(**{name: getattr(found[0], name) for name in Einsum.__slots__} | {"inputs": (*found[0].inputs, replace(found[0].inputs[0], tensor="more"))})
     others = [replace(found[0], kind=kind) for kind in ("max", "mul")]

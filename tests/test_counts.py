@@ -120,7 +120,7 @@ def test_sums_that_threads_share_give_each_factor_its_number() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(20):
-            s = Sums(e, [], Wiring((), frozenset(), ()))
+            s = Sums(e, [], Wiring((), frozenset(), (), 8))
             threads = [Thread(target=lambda own=own, s=s: [s.number(None, (own, i), ("m",), {}) for i in range(40)]) for own in range(4)]  # type: ignore[misc]
             for thread in threads:
                 thread.start()

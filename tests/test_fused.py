@@ -60,7 +60,7 @@ def test_no_schedule_of_a_compressed_matrix_is_cheaper() -> None:
 def test_bounds_leave_schedules_of_compressed_matrices_in(seed: int, energy: float) -> None:
     """Schedules of so much energy exist. 71: what comes anew in every trip is read at nonzeros only, but brought in whole; 170: a held matrix is brought in as
     it is stored."""
-    arch, workload = sparse_case(seed)
+    arch, workload = sparse_case(seed, (8, 8))
     found = fused.fused(arch, workload, "energy", "perfect", lambda _: FREE)
     assert isinstance(found, Solution) and found.energy_pj <= energy * (1 + 1e-9)
 

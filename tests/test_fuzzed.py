@@ -96,7 +96,7 @@ SKIPS = """name: skips
 weights: [W, V]
 extents: {m: 3, n: 3, k: 4}
 einsums:
-- {text: "T[m,n] += X[m,k] * W[k,n]", density: {W: 0.5}, format: {W: csr}}
+- {text: "T[m,n] += X[m,k] * W[k,n]", density: {W: 0.5}, format: {W: csr}, index_bits: {W: 8}, pointer_bits: {W: 8}}
 - "Y[m,n] += X[m,k] * V[k,n]"
 """
 

@@ -43,6 +43,8 @@ class Entry:
     bits: dict[str, Count] = field(default_factory=dict)
     density: dict[str, float] = field(default_factory=dict)
     format: dict[str, str] = field(default_factory=dict)
+    index_bits: dict[str, Count] = field(default_factory=dict)
+    pointer_bits: dict[str, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,8 @@ def _symmetric(d: Dim, e: Einsum, given: bool) -> range:
 def _parse(extents: Mapping[str, int], entry: Entry, stored: Mapping[str, tuple[int, ...]]) -> Einsum:
     def parsed(sizes: dict[str, tuple[int, ...]]) -> Einsum:
         ranks = {**extents, **entry.extents}
-        return einsum(entry.text, ranks, entry.name, sizes=sizes, bits=entry.bits, density=entry.density, format=entry.format)
+        return einsum(entry.text, ranks, entry.name, sizes=sizes, bits=entry.bits, density=entry.density, format=entry.format,
+                      index_bits=entry.index_bits, pointer_bits=entry.pointer_bits)
 
     own = {t: tuple(s) for t, s in entry.sizes.items()}
     known = {p.tensor: stored[p.tensor] for p in parsed(own).inputs if p.tensor in stored and len(stored[p.tensor]) == len(p.dims)}

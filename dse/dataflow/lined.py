@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import product
 from math import inf, log, prod
 
@@ -48,7 +49,7 @@ class Felt:
     rows: tuple[Count, ...]
     counted: frozenset[Key]
     links: dict[Place, Link]
-    room: dict[Place, int]
+    room: dict[Place, int | Fraction]
     hops_pj: float
     moved: dict[tuple[Place, Layout], dict[Key, Transfer]] = field(default_factory=dict)
     times: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)

@@ -231,7 +231,7 @@ def _tables(e: Einsum, fanouts: tuple[Fanout, ...], tiles: Tiles, spatial: tuple
     first = np.cumsum([0, *(len(p.dims) for p in tensors)])
     array = kernels.Einsum(seen, full, part, by_itself, first, np.array(kind, np.int64), np.array(offset, np.int64), np.array(stored, np.int64),
                            np.array(rank_of, np.int64).reshape(-1, 2), np.array(coef, np.int64).reshape(-1, 2),
-                           np.array([0.0 if p.format == "dense" else 2 * p.density for p in tensors]), np.argsort([len(o.ways) for o in own], kind="stable"))
+                           np.array([0.0 if p.format == "dense" else p.density for p in tensors]), np.argsort([len(o.ways) for o in own], kind="stable"))
     pool = _pool(own, [sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n]) for n in range(borders + 1)])
     return Tables(ranks, tuple(p.tensor for p in tensors), own, array, pool, _memo(own, array, borders + 1), sinks)
 
@@ -281,13 +281,14 @@ def _machine(problems: Sequence[Problem], tensors: Sequence[str], parts: Parts, 
              limit: float) -> kernels.Machine:
     """homes: (tensor, level) whose room is not the einsum's; limit: cycles at most."""
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
-    bits, (dims, groups) = bits_of(e, arch), wired(arch.fanouts)
+    dims, groups = wired(arch.fanouts)
     outside = sorted({g.outside for g in groups})
     ports = [[parts.at["busy", v, v, port(level, action)] for action in ("read", "write")] for v, level in enumerate(arch.levels)]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
     return kernels.Machine(
         np.array([inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]),
-        np.array([[0.0 if (t, level.name) in homes else bits[t] for level in arch.levels] for t in tensors], np.float64),
+        np.array([[p.elem_bits(arch.word_bits), p.pointer_bits] for p in (*e.inputs, e.output)], np.float64),
+        np.array([[(t, level.name) not in homes for level in arch.levels] for t in tensors], np.float64),
         np.array([level.double_buffer for level in arch.levels]), np.array(ports, np.int64),
         np.array(parts.waits, np.int64), np.array(parts.serves, np.int64),
         np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]), np.array([lane.size for lane in dims], np.int64),
@@ -515,8 +516,9 @@ def _link(problem: Problem, tensors: Sequence[str], parts: Parts, spread: Dict[s
             for row in ((found, low) if sure else (found,)) if some(more) else ():
                 _more(row, q, part, more)
 
-    csr = 0.0 if p.format == "dense" else 2 * p.density
-    amounts = [(kernels.POINTS, straight(p, e))] if compute else [(kernels.WORDS, csr), (kernels.ROWS, 1.0)] if csr else [(kernels.WORDS, 1.0)]
+    csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
+    tiled = [(kernels.WORDS, nonzero_words * p.density), (kernels.ROWS, row_words)] if csr else [(kernels.WORDS, 1.0)]
+    amounts = [(kernels.POINTS, straight(p, e, arch.word_bits))] if compute else tiled
     few = sparse(e) if output and compute else None
     first = [(kernels.MET, -few.met), (kernels.BEGUN, -few.begun)] if few else [(kernels.BEGUN, -nonzero(e)) if compute else (kernels.STARTED, -1.0)]
     skips = first if output and levels[parent].skip_first_read else []

@@ -152,7 +152,7 @@ def _begun(arches: Sequence[Arch], workload: Workload) -> Family:
     if arches[0].felt():
         raise ValueError(f"{arches[0].name} describes lines, rows, banks or hops, which shared schedules do not price")
     kinds = [unit(arches[0], number) for number in operations(arches[0])]
-    ops = [sum(n * needs(e).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
+    ops = [sum(n * needs(e, kind.word_bits).computed * op_pj(e, kind) for e, n in zip(workload.einsums, counts(workload), strict=True)) for kind in kinds]
     wide = [(slice(at, at + MANY), together(arches[at:at + MANY])) for at in range(0, len(arches), MANY)]
     bounds = np.concatenate([np.column_stack(np.broadcast_arrays(*least(some, workload))) for _, some in wide])
     return Family(list(arches), wide, workload, np.array([prices(arch) for arch in arches]), np.array([times(arch) for arch in arches]), bounds, ops)
@@ -326,6 +326,6 @@ def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64
 
 
 def _einsum(c: EinsumCost, one: Placed, arch: Arch, energy: float, cycles: float, bound_by: str) -> EinsumCost:
-    gap = above(energy, floor(needs(one.einsum), rates(arch))[0]) if one.boundary == ALONE else inf
+    gap = above(energy, floor(needs(one.einsum, arch.word_bits), rates(arch))[0]) if one.boundary == ALONE else inf
     price = Price(energy, cycles, bound_by, (), (), cycles)
     return replace(c, energy_pj=energy, latency_cycles=cycles, bound_by=bound_by, gap_in_space=gap, gap_to_bound=gap, price=price)

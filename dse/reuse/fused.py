@@ -31,10 +31,9 @@ from dse.reuse.trips import MOST_MEMBERS, Members, fusing_levels, segments
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
 from dse.searched import Space, encoded, mappings_of
 from dse.sim import placed
-from dse.sim.counts import held_elems
+from dse.sim.counts import tile_bits
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Solution, Tell, above, certified, einsum_cost, figure, in_space, silent
 from dse.sim.graph import any_schedule, evaluate
-from dse.sim.parts import bits_of
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts, owner
@@ -493,12 +492,12 @@ def _plans(g: Graph, m: Members, own: Sequence[Einsum], level: Level, kept: Sequ
     """Loops, and which of the tensors that they do not cut are held, with the bits of what is shared, as far as these fit."""
     names = [t for e in own for t in sorted(_names(e))]
     for number, axis in enumerate(m.axes):
-        may = sorted((-held_elems(p, e.sizes()) * bits_of(e, g.arch)[p.tensor], p.tensor) for e, rank, has in zip(own, axis, kept, strict=True)
+        may = sorted((-tile_bits(p, e.sizes(), g.arch.word_bits), p.tensor) for e, rank, has in zip(own, axis, kept, strict=True)
                      for p in e.tensors() if p.tensor not in m.handed and p.tensor not in has and rank not in p.ranks()
                      and names.count(p.tensor) == 1 and role(e, p.tensor) in level.holds)[:MOST_HELD]
         n = own[0].sizes()[axis[0]]
         for tile in (t for t in range(1, n) if n % t == 0):
-            tiles = sum(held_elems(e.output, e.sizes() | {rank: tile}) * bits_of(e, g.arch)[e.output.tensor] for e, rank in zip(own, axis, strict=True)
+            tiles = sum(tile_bits(e.output, e.sizes() | {rank: tile}, g.arch.word_bits) for e, rank in zip(own, axis, strict=True)
                         if e.output.tensor in m.handed) * (2 if level.double_buffer else 1)
             for held in (held for many in range(len(may) + 1) for held in combinations(may, many)):
                 if (bits := tiles - sum(size for size, _ in held)) <= room:

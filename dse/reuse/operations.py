@@ -50,13 +50,14 @@ class Graph:
 
 def words(p: Projection, extents: Mapping[str, int], word_bits: int | None = None) -> int:
     """Words of a tensor that an operation touches: CSR has a value and a column per nonzero and a pointer per row. word_bits: of the machine; None: each
-    element is a word.
+    element is a word, each column and pointer too.
 
     Source: GOGETA (arXiv 2303.11499), eq. 10.
     """
     n = compulsory_elems(p, extents)
     if p.format == "csr":
-        return 2 * round(p.density * n) + n // max(p.dims[-1].size, 1)
+        nonzeros, rows = round(p.density * n), n // max(p.dims[-1].size, 1)
+        return ceil((nonzeros * p.elem_bits(word_bits) + rows * p.pointer_bits) / word_bits) if word_bits else 2 * nonzeros + rows
     return ceil(n * p.bits / word_bits) if p.bits and word_bits else n
 
 

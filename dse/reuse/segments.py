@@ -241,7 +241,7 @@ def price_of(g: Found, own: Sequence[Einsum], segment: Segment) -> Option | None
     if not isinstance(found, Solution):
         return None
     level = g.arch.levels[1].name
-    always = max(sum(elems * bits_of(e, g.arch)[t] for where, t, elems in c.footprint if where == level and t in pinned(g, e))
+    always = max(sum(int(elems * bits_of(e, g.arch)[t]) for where, t, elems in c.footprint if where == level and t in pinned(g, e))
                  for e, c in ((e, next(c for c in found.einsums if c.name == e.name)) for e in own))
     peak = dict(found.segments[0].peak_bits).get(level, 0) if found.segments else 0
     g.fastest = min(g.fastest, found.steady_cycles if whole else inf)

@@ -59,13 +59,17 @@ class Machines(NamedTuple):
 
 def in_turn(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[Floats, Floats]:
     """Energy and cycles [n] of einsums one after the other, each so often, on every machine: `bounds.in_turn`."""
-    found = _in_turn(_asked(tuple(runs)), Machines(*(np.ascontiguousarray(columns.named(name)) for name in Machines._fields)))
+    given, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
+    for word_bits in np.unique(columns.word_bits).tolist():
+        rows = np.flatnonzero(columns.word_bits == word_bits)
+        own = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
+        found[:, rows] = _in_turn(_asked(given, word_bits), Machines(*(np.ascontiguousarray(own.named(name)) for name in Machines._fields)))
     return found[0], found[1]
 
 
 @lru_cache(maxsize=64)
-def _asked(runs: tuple[tuple[Einsum, float], ...]) -> Asked:
-    known: list[Needs] = [needs(e) for e, _ in runs]
+def _asked(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Asked:
+    known: list[Needs] = [needs(e, word_bits) for e, _ in runs]
     most = max(len(n.operands) for n in known)
     masks = max((len(n.common) for n in known), default=0)
     kinds = {"mac": MAC, "copy": COPY}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import inf
 
 from dse.conversion import Conversion
@@ -44,7 +45,7 @@ class EinsumCost:
     mapping: Mapping
     mapping_key: str
     counts: tuple[Count, ...]
-    footprint: tuple[tuple[str, str, int], ...]
+    footprint: tuple[tuple[str, str, int | Fraction], ...]
     energy_pj: float
     latency_cycles: float
     bound_by: str

@@ -71,11 +71,15 @@ class Systolic:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What formulas depend on of a machine. lanes: (fan-out dimension, multicast, reduce); skips: levels that skip first reads."""
+    """What formulas depend on of a machine. lanes: (fan-out dimension, multicast, reduce); skips: levels that skip first reads.
+
+    word_bits: width of values whose tensor states none, beside which indices of compressed tensors are measured.
+    """
 
     lanes: tuple[tuple[str, bool, bool], ...]
     skips: frozenset[str]
     systolic: tuple[Systolic, ...]
+    word_bits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def wiring(arch: Arch) -> Wiring:
     lanes = tuple((name, multicast, reduce) for f in arch.fanouts for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True))
     systolic = tuple(Systolic(f.name, f.ramp, tuple(level.name for level in arch.levels[f.outside:]),
                               frozenset(level.name for level in arch.levels[f.outside:] if level.double_buffer)) for f in arch.fanouts if f.ramp)
-    return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic)
+    return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic, arch.word_bits)
 
 
 def links(nest: Mapping, e: Einsum) -> list[Link]:
@@ -167,16 +171,17 @@ def sparse(e: Einsum) -> Sparse | None:
     return Sparse((1.0 - first) / combinations, (first - begun) / combinations, begun)
 
 
-def straight(p: Projection, e: Einsum) -> float:
-    """Words per iteration that compute moves between itself and a level, no node of the tensor between.
+def straight(p: Projection, e: Einsum, word_bits: int) -> float:
+    """Elements per iteration that compute moves between itself and a level, no node of the tensor between. word_bits: of the machine.
 
-    Of a compressed input value and column of every nonzero, and a pointer per row: what other inputs have there is not known before these are read. Else one
-    word wherever no input is known to be zero.
+    Of a compressed input value and column of every nonzero, and a pointer per row, in widths of its elements: what other inputs have there is not known before
+    these are read. Else one element wherever no input is known to be zero.
     """
     if p is e.output or p.format == "dense":
         return nonzero(e)
     columns = prod(n for rank, n in e.extents if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1]))
-    return 2 * p.density + 1 / columns
+    nonzero_words, row_words = p.csr_words(word_bits)
+    return nonzero_words * p.density + row_words / columns
 
 
 def unshared(p: Projection, e: Einsum) -> frozenset[str]:
@@ -354,7 +359,8 @@ def _cuts(s: Sums, link: Link, picks: tuple[int, ...], skip: bool, lanes: Callab
 def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     """Elements over all picked iterations of the loops above the child: sum of its clipped tiles; at compute, single accesses.
 
-    Sparse operands: a compressed tile is 2 words per nonzero and one per row (CSR); what compute accesses is `straight`.
+    Sparse operands: a compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its elements; what compute accesses is
+    `straight`.
     """
     clip, p, sign = link.child is not None, link.tensor, -1 if skip else 1
     slides = next((loop for number, (i, loop) in enumerate(s.loops) if link.child_at < i == link.rest - 1 and loop.rank not in p.full()
@@ -362,14 +368,15 @@ def _terms(s: Sums, link: Link, cuts: Loops, skip: bool) -> Iterator[Term]:
     dims = s.of_dims(p, cuts, clip, skip, slides.rank if skip and slides else "")
     outer = _unseen(s, link, cuts)
     if not clip:
-        yield Term(sign * straight(p, s.e), (*dims, *outer))
+        yield Term(sign * straight(p, s.e, s.wires.word_bits), (*dims, *outer))
         return
     if p.format == "dense":
         yield Term(sign, (*dims, *outer))
         return
     rows = (*dims[:-1], *(s.number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
-    yield Term(sign * 2 * p.density, (*dims, *outer))
-    yield Term(sign, (*rows, *outer))
+    nonzero_words, row_words = p.csr_words(s.wires.word_bits)
+    yield Term(sign * nonzero_words * p.density, (*dims, *outer))
+    yield Term(sign * row_words, (*rows, *outer))
 
 
 def _unseen(s: Sums, link: Link, cuts: Loops) -> tuple[int, ...]:
