@@ -89,7 +89,7 @@ def test_what_two_einsums_share_is_row_major() -> None:
         assert not any(laid.tensor in shared[cost.key] for laid in cost.mapping.layouts)
 
 
-def test_layouts_of_tiles_that_sink_fit() -> None:
+def test_layouts_of_windows_that_slide_fit() -> None:
     """The first layer of ResNet-18 on `cpu_like`: the image slides through L1 in strips, and a layout other than row-major would lay it out there whole."""
     first = catalog.load("resnet18").einsums[0]
     nest = parse("""store DRAM image conv1_W conv1
@@ -99,12 +99,12 @@ for p in tiles of 2
   spatial k over LANE in tiles of 32
     spatial p over LANE in tiles of 1
       spatial q over LANE in tiles of 14
-        store REGS conv1
         for k in tiles of 1
-          store REGS conv1_W
+          store REGS conv1
           for c in tiles of 1
             for r in tiles of 1
               for s in tiles of 1
+                store REGS conv1_W
                 for q in tiles of 1
                   mac""")
     one = felt(Problem(machine.arch(machine.load("cpu_like")), first, "energy"), nest)
@@ -121,7 +121,7 @@ def test_lanes_in_uneven_tiles_read_lines() -> None:
     no part of what the search sees of time: a mapping of fewer lines, found for energy, takes fewer."""
     e = einsum("C[n] += A[k] * B[k,n]", {"n": 500, "k": 784}, "fc")
     (found,) = lined(Problem(EDGE, e, "latency"))  # type: ignore[misc]
-    assert found.gap_in_space < 0.1
+    assert found.gap_in_space < 0.11
     nest = parse("store DRAM A B C\nstore GBUF C A\nfor k in tiles of 16\nfor n in tiles of 125\nspatial n over Y in tiles of 8\n"
                  "spatial k over X in tiles of 1\nfor n in tiles of 1\nmac")
     one = felt(Problem(EDGE, e, "latency"), nest)
