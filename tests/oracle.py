@@ -143,8 +143,24 @@ class Walk:
             if f.ramp:
                 self.tally.total[f.name, "-", "enter"] = max(self.folds.get(f.name, 1), least)
 
+    def whole(self, i: int, p: Projection) -> bool:
+        """Whether a tile stands whole at the node at i: lines bring it, or lines of it are asked for there."""
+        above = [node.level for node in self.mapping.nodes[: i + 1] if isinstance(node, Store) and node.tensor == p.tensor][-2:]
+        lined = [level.name in above for level in self.arch.levels if level.access is not None]
+        return any(lined) and p.format == "dense" and p.density == 1
+
+    def slides(self, i: int, p: Projection) -> bool:
+        """Whether a loop directly below the node at i moves a window of an input, in one dimension."""
+        loop = self.mapping.nodes[i + 1] if i + 1 < len(self.mapping.nodes) else None
+        if loop is None or isinstance(loop, Store) or loop.over or p.tensor == self.e.output.tensor:
+            return False
+        moved = [dim.terms for dim in p.dims if loop.rank in [rank for rank, _ in dim.terms]]
+        return len(moved) == 1 and moved[0] != ((loop.rank, 1),)
+
     def rest(self, i: int, p: Projection) -> int:
         """Position just above which a node that starts at i comes to rest."""
+        if self.whole(i, p):
+            return i + 1 + self.slides(i, p)
         alone = {dim.terms[0][0] for dim in p.dims if len(dim.terms) == 1 and dim.terms[0][1] == 1}
         own = {rank for dim in p.dims for rank, _ in dim.terms}
         j = i + 1

@@ -23,6 +23,7 @@ from hw.arch import Arch
 from tests.amount import amount
 from tests.nests import KINDS, random_case, rich_case, with_outer
 from tests.oracle import Tally, port_bits, walk
+from tests.streams import described
 from workloads.einsum import Einsum, compulsory_elems, einsum
 
 SPLIT = 1e-9  # expected elements that are none: what rounding leaves of reads that are all skipped
@@ -30,7 +31,9 @@ SPLIT = 1e-9  # expected elements that are none: what rounding leaves of reads t
 
 def mismatch(seed: int, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> str:
     """Empty if closed form and oracle agree on the seed's nest, else what differs. Whole numbers exactly, expected ones and shares of row pointers to 1e-9."""
-    return unlike(f"seed {seed}", *random_case(Random(seed), kinds))
+    rng = Random(seed)
+    e, arch, mapping = random_case(rng, kinds)
+    return unlike(f"seed {seed}", e, described(rng, arch) if seed % 3 == 0 else arch, mapping)
 
 
 def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:

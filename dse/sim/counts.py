@@ -23,9 +23,9 @@ from dse.sim.terms import (
     merged,
     nonzero,
     passes,
+    rest,
     served,
     shape,
-    sink,
     straight,
     unshared,
     value,
@@ -186,13 +186,14 @@ def _steps(s: Sums, nest: Mapping) -> list[Row]:
 
 def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:
     """What each storage node holds per instance (docs/model.md, Room): hulls unclipped, nodes sunk through the loops
-    directly below that move their tensor (same fetches, less room).
+    directly below that move their tensor (same fetches, less room), but where lines are described (`terms.rest`).
 
     At the outermost level a tensor stands whole, as it is stored, wherever its node stands: nothing brings a tile there.
     """
     projections = {p.tensor: p for p in e.tensors()}
     outer = arch.levels[0].name
-    seen: set[str] = set()
+    lined = arch.lined()
+    above: dict[str, str] = {}  # of each tensor the level of its last node
     found = []
     tile, moving = e.sizes(), False
     for i, node in enumerate(mapping.nodes):
@@ -202,11 +203,12 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
             continue
         p = projections[node.tensor]
         if node.level == outer:
-            found.append(Footprint(node.level, node.tensor, in_elems(p, p.stored_bits(arch.word_bits) * stands(p, e), arch.word_bits), False))
-            seen.add(node.tensor)
+            stored = p.stored_bits(arch.word_bits) * stands(p, e)
+            found.append(Footprint(node.level, node.tensor, in_elems(p, stored, arch.word_bits), False))
+            above[node.tensor] = node.level
             continue
-        sunk = mapping.nodes[i : sink(p, mapping, i)] if node.tensor in seen else ()
-        seen.add(node.tensor)
+        sunk = mapping.nodes[i : rest(p, e, mapping, i, above[node.tensor], lined)] if node.tensor in above else ()
+        above[node.tensor] = node.level
         held = tile | {loop.rank: loop.tile for loop in sunk if isinstance(loop, Loop)}
         refilled = moving or any(isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sunk)
         found.append(Footprint(node.level, node.tensor, held_elems(p, held, arch.word_bits), refilled))

@@ -22,7 +22,7 @@ from dse.sim.counts import Recipe, recipe, stands
 from dse.sim.latency import largest, latency
 from dse.sim.parts import action_pj, busy
 from dse.sim.spans import FIRST, OWN
-from dse.sim.terms import Factor, Reading, Sums, Term, instances, passes, shape, sink, value, wiring
+from dse.sim.terms import Factor, Reading, Sums, Term, instances, passes, rest, shape, value, wiring
 from dse.sim.times import port_times
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
@@ -77,17 +77,18 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: Options) -> Tables:
         left = {rank: iter(own[i % len(own)]) for rank, own in options.items() if own}
         tiles.append([next(left[loop.rank]) for _, loop in s.loops])
     projections = {p.tensor: p for p in e.tensors()}
-    seen: set[str] = set()
+    lined = arch.lined()
+    above: dict[str, str] = {}  # of each tensor the level of its last node
     held, sizes, refills = [], [], []
     for i, node in enumerate(nest.nodes):
         if isinstance(node, Store):
             p = projections[node.tensor]
-            rest = sink(p, nest, i) if node.tensor in seen else i
-            seen.add(node.tensor)
+            end = rest(p, e, nest, i, above[node.tensor], lined) if node.tensor in above else i
+            above[node.tensor] = node.level
             held.append(node.level)
             outermost = node.level == arch.levels[0].name
-            sizes.append([(Term(1, ()), p.stored_bits(arch.word_bits) * stands(p, e))] if outermost else _held(s, p, rest))
-            refills.append([Term(1, () if outermost else passes(s, rest, all_lanes=False))])
+            sizes.append([(Term(1, ()), p.stored_bits(arch.word_bits) * stands(p, e))] if outermost else _held(s, p, end))
+            refills.append([Term(1, () if outermost else passes(s, end, all_lanes=False))])
     return Tables(nest, formulas, options, instances(s, tiles), tuple(held), sizes, refills)
 
 

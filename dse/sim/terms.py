@@ -82,6 +82,9 @@ class Wiring:
     word_bits: int
 
 
+NO_LEVELS: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A parent node and what it serves: the next node of the tensor inward, or compute (child None). seen: the tensor's ranks; output: it is the einsum's.
@@ -111,16 +114,51 @@ def wiring(arch: Arch) -> Wiring:
     return Wiring(lanes, frozenset(level.name for level in arch.levels if level.skip_first_read), systolic, arch.word_bits)
 
 
-def links(nest: Mapping, e: Einsum) -> list[Link]:
-    """Parent and child nodes of every tensor, outermost first; a tensor's last node serves compute."""
+def links(nest: Mapping, e: Einsum, lined: frozenset[str] = NO_LEVELS) -> list[Link]:
+    """Parent and child nodes of every tensor, outermost first; a tensor's last node serves compute. lined: levels that
+    describe lines, rows or banks (`rest`)."""
     found = []
     for p in e.tensors():
         at = [i for i, node in enumerate(nest.nodes) if isinstance(node, Store) and node.tensor == p.tensor]
         stores = [node for node in nest.nodes if isinstance(node, Store) and node.tensor == p.tensor]
         children: list[Store | None] = [*stores[1:], None]
         for store, i, child, j in zip(stores, at, children, [*at[1:], len(nest.nodes)], strict=True):
-            found.append(Link(p, p.ranks(), p is e.output, store, i, child, j, sink(p, nest, j) if child else j))
+            at_rest = rest(p, e, nest, j, store.level, lined) if child else j
+            found.append(Link(p, p.ranks(), p is e.output, store, i, child, j, at_rest))
     return found
+
+
+def in_lines(p: Projection) -> bool:
+    """Whether a tensor moves in lines where they are described; one with zeros moves as if packed."""
+    return p.format == "dense" and p.density == 1
+
+
+def rest(p: Projection, e: Einsum, nest: Mapping, at: int, parent: str, lined: frozenset[str]) -> int:
+    """Position that the tile of the node at `at`, filled from level `parent`, comes to rest at.
+
+    Where lines are described (lined: names of such levels) a transfer is the whole tile at the node, and what is laid
+    out there is the whole tile: all of it is there at once, and the node does not sink. With room for a part of each
+    line only, as on the right, every trip asks for the lines anew; both nests mean what they say:
+
+        store BUF A[a,b]       each line once, room        for b ...
+        for b ...              for all of them               store BUF A[a,b]      a line per element, room
+          for a ...                                          for a ...             for a column
+
+    But a window slides along a loop directly below it, and its transfers are the parts that are new (`slides`).
+    """
+    own = nest.nodes[at]
+    assert isinstance(own, Store)
+    stands = in_lines(p) and not lined.isdisjoint((parent, own.level))
+    return at + 1 + slides(p, e, nest, at) if stands else sink(p, nest, at)
+
+
+def slides(p: Projection, e: Einsum, nest: Mapping, at: int) -> bool:
+    """Whether the loop directly below position `at` slides a window of an input: in one dimension, each trip brings in
+    what the one before has not."""
+    node = nest.nodes[at + 1] if at + 1 < len(nest.nodes) and at + 1 != nest.fork else None
+    if not isinstance(node, Loop) or node.over or p is e.output:
+        return False
+    return node.rank in p.partial() and sum(node.rank in d.ranks() for d in p.dims) == 1
 
 
 def sink(p: Projection, nest: Mapping, at: int) -> int:
