@@ -240,9 +240,15 @@ def _short(value: float) -> float:
 
 
 def _same_study(study: Study, out: Path) -> None:
-    """A changed model, space or solver needs a new folder. Where env.json is lost or another run's, the other files tell (`stores.open_run`)."""
+    """A changed model, space or solver needs a new folder.
+
+    Where env.json is lost or another run's, the other files tell (`stores.open_run`)."""
     known, identity = stores.unseal(out / folder.ENV, "env"), studies.identity(study)
-    lines = studies.changed(known["identity"], identity) if known and isinstance(known.get("identity"), dict) else []
+    lines = (
+        studies.changed(known["identity"], identity)
+        if known and isinstance(known.get("identity"), dict)
+        else []
+    )
     own = folder.digest(identity)
     if lines and own not in folder.identities(out, own).values():
         raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))

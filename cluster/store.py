@@ -90,8 +90,9 @@ def _way_on(path: Path) -> str:
 def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
     """Lock the folder (made if it is not there), verify all parts, put away what is damaged or torn.
 
-    identity: digest of the study to go on with, whose folder it must be. Returns the store and one line per thing put away.
-    Raises StoreFault: in use, read-only, disk full; OtherStudy, before anything is put away, for files of another study.
+    identity: digest of the study to go on with, whose folder it must be.
+    Returns the store and one line per thing put away. Raises StoreFault: in use, read-only, disk full;
+    OtherStudy, before anything is put away, for files of another study.
     """
     with plain(path):
         make(path)
@@ -118,9 +119,10 @@ def own(path: Path) -> None:
 
 
 def mend(path: Path) -> list[str]:
-    """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text; one line each.
+    """Write study.yaml and its inputs again where they are lost or damaged and env.json holds their text.
 
-    Raises StoreFault; OtherStudy where manifests, env.json and status.json are not of one study, so that nobody knows whose folder it is."""
+    Returns one line each. Raises StoreFault; OtherStudy where manifests, env.json and status.json are not of one
+    study, so that nobody knows whose folder it is."""
     if not ((path / STUDY).exists() or (path / MANIFEST).exists()):
         raise ValueError(folders.absent(path))
     own(path)
@@ -150,7 +152,10 @@ def _one_run(path: Path) -> None:
 
 
 def _put_back(path: Path) -> str:
-    return f"nothing was changed: put this run's own back or remove what is of another one, then `dse resume {path}`"
+    return (
+        "nothing was changed: put this run's own back or remove what is of another one, "
+        f"then `dse resume {path}`"
+    )
 
 
 @contextmanager
@@ -167,15 +172,17 @@ def manifest(store: Store) -> Manifest:
 
 
 def _refuse_others(path: Path, identity: str) -> None:
-    """Raises OtherStudy for a folder of another study, or one line that names the files of another study in this one's folder."""
+    """Raises OtherStudy for a folder of another study, or for files of another study in this one's folder."""
     said = folders.identities(path, identity)
     others = {file: its for file, its in said.items() if its != identity}
     if not others:
         return
     file, its = next(iter(others.items()))
     if len(others) == len(said):
-        raise OtherStudy(f"{path}: its rows are of another study ({file.name}: identity {its}, this study: {identity}); give another --out")
-    listed = ", ".join(map(str, list(others)[:LISTED])) + f", ... ({len(others)} files)" * (len(others) > LISTED)
+        whose = f"{file.name}: identity {its}, this study: {identity}"
+        raise OtherStudy(f"{path}: its rows are of another study ({whose}); give another --out")
+    listed = ", ".join(map(str, list(others)[:LISTED]))
+    listed += f", ... ({len(others)} files)" * (len(others) > LISTED)
     raise OtherStudy(f"{listed}: of another run (study {its}, this one is {identity}); {_put_back(path)}")
 
 
@@ -269,7 +276,7 @@ def _put_away_strangers(store: Store) -> list[str]:
 
 
 def _strange_asks(path: Path) -> str:
-    """Why a file is not the asks of its generation in this run, or nothing. Those of another study were refused."""
+    """Why a file is not the asks of its generation, or nothing. Those of another study were refused."""
     generation, _ = folders.asks_of(path) or (-1, "")
     return "" if path.name == asks_name(generation) else "damaged or foreign"
 

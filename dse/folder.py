@@ -30,7 +30,12 @@ from dse.record import STORED
 
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 ENV, STATUS, STUDY = "env.json", "status.json", "study.yaml"
-HEADS = {MANIFEST: "manifest", BEFORE: "manifest", ENV: "env", STATUS: "status"}  # sealed, with the identity of the study
+HEADS = {
+    MANIFEST: "manifest",
+    BEFORE: "manifest",
+    ENV: "env",
+    STATUS: "status",
+}  # sealed, with the identity of the study
 VERSION = 4  # of the manifest, and of the tables that it lists
 NAME = re.compile(r"\d{6,12}-\d")
 DIGEST = re.compile(r"[0-9a-f]{16}")
@@ -162,11 +167,13 @@ def asks_of(path: Path) -> tuple[int, str] | None:
 
 
 def identities(root: Path, own: str) -> dict[Path, str]:
-    """Of which study each sound file of a run folder says it is, by its digest; damaged files and those that say nothing are left out.
+    """Of which study each sound file of a run folder says it is, by its digest.
 
-    own: digest of the study at hand: asks that claim it are believed without their checksum, which is looked at later."""
+    Damaged files, and those that say nothing, are left out. own: digest of the study at hand: asks that claim it
+    are believed without their checksum, which is looked at later."""
     asks = {path: _study_of_asks(path, own) for path in sorted((root / "asks").glob("*.json"))}
-    parts = {path: _place_of(path).decode(errors="replace").partition(" ")[0] for path in sorted((root / "parts").glob("*/*.parquet"))}
+    files = sorted((root / "parts").glob("*/*.parquet"))
+    parts = {path: _place_of(path).decode(errors="replace").partition(" ")[0] for path in files}
     return heads_of(root) | {path: its for path, its in (asks | parts).items() if DIGEST.fullmatch(its)}
 
 
@@ -435,6 +442,6 @@ def status(root: Path, identity: str) -> dict[str, Any] | None:
 def same_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:
     """One line if the rows of the folder are of another study."""
     if manifest.identity and digest(identity) != manifest.identity:
-        return [f"{root / STUDY}: not the study of the rows ({MANIFEST} has identity {manifest.identity}, it has {digest(identity)}); "
-                "put back the one that was exchanged"]
+        both = f"{MANIFEST} has identity {manifest.identity}, it has {digest(identity)}"
+        return [f"{root / STUDY}: not the study of the rows ({both}); put back the one that was exchanged"]
     return []

@@ -99,15 +99,26 @@ ANSWERS = ("sql", "FROM points ORDER BY ALL", "--format", "csv")
 
 
 def bytes_of(run: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"
+    }
 
 
-FOREIGN = ["asks/generation-000001.json", folder.MANIFEST, folder.BEFORE, folder.ENV, folder.STATUS, "parts/points/{}.parquet", "parts/points/000999-0.parquet"]
+FOREIGN = [
+    "asks/generation-000001.json",
+    folder.MANIFEST,
+    folder.BEFORE,
+    folder.ENV,
+    folder.STATUS,
+    "parts/points/{}.parquet",
+    "parts/points/000999-0.parquet",
+]
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_file_of_another_seed_is_refused_and_nothing_is_changed(
-        run: Path, other: Path, finished: tuple[Path, Rows], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run: Path, other: Path, finished: tuple[Path, Rows], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The run went on: rows stood twice, or all machines were solved anew; both with exit code 0."""
     name = name.format(folder.read(run).groups[0].name)
     source = other / name if "points" not in name else next((other / "parts" / "points").iterdir())
@@ -116,14 +127,20 @@ def test_a_file_of_another_seed_is_refused_and_nothing_is_changed(
     code, out, err = said(capsys, "resume", str(run), "--workers", "0")
     assert (code, out, len(err)) == (2, "", 1)
     heads = name.endswith("json") and "/" not in name
-    line = f"{run / name} of study {its}" if heads else f"{run / name}: of another run (study {its}, this one is {own})"
+    line = (
+        f"{run / name} of study {its}"
+        if heads
+        else f"{run / name}: of another run (study {its}, this one is {own})"
+    )
     assert line in err[0] and "nothing was changed" in err[0]
     assert bytes_of(run) == before
     (run / name).unlink()
     assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and rows(run) == finished[1]
 
 
-def test_a_run_of_the_study_names_a_file_of_another_seed_too(run: Path, other: Path, finished: tuple[Path, Rows], tmp_path: Path) -> None:
+def test_a_run_of_the_study_names_a_file_of_another_seed_too(
+    run: Path, other: Path, finished: tuple[Path, Rows], tmp_path: Path
+) -> None:
     """Also env.json, which else says that the study at hand is another one."""
     study(tmp_path, "nsga2", 8, "points: 30")
     own = studies.load(tmp_path / "nsga2.yaml")
@@ -136,14 +153,21 @@ def test_a_run_of_the_study_names_a_file_of_another_seed_too(run: Path, other: P
     assert driver.run(own, run, workers=0).exit_code == 0 and rows(run) == finished[1]
 
 
-def test_many_files_of_another_seed_are_one_line(run: Path, other: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_files_of_another_seed_are_one_line(
+    run: Path, other: Path, finished: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also where the manifests are lost, so that only study.yaml says whose folder it is."""
     for name in (folder.MANIFEST, folder.BEFORE):
         (run / name).unlink()
     for path in (other / "asks").iterdir():
         shutil.copy(path, run / "asks")
     code, _, err = said(capsys, "resume", str(run), "--workers", "0")
-    assert code == 2 and len(err) == 1 and "generation-000000.json, " in err[0] and " files): of another run (" in err[0]
+    assert (
+        code == 2
+        and len(err) == 1
+        and "generation-000000.json, " in err[0]
+        and " files): of another run (" in err[0]
+    )
     for path in (run / "asks").iterdir():
         path.unlink()
     assert said(capsys, "resume", str(run), "--workers", "0")[0] == 0 and rows(run) == finished[1]

@@ -214,8 +214,15 @@ def resumed(run: Path, other: Path | None) -> tuple[int, str, str, list[str]]:
     while True:
         before = contents(run)
         code, out, err = command("resume", str(run), "--workers", "0")
-        listed = re.findall(rf"{re.escape(str(run))}/([\w./-]+\w)", " ".join(line for line in err.splitlines() if "nothing was changed" in line))
-        foreign = [name for name in listed if other and (other / name).is_file() and (other / name).read_bytes() == (run / name).read_bytes()]
+        listed = re.findall(
+            rf"{re.escape(str(run))}/([\w./-]+\w)",
+            " ".join(line for line in err.splitlines() if "nothing was changed" in line),
+        )
+        foreign = [
+            name
+            for name in listed
+            if other and (other / name).is_file() and (other / name).read_bytes() == (run / name).read_bytes()
+        ]
         if code != 2 or not foreign:
             return code, out, err, lines
         if contents(run) != before:
