@@ -9,9 +9,10 @@
 Commands stand in fences at the margin; `unseen` names those that do not.
 `python -m tests.documents PAGE...` writes what commands print now.
 
-A figure that was measured (a number with a unit) stands in a block that is run, or its paragraph, bullet or row names the command that prints it and the
-commit at which it did (`unnamed`). docs/evidence.md is a table of claims (CLAIM), docs/evidence/*.md are the pages of measurements behind them: a row or
-paragraph may have its command from its section, and its commit is that of its line. Pages of SET hold numbers that the program sets or that are worked out in the text.
+A figure that was measured (a number with a unit) stands in a block that is run, or its paragraph, bullet or row names the command that
+prints it and the commit at which it did (`unnamed`). docs/evidence.md is a table of claims (CLAIM), docs/evidence/*.md are the pages of
+measurements behind them: a row or paragraph may have its command from its section, and its commit is that of its line. Pages of SET hold
+numbers that the program sets or that are worked out in the text.
 """
 
 from __future__ import annotations
