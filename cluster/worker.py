@@ -482,11 +482,6 @@ def _head(job: Job, ask: Ask) -> Row:
     return {"machine": ask.machine, "key": _key(job, parameters), "generation": ask.generation, "source": ask.source, **VERSIONS, **parameters}
 
 
-def machine_key(job: Job, machine: int) -> str:
-    """Content key of all that shapes the rows of a machine."""
-    return _key(job, studies.parameters(job.study, machine))
-
-
 def _key(job: Job, parameters: Mapping[str, Any]) -> str:
     return hashlib.sha256(f"{job.key}{json.dumps(parameters, sort_keys=True)}".encode()).hexdigest()[:16]
 

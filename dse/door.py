@@ -21,7 +21,8 @@ from dse import schedule as schedules
 from dse.conversion import Conversion, converted
 from dse.nest import Infeasible
 from dse.reuse.classify import CLASSIFIERS
-from dse.reuse.traffic import Reuse, reuse
+from dse.reuse.rereads import chip_of
+from dse.reuse.traffic import Reuse, reuse, with_rereads
 from dse.sim import outermost
 from dse.sim.evaluate import Problem, Solution, Tell, silent
 from dse.sim.graph import evaluate
@@ -292,7 +293,10 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
     if short := outermost.least(arch, loaded):
         raise ValueError(f"{machine}: {short}; give {short.level} more capacity")
     found = reuse(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
-    return Stays(arch, loaded, replace(found, scheduled=_scheduled(arch, loaded, picks)) if found.crowded else found)
+    if found.crowded:
+        known = with_rereads(found, loaded, chip_of(arch))
+        found = replace(known, scheduled=_scheduled(arch, loaded, picks))
+    return Stays(arch, loaded, found)
 
 
 def _scheduled(arch: Arch, workload: Workload, picks: Picks) -> float:

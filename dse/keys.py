@@ -265,9 +265,3 @@ def _values(one: Mapping[str, Any]) -> str:
     if kind == "array":
         return f"list of {_values(one.get('items', {})) or 'entries'}"
     return {"boolean": "true, false", "string": "text", "object": "mapping", "null": ""}.get(str(kind), "mapping")
-
-
-def markdown(key: Key) -> str:
-    """A row of docs/files.md."""
-    default = f"`{key.default}`" if key.default else ""
-    return f"| `{key.key}` | {default} | {key.unit} | {key.meaning} |"

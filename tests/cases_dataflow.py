@@ -10,11 +10,12 @@ from math import isclose
 from typing import Any
 
 from dse.dataflow.optimal import optimal
-from dse.dataflow.space import broken, pe_set, row_stationary, row_stationary_loops, systolic, used_pes
+from dse.dataflow.space import broken, row_stationary
 from dse.nest import Infeasible, Loop, Mapping, Store, faults
 from dse.sim.counts import count
 from dse.sim.evaluate import EinsumCost, Problem, einsum_cost
 from hw.arch import Arch, Compute, Fanout, Level
+from tests.array_dataflows import pe_set, row_stationary_loops, systolic, used_pes
 from tests.cases_read import FAULTS
 from workloads.einsum import Einsum, einsum
 

@@ -15,13 +15,14 @@ import scipy.sparse
 import scipy.sparse.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.amount import amount
 from tests.numeric import run
 from workloads import catalog, hpc
 from workloads.einsum import WorkloadError, einsum, show
 from workloads.graph import Workload, in_order, unique
-from workloads.matrix import MATRICES, five_point, read_matrix
+from workloads.matrix import MATRICES, read_matrix
 
 CASES = json.loads((Path(__file__).parent / "data" / "gogeta_cases.json").read_text())
 ROWS = 24
@@ -252,3 +253,12 @@ def test_ten_million_entries(tmp_path: Path) -> None:
 def test_a_long_unrolled_solver_has_few_unique_einsums() -> None:
     w = catalog.load("gmres:matrix=ecology1,m=30,n=8")
     assert len(w.einsums) > 2000 and len(unique(w)) < 20
+
+
+def five_point(side: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
+    """Laplacian of a side x side grid: rows, columns, values of its 5 * side**2 - 4 * side nonzeros. side = 1000 is the pattern of ecology1."""
+    at = np.arange(side * side, dtype=np.int32).reshape(side, side)
+    low = np.concatenate((at[:, :-1].ravel(), at[:-1].ravel()))
+    high = np.concatenate((at[:, 1:].ravel(), at[1:].ravel()))
+    rows, columns = np.concatenate((at.ravel(), low, high)), np.concatenate((at.ravel(), high, low))
+    return rows, columns, np.where(rows == columns, 4.0, -1.0)

@@ -36,7 +36,7 @@ dse/dataflow/random dse/dataflow/annealing dse/assign/sampled
 dse/tiling/factor dse/tiling/halo dse/tiling/schedule dse/tiling/smaug
 dse/tiling/reading dse/tiling/export dse/tiling/replay dse/tiling/mapper
 dse/reuse/operations dse/reuse/classify dse/reuse/order dse/reuse/accesses dse/reuse/residency dse/reuse/optimum dse/reuse/retention dse/reuse/sequence
-dse/reuse/traffic
+dse/reuse/rereads dse/reuse/traffic
 dse/reuse/rooms dse/reuse/emitted dse/reuse/picks dse/reuse/trips dse/reuse/nests dse/reuse/fused dse/reuse/family dse/reuse/turns dse/reuse/stages
 dse/reuse/registers dse/reuse/floors dse/reuse/shares dse/reuse/segments dse/reuse/published dse/reuse/pipeline
 dse/compile dse/stack dse/explain

@@ -311,10 +311,11 @@ def show(e: Einsum) -> str:
 
 def show_access(p: Projection) -> str:
     """A tensor with its indices, as in the text of its einsum."""
-    return f"{p.tensor}[{','.join(_show_dim(d) for d in p.dims)}]"
+    return f"{p.tensor}[{','.join(show_dim(d) for d in p.dims)}]"
 
 
-def _show_dim(d: Dim) -> str:
+def show_dim(d: Dim) -> str:
+    """An index, as in the text of its einsum."""
     terms = [rank if c == 1 else f"{c}*{rank}" for rank, c in d.terms]
     text = "+".join(terms)
     return (text or "0") if not d.offset else f"{text}{d.offset:+d}" if text else str(d.offset)
@@ -347,11 +348,15 @@ def compulsory_elems(p: Projection, extents: Mapping[str, int]) -> int:
     >>> compulsory_elems(e.inputs[0], e.sizes())
     8
     """
-    def length(d: Dim) -> int:
-        last = d.offset + sum(c * (extents[rank] - 1) for rank, c in d.terms)
-        return max(0, min(last, d.size - 1) - max(d.offset, 0) + 1)
+    return prod(covered(d, extents) for d in p.dims)
 
-    return prod(length(d) for d in p.dims)
+
+def covered(d: Dim, extents: Mapping[str, int]) -> int:
+    """Positions from the first to the last that the indices of a dimension reach, clipped to what is stored.
+
+    0: all of them are outside."""
+    last = d.offset + sum(c * (extents[rank] - 1) for rank, c in d.terms)
+    return max(0, min(last, d.size - 1) - max(d.offset, 0) + 1)
 
 
 def squeezed(e: Einsum) -> Einsum:

@@ -70,8 +70,14 @@ def graph(workload: Workload, periods: int = 0, accumulate: bool = True) -> Grap
     once = _resolved(workload.einsums)
     loops = bool(workload.carried) and bool(workload.repeats)
     if workload.repeats and not loops and max(workload.repeats) > 1:
-        name = next(e.name for e, n in zip(workload.einsums, workload.repeats, strict=True) if n > 1)
-        raise WorkloadError(f"{workload.name}: einsum {name} repeats: what its repetitions share is not known; write each as an einsum of its own")
+        name, runs = next(
+            (e.name, n) for e, n in zip(workload.einsums, workload.repeats, strict=True) if n > 1
+        )
+        raise WorkloadError(
+            f"{workload.name}: einsum {name} runs {runs} times, and nothing says what its runs share, "
+            "so that what stays on chip between them is not known; "
+            "write each run as an einsum of its own (ONNX: unroll the loop or the recurrent layer)"
+        )
     kept = frozenset(after for after, _ in workload.carried)
     once = accumulated(once, kept) if accumulate else once
     count = (periods or workload.repeats[0]) if loops else 1
