@@ -55,8 +55,8 @@ TOLD: dict[str, tuple[Tiles, Problem]] = {
     "loops stay below a node for the sake of rows outside, which a loop would turn into tiles held twice": (
         "perfect", on("energy", einsum(MATRIX, {"m": 2, "n": 2, "k": 2}, **CSR), level(pj=100), level(10, 1, bypass=False, double_buffer=True))),
     "tiles that sink are held twice": ("perfect", on("energy", einsum(POOL, {"p": 2, "r": 2}), level(), level(4, bypass=False, double_buffer=True))),
-    "rows of compressed tiles do not sink": (
-        "perfect", on("energy", einsum(VECTOR, {"n": 4, "k": 2}, **CSR), level(), level(5, 1, bypass=False))),
+    "rows of compressed tiles do not sink, and take their own width": (
+        "perfect", on("energy", einsum(VECTOR, {"n": 4, "k": 2}, **csr("B", 1 / 3, index_bits=8, pointer_bits=16)), level(), level(6, 1, bypass=False))),
     "a node does not rise above loops of its own": ("perfect", on("energy", einsum(VECTOR, {"n": 2, "k": 2}), level(pj=100), level())),
     "a node stays below a loop that the one outside sinks through": (
         "perfect", on("latency", einsum("C[k,p] += A[p+r] * B[k,r]", {"k": 2, "p": 4, "r": 2}), level(), level(6, bandwidth=1, bypass=False), array(2, 2))),

@@ -352,7 +352,7 @@ def _hulls(p: Projection, tiles: Tiles) -> NDArray[np.int64]:
     return size
 
 
-def _tile_bits(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
+def bits_of_tiles(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
     """What tiles occupy (counts.tile_bits)."""
     whole, bits = _hulls(p, tiles), p.elem_bits(arch.word_bits)
     if p.format == "dense":
@@ -363,7 +363,7 @@ def _tile_bits(p: Projection, tiles: Tiles, arch: Arch) -> NDArray[np.int64]:
 
 def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> NDArray[np.int64]:
     """What level v needs for its tiles. spread: tiles of all its lanes; where they are the whole einsum, nothing moves, and double buffering holds it once."""
-    total = sum((_tile_bits(p, tiles, arch) for p in _held(e, arch, (v,))), np.zeros_like(next(iter(tiles.values()))))
+    total = sum((bits_of_tiles(p, tiles, arch) for p in _held(e, arch, (v,))), np.zeros_like(next(iter(tiles.values()))))
     if not arch.levels[v].double_buffer:
         return total
     moving = np.logical_or.reduce([spread[rank] < n for rank, n in e.extents])
