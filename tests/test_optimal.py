@@ -94,6 +94,10 @@ def test_constraints_on_some_lanes_of_an_array_leave_the_others_free() -> None:
     (found,) = optimal(problem, constraints=rules)  # type: ignore[misc]
     assert "over Y0" in str(found.mapping) and found.gap_in_space == 0 and found.proven
     agree(problem, "ragged_lanes", rules)
+    longer = replace(problem, einsum=einsum("Y[a] = A[a] + B[b]", {"a": 40, "b": 1}))
+    still = Constraints((("X0", ("a",)),), (), "")  # what is best without: lanes over X0, a loop inside
+    wide, kept = (optimal(longer, constraints=own)[0] for own in (replace(still, inside=None), still))  # type: ignore[index]
+    assert broken(still, wide.mapping) and not broken(still, kept.mapping)
 
 
 @settings(max_examples=amount(25), deadline=None)
