@@ -15,7 +15,7 @@ from dse.dataflow.improve import improved
 from dse.dataflow.ragged import solved
 from dse.dataflow.ragged_program import uncovered
 from dse.dataflow.search import BUDGET, CLOSER, NONE, Found, alike, search, search_on, taken
-from dse.dataflow.space import FREE, Constraints, Tiles, least
+from dse.dataflow.space import FREE, Constraints, Tiles, broken, least
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.searched import EVERY, Mappings, mappings_of
 from dse.sim import cost, outermost
@@ -42,6 +42,8 @@ def optimal(problem: Problem, tiles: Tiles = "ragged_lanes", constraints: Constr
     if tiles == "ragged":
         return _ragged(problem, constraints, budget, near)
     found = search(problem, tiles, constraints, budget) if taken(problem.einsum, tiles) else Found(None, 0, 0.0)
+    if taken(problem.einsum, tiles) and partly_named(constraints, problem.arch):
+        return _partly(problem, found, tiles, constraints, budget)
     return _answered(problem, found, tiles, constraints, budget, near)
 
 
@@ -107,8 +109,6 @@ def _on_many(problems: Sequence[Problem], tiles: Tiles, constraints: Constraints
 def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
     """What a search found, as an answer."""
     e, arch, space = problem.einsum, problem.arch, mappings_of(tiles, problem.arch, constraints)
-    if found.mapping and partly_named(constraints, arch):  # the search holds all lanes that share alike to the constraints
-        found = replace(found, floor=0.0)
     if found.floor == inf:
         return none_fits(problem, constraints)
     if found.mapping and found.floor > 0 and found.visited <= budget and _fits(problem, found.mapping, constraints):
@@ -122,6 +122,23 @@ def _answered(problem: Problem, found: Found, tiles: Tiles, constraints: Constra
         return Infeasible("the search", found.visited, budget, e.name, "nodes") if constraints != FREE else none_fits(problem, constraints)
     best = min((priced_alone(problem, improved(problem, start, tiles, constraints)) for start in fits), key=lambda one: rank(problem, one))
     return [_told(problem, best, found.floor, found.visited, EVERY if best.gap_to_bound <= PRECISE else space)]
+
+
+def _partly(problem: Problem, found: Found, tiles: Tiles, constraints: Constraints, budget: int) -> list[EinsumCost] | Infeasible:
+    """Where constraints hold in lanes of some dimensions of a fan-out only. found: what is best if they hold in all its lanes.
+
+    Without what they ask inside of lanes all mappings are among those searched: nothing costs less than the least of these,
+    which is the answer if it keeps to them.
+    """
+    wide = search(problem, tiles, replace(constraints, inside=None, stationary=""), budget)
+    if wide.floor == inf:
+        return none_fits(problem, constraints)
+    visited, space = found.visited + wide.visited, mappings_of(tiles, problem.arch, constraints)
+    starts = [one for one in (wide.mapping, found.mapping) if one and not broken(constraints, one) and _fits(problem, one, constraints)]
+    if not starts:
+        return Infeasible("the search", visited, budget, problem.einsum.name, "nodes")
+    best = min((priced_alone(problem, improved(problem, start, tiles, constraints)) for start in starts), key=lambda one: rank(problem, one))
+    return [_told(problem, best, wide.floor, visited, EVERY if best.gap_to_bound <= PRECISE else space)]
 
 
 def _ragged(problem: Problem, constraints: Constraints, budget: int, near: float) -> list[EinsumCost] | Infeasible:
