@@ -24,6 +24,7 @@ from typing import Literal
 from dse.assign.layouts import Layouts
 from dse.dataflow.lined import felt
 from dse.dataflow.space import Constraints, Tiles
+from dse.fronts import undominated
 from dse.join import Choice, Table, join, table
 from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.nests import Nest, Nests, Place, alone, kept_around, kept_nest, own_bits
@@ -369,8 +370,7 @@ def _undominated(rows: Sequence[tuple[float, float, Mapping]], objective: Object
     ranked = sorted(rows, key=lambda row: (figure(objective, *row[:2]), row[0], row[1], str(row[2])))
     if objective != "edp":
         return ranked[:1]
-    return [row for n, row in enumerate(ranked) if not any(other[0] <= row[0] and other[1] <= row[1] for m, other in enumerate(ranked)
-                                                           if m != n and (other[:2] != row[:2] or m < n))]
+    return [ranked[i] for i in undominated([row[:2] for row in ranked])]
 
 
 def _fused(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive]) -> Iterator[tuple[Option, Make]]:
