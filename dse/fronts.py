@@ -1,8 +1,11 @@
-"""Pareto dominance of a few rows of figures; of many rows at once: `dse/study/pareto.py` (points of a run), `dse/join.py` (partial choices)."""
+"""What is minimised, and Pareto dominance of a few rows of figures; of many rows at once: `dse/study/pareto.py` (points of a run), `dse/join.py` (partial choices)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
+
+Objective = Literal["energy", "latency", "edp"]
 
 
 def undominated(rows: Sequence[Sequence[float]]) -> list[int]:

@@ -19,12 +19,11 @@ from fractions import Fraction
 from functools import partial
 from itertools import combinations, product
 from math import inf, prod, sqrt
-from typing import Literal
 
 from dse.assign.layouts import Layouts
 from dse.dataflow.lined import felt
 from dse.dataflow.space import Constraints, Tiles
-from dse.fronts import undominated
+from dse.fronts import Objective, undominated
 from dse.join import Choice, Table, join, table
 from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.nests import Nest, Nests, Place, alone, kept_around, kept_nest, own_bits
@@ -44,7 +43,6 @@ MOST_ALIVE = 6  # tensors that may be kept at one time
 MOST_HELD = 6  # tensors of a segment that may be held
 EVALUATED = 8  # plans of a segment that are priced where no one figure ranks them
 KEEP = "keep "  # how nodes of tensors are named
-Objective = Literal["energy", "latency", "edp"]
 
 
 @dataclass(frozen=True, slots=True)
