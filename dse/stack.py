@@ -28,6 +28,7 @@ from dse.dataflow.lined import Pairs, best_in, lined, pairs
 from dse.dataflow.optimal import floors_on, optimal, optimal_on
 from dse.dataflow.random import random
 from dse.dataflow.space import FREE, Constraints, Dataflow, dataflow
+from dse.fronts import Objective
 from dse.nest import OUTSIDE, Infeasible, Laid, faults, parse
 from dse.nest import Mapping as Nest
 from dse.reuse.classify import dominance
@@ -93,7 +94,7 @@ class Picks:
     as none may cost more than this share above what it would if each was solved; 0: each is.
     """
 
-    objective: Literal["energy", "latency", "edp"] = "energy"
+    objective: Objective = "energy"
     tiling: Literal["mapper", "smaug"] = "mapper"
     mapper: str = "optimal"
     tiles: Literal["perfect", "ragged_lanes", "ragged"] = "ragged_lanes"

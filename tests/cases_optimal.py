@@ -10,8 +10,9 @@ from typing import Any
 
 from dse.dataflow.optimal import optimal
 from dse.dataflow.space import FREE
+from dse.fronts import Objective
 from dse.nest import Infeasible, Mapping
-from dse.reuse.fused import Objective, fused
+from dse.reuse.fused import fused
 from dse.sim.counts import count
 from dse.sim.evaluate import EinsumCost, Problem, figure
 from hw.arch import Arch, Compute, Fanout, Level

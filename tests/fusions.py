@@ -13,8 +13,9 @@ from math import ceil, inf
 from random import Random
 
 from dse.dataflow.space import FREE, least
+from dse.fronts import Objective
 from dse.nest import Infeasible, Laid, Loop, Mapping, Store
-from dse.reuse.fused import Objective, _best, fused, graph
+from dse.reuse.fused import _best, fused, graph
 from dse.reuse.nests import Nests
 from dse.schedule import Branch, Schedule, Segment
 from dse.sim import boundary, placed

@@ -14,9 +14,10 @@ from itertools import pairwise, product
 from math import inf
 from random import Random
 
+from dse.fronts import Objective
 from dse.nest import Infeasible, Loop, Mapping, Store
 from dse.reuse.pipeline import pipelined
-from dse.reuse.segments import Found, Objective
+from dse.reuse.segments import Found
 from dse.reuse.stages import Nodes
 from dse.schedule import Branch, Lanes, Schedule, Segment
 from dse.sim import placed

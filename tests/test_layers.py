@@ -20,7 +20,7 @@ workloads/operands workloads/bodies workloads/facts workloads/onnx workloads/tex
 workloads/layers workloads/matrix workloads/cnn workloads/mlp workloads/transformer workloads/recurrent workloads/diffusion workloads/hpc workloads/gnn
 workloads/training workloads/catalog
 hw/arch hw/component hw/tiling hw/space hw/columns hw/machine
-dse/installed dse/compiled dse/layout/primitive dse/layout/address dse/layout/text dse/layout/count
+dse/installed dse/compiled dse/fronts dse/layout/primitive dse/layout/address dse/layout/text dse/layout/count
 dse/conversion dse/nest dse/schedule
 dse/directives dse/record dse/folder dse/cache dse/sim/latency dse/sim/parts dse/sim/spans dse/sim/terms dse/dataflow/space dse/searched
 dse/sim/counts dse/sim/transfer dse/sim/sharing

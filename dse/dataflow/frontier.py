@@ -13,6 +13,7 @@ from math import inf
 from dse.dataflow.optimal import none_fits
 from dse.dataflow.search import BUDGET, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles
+from dse.fronts import undominated
 from dse.nest import Infeasible, Mapping
 from dse.searched import Mappings, mappings_of, said
 from dse.sim import outermost
@@ -90,9 +91,7 @@ def _figures(one: Member) -> tuple[float, float, int]:
 
 def _undominated(members: Sequence[Member]) -> list[Member]:
     """Of equal ones the first."""
-    figures = [_figures(one) for one in members]
-    return [one for i, (one, own) in enumerate(zip(members, figures, strict=True))
-            if not any(all(a <= b for a, b in zip(other, own, strict=True)) and (other != own or j < i) for j, other in enumerate(figures))]
+    return [members[i] for i in undominated([_figures(one) for one in members])]
 
 
 def _said(arch: Arch, space: Mappings, proven: bool, cut: bool) -> str:

@@ -18,6 +18,7 @@ from dse.assign.templates import layouts
 from dse.dataflow.optimal import none_fits, optimal, partly_named, rank
 from dse.dataflow.search import BUDGET, Spread, search, taken
 from dse.dataflow.space import FREE, Constraints, Tiles, broken
+from dse.fronts import undominated
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.nest import Infeasible, Laid, Loop, Mapping, Store, holdable
@@ -94,7 +95,7 @@ class Felt:
             if rows[-1][0] <= LITTLE * energy and rows[-1][1] <= LITTLE * cycles:
                 break
         rows.sort()
-        return [known[i] for n, (_, cycles, i) in enumerate(rows) if all(cycles < other[1] for other in rows[:n])]
+        return [known[rows[n][2]] for n in undominated([row[:2] for row in rows])]
 
 
 def felt(problem: Problem, mapping: Mapping) -> Felt:

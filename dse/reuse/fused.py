@@ -19,11 +19,11 @@ from fractions import Fraction
 from functools import partial
 from itertools import combinations, product
 from math import inf, prod, sqrt
-from typing import Literal
 
 from dse.assign.layouts import Layouts
 from dse.dataflow.lined import felt
 from dse.dataflow.space import Constraints, Tiles
+from dse.fronts import Objective, undominated
 from dse.join import Choice, Table, join, table
 from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.nests import Nest, Nests, Place, alone, kept_around, kept_nest, own_bits
@@ -42,7 +42,6 @@ MOST_ALIVE = 6  # tensors that may be kept at one time
 MOST_HELD = 6  # tensors of a segment that may be held
 EVALUATED = 8  # plans of a segment that are priced where no one figure ranks them
 KEEP = "keep "  # how nodes of tensors are named
-Objective = Literal["energy", "latency", "edp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +367,7 @@ def _undominated(rows: Sequence[tuple[float, float, Mapping]], objective: Object
     ranked = sorted(rows, key=lambda row: (figure(objective, *row[:2]), row[0], row[1], str(row[2])))
     if objective != "edp":
         return ranked[:1]
-    return [row for n, row in enumerate(ranked) if not any(other[0] <= row[0] and other[1] <= row[1] for m, other in enumerate(ranked)
-                                                           if m != n and (other[:2] != row[:2] or m < n))]
+    return [ranked[i] for i in undominated([row[:2] for row in ranked])]
 
 
 def _fused(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[Alive]) -> Iterator[tuple[Option, Make]]:

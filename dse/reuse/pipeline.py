@@ -18,6 +18,7 @@ from math import ceil, inf, log, log2, prod
 import numpy as np
 
 from dse.dataflow.optimal import optimal
+from dse.fronts import Objective
 from dse.nest import Infeasible, Loop
 from dse.reuse.floors import least
 from dse.reuse.published import MOST, options
@@ -27,7 +28,6 @@ from dse.reuse.segments import (
     MOST_STAGES,
     ONE,
     Found,
-    Objective,
     Option,
     Range,
     by_itself,

@@ -20,13 +20,13 @@ from random import Random
 from dse.dataflow.annealing import annealing
 from dse.dataflow.cost_descending import candidates, topology
 from dse.dataflow.random import primes, random
+from dse.fronts import Objective
 from dse.nest import Infeasible, Loop, Mapping
 from dse.reuse.floors import least
 from dse.reuse.segments import (
     EVERY,
     ONE,
     Found,
-    Objective,
     Option,
     Range,
     by_itself,

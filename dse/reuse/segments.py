@@ -17,6 +17,7 @@ from math import ceil, floor, inf
 from typing import Literal
 
 from dse.dataflow.cost_descending import least_held
+from dse.fronts import Objective
 from dse.join import Room, Table, join, table
 from dse.nest import Infeasible, Loop, Store
 from dse.reuse.shares import Ways
@@ -38,7 +39,6 @@ EVERY: tuple[int, ...] = ()  # all that divide
 ONE = (1,)  # no shared loop
 MOVED = 24  # places of a segment's rectangles that are priced, once it is taken
 VISITED = 4000  # places that a layout looks at
-Objective = Literal["energy", "latency", "edp"]
 
 
 @dataclass(frozen=True, slots=True)
