@@ -77,7 +77,8 @@ SOLVER: Meanings = {
                  "dimensions; einsums without such a tensor are free"),
     "near": ("share", "of the mapper optimal: what is proven to be above the optimum by no more than this share is not searched further; 0: prove all"),
     "share": ("share", "of least energy, with reuse tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules "
-              "(tiles) or the mappings of each einsum, none more than this share above what it would cost if each was solved (docs/reuse.md, Many machines); "
+              "(tiles) or the mappings of each einsum, none more than this share above what it would cost if each was solved, "
+              "GOGETA's schedule left aside (docs/reuse.md, Many machines); "
               "0: each is"),
     "layout": ("", "how tensors between einsums lie in main memory, where lines, rows or banks are described: dse list solvers"),
     "reuse": ("", "what stays on chip between einsums, and which share loops: dse list solvers"),

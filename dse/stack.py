@@ -39,13 +39,13 @@ from dse.reuse.pipeline import pipelined
 from dse.reuse.published import SAID, published
 from dse.reuse.turns import Cell, Shared
 from dse.reuse.turns import shared as turns
-from dse.searched import Mappings, Space, claim, decoded, encoded, mappings_in, mappings_of, said
+from dse.searched import Mappings, Space, claim, covers, decoded, encoded, mappings_in, mappings_of, said
 from dse.sim import bounds, outermost, transfer
-from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, above, certified, einsum_cost, figure, in_turn, silent
+from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Pruned, Solution, Tell, Violated, above, certified, einsum_cost, figure, in_turn, silent
 from dse.sim.graph import UNTIMED, among_schedules, any_schedule, evaluate
 from dse.tiling.mapper import smaug
 from hw.arch import Arch, Cost
-from workloads.einsum import Einsum, WorkloadError, canonical_key
+from workloads.einsum import Einsum, TooLong, WorkloadError, canonical_key
 from workloads.graph import Unique, Workload, counts, owner, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
@@ -76,6 +76,7 @@ REUSE = {"none": "einsums in turn, each from and to main memory in mappings of i
          "tiles": "least cost: tensors kept whole on the chip, and tiles handed on under one shared loop per segment, where that is best, or GOGETA's "
                   "schedule; with layout alt layouts too", **SAID,
          **CONFIGURATIONS}
+FAR = 1e9  # pJ of an action at a level that is spared
 FEW = 4  # layouts of a tensor, chosen together with what stays on chip
 PIPED = ("pipelines", *SAID)  # reuse on machines of nodes, einsums side by side
 LAYOUT = PICKS
@@ -91,7 +92,7 @@ class Picks:
     most, where runs follow back to back, 0: any.
     fuse_elementwise: one-to-one element-wise operators ride on their producer's output.
     share: of tiles or without reuse, in studies: machines that differ in prices, rates and clock only share schedules, or the mappings of each einsum, as long
-    as none may cost more than this share above what it would if each was solved; 0: each is.
+    as none may cost more than this share above what it would if each was solved, GOGETA's schedule left aside; 0: each is.
     """
 
     objective: Objective = "energy"
@@ -130,23 +131,44 @@ def solve(arch: Arch, workload: Workload, picks: Picks, heard: Heard | None = No
 
 def with_reuse(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> list[Solution] | Infeasible:
     """As `_reused`, searched without a limit of the outermost level. A schedule that needs more there is none: of configurations of reuse; else einsums in turn
-    are the answer, if they fit, with their gap to what was found."""
+    are the answer, or the schedule that moves least there, if they fit, with their gap to what was found. Where none of them fits others may."""
     if short := outermost.least(arch, workload, picks.reuse in PIPED and picks.weights == "pinned"):
         return short
     found = _reused(arch.unbounded(), workload, picks, tell)
     if isinstance(found, Infeasible) or (short := _outgrown(arch, workload, found[0])) is None:
         return found
+    none = replace(short, unit=f"bytes in what {picks.reuse} found")
     if picks.reuse in CONFIGURATIONS:
-        return short
+        return none
     turns = scheduled(arch, workload, replace(picks, reuse="none"), tell)
-    if isinstance(turns, Infeasible):
-        return min(short, turns, key=lambda one: one.need_bytes)
-    best = among_schedules(turns[0], arch, workload, picks.objective)
-    value, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found[0]))
-    if where := found[0].space:
-        return [told(best, above(value, other / (1 + found[0].gap_in_space)), where, workload)]
-    what = f"not proven optimal (unfused: what {picks.reuse} found needs {short.need_bytes} bytes of {short.level})"
-    return [replace(best, certificate=certified(what, best.gap_to_bound, any_schedule(workload)))]
+    if isinstance(turns, list):
+        best = replace(among_schedules(turns[0], arch, workload, picks.objective), saved=0.0)
+        return [_instead(best, found[0], short, "unfused", arch, workload, picks)]
+    if sparing := _sparing(arch, workload, picks, tell):
+        return [_instead(sparing, found[0], short, "what moves least there", arch, workload, picks)]
+    return none
+
+
+def _instead(best: Solution, found: Solution, short: Infeasible, why: str, arch: Arch, workload: Workload, picks: Picks) -> Solution:
+    """The answer where what was found needs more of the outermost level than there is, with its gap to that."""
+    value, other = (figure(picks.objective, one.energy_pj, one.latency_cycles) for one in (best, found))
+    if found.space:
+        return told(best, above(value, other / (1 + found.gap_in_space)), found.space, arch, workload)
+    what = f"not proven optimal ({why}: what {picks.reuse} found needs {short.need_bytes} bytes of {short.level})"
+    return replace(best, certificate=certified(what, best.gap_to_bound, any_schedule(workload, picks.weights == "pinned")))
+
+
+def _sparing(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> Solution | None:
+    """The schedule that moves least at the outermost level, if that has room for it: most of what never is there takes no room."""
+    outer = replace(arch.levels[0], capacity_bits=None, read_pj=FAR, write_pj=FAR)
+    far = replace(arch, levels=(outer, *arch.levels[1:]))
+    found = _reused(far, workload, replace(picks, objective="energy"), tell)
+    if isinstance(found, Infeasible) or _outgrown(arch, workload, found[0]):
+        return None
+    one, copies = found[0], found[0].conversions
+    given = one.schedule or schedule.in_turn(workload, {c.name: c.mapping for c in one.einsums})
+    priced = evaluate(arch, converted(workload, copies), given, picks.objective, reuse=True)
+    return replace(priced, schedule=given, conversions=copies) if isinstance(priced, Solution) else None
 
 
 def _outgrown(arch: Arch, workload: Workload, found: Solution) -> Infeasible | None:
@@ -204,10 +226,12 @@ def _or_gogetas(arch: Arch, workload: Workload, picks: Picks, best: Solution) ->
     assert best.space
     where, floor = replace(best.space, beside=("GOGETA's schedule",)), own / (1 + best.gap_in_space)
     if other >= own:
-        return told(best, best.gap_in_space, where, workload)
+        return told(best, best.gap_in_space, where, arch, workload)
     priced = evaluate(arch, workload, found[0].schedule, picks.objective, reuse=True)
     assert isinstance(priced, Solution)
-    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where, workload)
+    if other < floor * (1 - PRECISE) and covers(where, found[0].schedule, workload, arch) is None:
+        raise Violated(f"{workload.name} on {arch.name}: lower bound {floor} above the cost {other} of\n{found[0].schedule}")
+    return told(replace(priced, saved=1 - other / own * (1 - (best.saved or 0.0))), above(other, floor), where, arch, workload)
 
 
 def shared_by(arches: Sequence[Arch], workload: Workload, picks: Picks) -> Family | Infeasible:
@@ -385,6 +409,8 @@ def _mapped(problem: Problem, picks: Picks, mapper: Mapper, shared: frozenset[st
         if isinstance(found, Infeasible):
             return found
         return best_in(problem, found[0], shared) if arch.described() and not found[0].mapping.outside else laid(problem, found[0])
+    except TooLong as fault:
+        raise TooLong(f"mapping of {e.name}: {fault}") from None
     except ValueError as fault:
         raise ValueError(f"mapping of {e.name} as found: {fault} (--set solver.tiles=perfect)") from None
 
@@ -549,8 +575,9 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> 
                 found = replace(found, schedule=given, conversions=copies)
             space, gap = decoded(Space, known["space"]), float(known["gap"])
             sound = known["certificate"].isprintable() and gap >= 0
-            if isinstance(found, Solution) and sound and space and picks.reuse == "tiles" and known["saved"] < 1:
-                return [told(replace(found, saved=float(known["saved"])), gap, space, workload)]
+            saved = None if known["saved"] is None else float(known["saved"])
+            if isinstance(found, Solution) and sound and space and picks.reuse == "tiles" and (saved or 0.0) < 1:
+                return [told(replace(found, saved=saved), gap, space, arch, workload)]
             if isinstance(found, Solution) and sound and space and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
                 rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
                 return [replace(found, gap_in_space=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)]

@@ -9,7 +9,24 @@ import pytest
 
 from dse.schedule import Schedule, parse_schedule
 from dse.searched import excluded
-from tests.fuzzed import Case, Claim, Covers, Tally, case_of, claims, fuzz, held, priced, random_case, reported, stated
+from tests.fuzzed import (
+    Case,
+    Claim,
+    Covers,
+    Refusal,
+    Tally,
+    answers,
+    case_of,
+    claims,
+    fitted,
+    fuzz,
+    held,
+    priced,
+    random_case,
+    refusals,
+    reported,
+    stated,
+)
 
 
 @pytest.mark.parametrize(("seed", "objective"), [(0, "energy"), (1, "energy"), (4, "latency"), (5, "edp")])
@@ -90,6 +107,47 @@ def test_a_claim_that_knows_no_loops_over_summed_ranks_is_seen(tmp_path: Path) -
     tallies: dict[str, Tally] = {}
     fuzz(case, 0, 40, "energy", wider("shared loops over summed ranks"), tallies, [schedule], [{"reuse": "tiles"}])
     assert len(tallies["tiles"].failures) > 5  # and what lies near to it
+
+
+MEETING = """name: meeting
+weights: [W, V]
+extents: {m: 4, n: 3, k: 1, l: 2}
+einsums:
+- "T[m,n] += X[m,k] * W[k,n]"
+- "Y[m,l] += T[m,n] * V[n,l]"
+"""
+
+
+KEPT = """keep L1 T 1
+segment
+  einsum T
+    store L0 X W T
+    for m in tiles of 1
+      for n in tiles of 1
+        mac
+segment
+  einsum Y
+    store L0 T V Y
+    for m in tiles of 1
+      for l in tiles of 1
+        store L1 Y
+        for n in tiles of 1
+          mac"""
+
+
+def test_an_answer_that_nothing_fits_is_held_against_what_does(tmp_path: Path) -> None:
+    """20 bytes outside and 20 within: T kept between the two fits. As if `tiles` said that nothing did, of any schedule."""
+    spec = BUFFER.replace("16 B", "20 B").replace("memory: l0, kind: custom,", "memory: l0, kind: custom, capacity: 20 B,")
+    case, tallies = case_of(MEETING, spec, tmp_path), {"tiles": Tally(), "none": Tally()}
+    schedule = parse_schedule(KEPT)
+    assert priced(case, schedule)
+    (apart,) = refusals(case, "energy", list(answers(case, "energy", [{"reuse": "none"}])))
+    assert apart.found.level == "L0" and apart.space
+    fitted(apart, schedule, case, tallies["none"])
+    assert (tallies["none"].fitting, tallies["none"].failures) == (1, [])  # it speaks of einsums in turn alone
+    fitted(Refusal("tiles", "streamed", apart.found, None), schedule, case, tallies["tiles"])
+    (line,) = tallies["tiles"].failures
+    assert line.startswith("tiles: ") and "this schedule fits" in line
 
 
 SKIPS = """name: skips

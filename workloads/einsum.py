@@ -29,6 +29,10 @@ class WorkloadError(ValueError):
     """Wrong input: one clear line per fault."""
 
 
+class TooLong(ValueError):
+    """An extent that is too long for what is counted place by place, with what to take instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dim:
     """One dimension of a tensor: index = offset + sum(coefficient * rank), stored over 0..size-1."""

@@ -32,7 +32,7 @@ from dse.sim.latency import some
 from dse.sim.parts import action_pj, bits_of, elem_cycles, fill_cycles, fold_cycles, op_cycles, op_pj, per_elem, port, ripples
 from dse.sim.terms import LISTED, in_lines, nonzero, sparse, stationary, straight, unshared
 from hw.arch import Arch, Fanout, FieldRole, slots
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, TooLong
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -273,7 +273,7 @@ def _memo(own: Sequence[Options], e: kernels.Einsum, positions: int) -> kernels.
     reach = [1 + sum(c * (own[r].extent - 1) for r, c in zip(e.rank[dim], e.coef[dim], strict=True) if r >= 0) for dim in summed]
     listed = max([own[r].extent for dim in (*clipped, *summed) for r in e.rank[dim] if r >= 0], default=1)
     if max([listed, *reach]) > LISTED:
-        raise ValueError(f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are counted one by one, at most {LISTED:,}; "
+        raise TooLong(f"{max([listed, *reach]):,} places of a window over padding, or of a result in windows, are counted one by one, at most {LISTED:,}; "
                          f"take a smaller extent, or store the padding (sizes)")
     return kernels.Memo(hulls, rows(clipped), unions, rows(summed), least, np.zeros((2, 2, listed), np.int64),
                         np.zeros(len(own), np.int64), np.zeros((positions, len(own)), np.int64), np.zeros(max(reach, default=1), np.bool_))

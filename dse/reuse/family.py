@@ -315,7 +315,7 @@ def priced_on(f: Family, machine: int) -> Solution:
     found = replace(known.solution, einsums=einsums, energy_pj=total, latency_cycles=latency, steady_cycles=latency, energy_steady_pj=total,
                     segments=segments, gap_to_bound=above(total, float(least_pj)), saved=1 - total / turns if turns else 0.0)
     gap = above(total, float(f.floors[machine]))
-    return told(found, gap if gap > 2 * PRECISE else 0.0, f.where, f.workload)  # bounds are rounded down by PRECISE
+    return told(found, gap if gap > 2 * PRECISE else 0.0, f.where, arch, f.workload)  # bounds are rounded down by PRECISE
 
 
 def _energy(f: Family, machine: int, own: tuple[Floats, Floats, NDArray[np.int64]], cycles: float) -> float:

@@ -21,6 +21,7 @@ from itertools import combinations, product
 from math import inf, prod, sqrt
 
 from dse.assign.layouts import Layouts
+from dse.conversion import converted
 from dse.dataflow.lined import felt
 from dse.dataflow.space import Constraints, Tiles
 from dse.fronts import Objective, undominated
@@ -29,7 +30,7 @@ from dse.nest import Infeasible, Loop, Mapping, Store, role
 from dse.reuse.nests import Nest, Nests, Place, alone, kept_around, kept_nest, own_bits
 from dse.reuse.trips import MOST_MEMBERS, Members, fusing_levels, segments
 from dse.schedule import Branch, Keep, Schedule, Segment, renamed
-from dse.searched import Space, encoded, mappings_of
+from dse.searched import Space, covers, encoded, mappings_of
 from dse.sim import placed
 from dse.sim.counts import tile_bits
 from dse.sim.evaluate import PRECISE, EinsumCost, Problem, Solution, Tell, above, certified, einsum_cost, figure, in_space, silent
@@ -150,7 +151,7 @@ def fused(arch: Arch, workload: Workload, objective: Objective, tiles: Tiles, co
     value = figure(objective, least.energy_pj, least.latency_cycles)
     gap = above(value, floor)
     turns = _in_turn(g)
-    return told(replace(least, saved=1 - value / turns if turns else 0.0), gap if gap > PRECISE else 0.0, space(g), workload)
+    return told(replace(least, saved=1 - value / turns if turns else 0.0), gap if gap > PRECISE else 0.0, space(g), arch, workload)
 
 
 def _best(g: Graph, objective: Objective, tell: Tell = silent) -> tuple[list[Solution], float, Graph] | Infeasible:
@@ -200,14 +201,16 @@ def copied(plan: Schedule, before: Workload, workload: Workload, nests: dict[str
     return replace(plan, segments=tuple(segments))
 
 
-CLAIM = re.compile(r"not proven|optimal in the searched space|at most [\d.,]+ %")  # begins what a certificate says of its space
+CLAIM = re.compile(r"not proven|optimal in the searched space|nothing in the searched space|at most [\d.,]+ %")  # begins what a certificate says of its space
 
 
-def told(found: Solution, gap: float, where: Space, workload: Workload) -> Solution:
-    """With its certificate: where is the space that the gap is of."""
+def told(found: Solution, gap: float, where: Space, arch: Arch, workload: Workload) -> Solution:
+    """With its certificate: where is the space that the gap is of; an answer of a solver beside may lie outside of it."""
     gap = min(gap, found.gap_to_bound)
     said = CLAIM.split(found.certificate)[0] if found.schedule else ""
-    text = certified(in_space(gap), found.gap_to_bound, any_schedule(workload), where)
+    beside = found.schedule if where.beside else None
+    inside = beside is None or covers(where, beside, converted(workload, found.conversions), arch) is None
+    text = certified(in_space(gap, inside), found.gap_to_bound, any_schedule(workload), where)
     return replace(found, gap_in_space=gap, certificate=said + text, space=where)
 
 

@@ -470,6 +470,5 @@ def _told(g: Found, found: Solution | Infeasible, others: Sequence[Solution], le
     gap = gap if gap > PRECISE else 0.0
     said = "; ".join(part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage")))
     inside = best is found and cost(best) >= least * (1 - PRECISE)  # else it may be of no space, below all that is in this one
-    where = in_space(gap) if gap or inside else "nothing in the searched space costs less"
-    text = certified(f"{where} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
+    text = certified(f"{in_space(gap, inside)} ({tried})", best.gap_to_bound, any_schedule(g.workload, g.weights == "pinned"), searched)
     return replace(best, gap_in_space=gap, certificate=f"{said}; {text}" if said else text, space=searched)

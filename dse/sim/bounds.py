@@ -16,6 +16,7 @@ from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
 JOINT = 3  # operands whose places are bounded together
+EXACT = 1 << 53  # from here on floats leave integers out, and before long int64 ends
 
 
 @lru_cache(maxsize=1 << 14)
@@ -181,9 +182,18 @@ def _together_pj(places: Sequence[Sequence[Place]], common: Sequence[int]) -> fl
     return best
 
 
+def steps(points: int, lanes: int) -> float:
+    """Iterations of the lane that has most of them, at least: whole ones as far as floats count each of them (`EXACT`).
+
+    >>> steps(7, 4), steps(10**27, 4) == 10**27 / 4
+    (2.0, True)
+    """
+    return float(-(-points // lanes)) if points < EXACT else float(points) / lanes
+
+
 def _cycles(n: Needs, r: Rates) -> float:
     """Roofline: operations over all lanes, compulsory words over the outermost bandwidth."""
-    compute: float = op_cycles(n.computed, -(-n.points // r.lanes) * n.share, n.einsum, r.arch)
+    compute: float = op_cycles(n.computed, steps(n.points, r.lanes) * n.share, n.einsum, r.arch)
     outer = r.arch.levels[0]
     if outer.bypass:
         return compute

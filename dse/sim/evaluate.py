@@ -156,9 +156,11 @@ def certified(what: str, gap_to_bound: float, bound: str, space: Mappings | Spac
     return f"{what}; {above_it}{said(space) if space else ''}"
 
 
-def in_space(gap: float) -> str:
-    """What is proven of an answer within the searched space."""
-    return "optimal in the searched space" if gap == 0 else f"at most {percent(gap)} above the optimum of the searched space"
+def in_space(gap: float, inside: bool = True) -> str:
+    """What is proven of an answer against the searched space. inside: it is of that space; else variants of it may cost less."""
+    if gap:
+        return f"at most {percent(gap)} above the optimum of the searched space"
+    return "optimal in the searched space" if inside else "nothing in the searched space costs less"
 
 
 def percent(share: float) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dse.nest import Loop, Mapping, Store
 from dse.sim.spans import ALL, BELOW, FIRST, LANE, LANES, LAST, ONLY, OWN, span_sum, tile_spans
 from hw.arch import Arch
-from workloads.einsum import Dim, Einsum, Projection
+from workloads.einsum import Dim, Einsum, Projection, TooLong
 
 AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
@@ -656,9 +656,9 @@ def within(dim: Dim, extents: Sequence[int]) -> bool:
 
 
 def _span_sum(dim: Dim, ranks: tuple[tuple[int, Cuts], ...], clip: bool, distinct: bool) -> int:
-    """Raises ValueError where there are too many tiles."""
+    """Raises TooLong where there are too many tiles."""
     if (many := prod(tile_count(extent, cuts) for extent, cuts in ranks)) > LISTED:
-        raise ValueError(f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most {LISTED:,}; take larger tiles")
+        raise TooLong(f"{many:,} tiles of {'+'.join(dim.ranks())} over padding are counted one by one, at most {LISTED:,}; take larger tiles")
     ends = np.cumsum([0, *(len(cuts) for _, cuts in ranks)])
     rows = [(c, extent, ends[i], ends[i + 1]) for i, ((_, c), (extent, _)) in enumerate(zip(dim.terms, ranks, strict=True))]
     return int(span_sum(dim.offset, dim.size, np.array(rows, np.int64), _rows(tuple(cut for _, cuts in ranks for cut in cuts)), clip, distinct))
