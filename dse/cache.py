@@ -13,9 +13,13 @@ import logging
 import os
 import stat
 import time
+import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
+from zipfile import BadZipFile
 
 from dse.folder import make, write_bytes
 from dse.record import MODEL_VERSION, SOLVER_VERSION
@@ -29,6 +33,10 @@ ANSWERS = (  # what an answer depends on: all that dse/dataflow, dse/reuse and d
     "dse/searched.py", "dse/fronts.py",
     "dse/reuse", "dse/layout", "dse/sim", "dse/dataflow", "hw/arch.py", "hw/tiling.py", "workloads/document.py", "workloads/einsum.py",
     "workloads/operators.py", "workloads/graph.py")
+
+REFUSALS = (  # of who decodes an answer
+    ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError, EOFError, zlib.error, BadZipFile)
+T = TypeVar("T")
 
 _unread: set[Path] = set()  # files that this process could not read
 
@@ -74,6 +82,17 @@ def read(path: Path) -> bytes | None:
         drop(path, "torn, changed, or the answer to another question")
         return None
     return answer
+
+
+def remembered(path: Path, decode: Callable[[bytes], T]) -> T | None:
+    """What was kept, as `decode` makes of it; None if nothing was. What it refuses (with one of REFUSALS) is dropped."""
+    if (answer := read(path)) is None:
+        return None
+    try:
+        return decode(answer)
+    except REFUSALS as fault:
+        drop(path, " ".join(str(fault).split())[:200])
+        return None
 
 
 def claim(path: Path) -> bool:

@@ -1,4 +1,7 @@
-"""What is minimised, and Pareto dominance of a few rows of figures; of many at once: `dse/study/pareto.py` (points of a run), `dse/join.py` (partial choices)."""
+"""What is minimised, and Pareto dominance of a few rows of figures.
+
+Of many rows at once: `dse/study/pareto.py` (points of a run), `dse/join.py` (partial choices).
+"""
 
 from __future__ import annotations
 

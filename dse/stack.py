@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,6 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -273,21 +271,19 @@ def _kept_on(c: Cell, e: Einsum, picks: Picks, alone: bool) -> Shared | Infeasib
 
 
 def _recalled_on(path: Path, c: Cell, e: Einsum) -> Shared | None:
-    if (data := cache.read(path)) is not None:
-        try:
-            with np.load(BytesIO(data), allow_pickle=False) as known:
-                nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
-            whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
-            if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
-                raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
-            costs = [einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)]
-            mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
-            if len(mappings) < len(nests):
-                raise ValueError("a nest that is none of this machine")
-            return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
-        except (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError, zlib.error, BadZipFile) as fault:
-            cache.drop(path, " ".join(str(fault).split())[:200])
-    return None
+    def decode(data: bytes) -> Shared:
+        with np.load(BytesIO(data), allow_pickle=False) as known:
+            nests, choice, gaps = [parse(text) for text in known["nests"].tolist()], known["choice"], known["gaps"]
+        whole = choice.dtype.kind + gaps.dtype.kind == "iu" and choice.shape == gaps.shape == (len(c),)
+        if not whole or not 0 <= choice.min() <= choice.max() < len(nests):
+            raise ValueError(f"choices of {len(choice)} machines, not of {len(c)}")
+        costs = [einsum_cost(Problem(c.first, e, "energy"), nest) for nest in nests if not faults(nest, e, c.first)]
+        mappings = tuple(cost for cost in costs if isinstance(cost, EinsumCost))
+        if len(mappings) < len(nests):
+            raise ValueError("a nest that is none of this machine")
+        return Shared(e, mappings, choice.astype(np.int16), gaps.astype(np.uint16))
+
+    return cache.remembered(path, decode)
 
 
 def called(c: Cell, found: Shared, e: Einsum) -> Shared:
@@ -452,19 +448,8 @@ def _with_copies(found: Assigned) -> Solution:
 def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> Solution | Infeasible:
     """As `in_best_layouts`, its schedule and conversions kept in $DSE_CACHE; costs are evaluated anew, and it is not believed below a bound."""
     path = cache.place("layout", (arch, workload.einsums, counts(workload), workload.carried, picks), ".json")
-    if (data := cache.read(path)) is not None:
-        try:
-            known = json.loads(data)
-            copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-            solved = evaluate(arch, converted(workload, copies), given, picks.objective)
-            if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
-                einsums = tuple(replace(one, gap_in_space=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
-                space = decoded(Space, known["space"])
-                text = f"{known['said']}{said(space) if space else ''}"
-                return replace(solved, einsums=einsums, gap_in_space=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
-            raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-            cache.drop(path, " ".join(str(fault).split())[:200])
+    if remembered := cache.remembered(path, lambda data: _layout_answer(arch, workload, picks, json.loads(data))):
+        return remembered
     found = in_best_layouts(arch, workload, picks, tell)
     if isinstance(found, Infeasible):
         return found
@@ -472,6 +457,18 @@ def kept_layouts(arch: Arch, workload: Workload, picks: Picks, tell: Tell = sile
     cache.keep(path, json.dumps({"schedule": str(one.schedule), "conversions": [asdict(copy) for copy in one.conversions], "gap": one.gap_in_space,
                                  "said": claim(one.certificate), "space": encoded(one.space), "gaps": [c.gap_in_space for c in one.einsums]}).encode())
     return one
+
+
+def _layout_answer(arch: Arch, workload: Workload, picks: Picks, known: Mapping[str, Any]) -> Solution:
+    """An answer of `kept_layouts` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
+    copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
+    solved = evaluate(arch, converted(workload, copies), given, picks.objective)
+    if isinstance(solved, Solution) and known["said"].isprintable() and 0 <= known["gap"] <= solved.gap_to_bound * (1 + 1e-9):
+        einsums = tuple(replace(one, gap_in_space=min(gap, one.gap_to_bound)) for one, gap in zip(solved.einsums, known["gaps"], strict=True))
+        space = decoded(Space, known["space"])
+        text = f"{known['said']}{said(space) if space else ''}"
+        return replace(solved, einsums=einsums, gap_in_space=known["gap"], certificate=text, space=space, schedule=given, conversions=copies)
+    raise ValueError(f"{solved if isinstance(solved, Infeasible) else known['gap']}")
 
 
 def _copies(rows: Sequence[Mapping[str, Any]]) -> tuple[Conversion, ...]:
@@ -566,24 +563,8 @@ def kept(arch: Arch, workload: Workload, picks: Picks, tell: Tell = silent) -> l
 def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> list[Solution] | Infeasible:
     """The same of a schedule that keeps tensors on the chip, or runs einsums side by side."""
     path = cache.place("reuse", (arch, workload.einsums, counts(workload), sorted(workload.weights), picks), ".json")
-    if (data := cache.read(path)) is not None:
-        try:
-            known = json.loads(data)
-            copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
-            found = evaluate(arch, converted(workload, copies), given, picks.objective, reuse=True)
-            if isinstance(found, Solution) and arch.described():
-                found = replace(found, schedule=given, conversions=copies)
-            space, gap = decoded(Space, known["space"]), float(known["gap"])
-            sound = known["certificate"].isprintable() and gap >= 0
-            saved = None if known["saved"] is None else float(known["saved"])
-            if isinstance(found, Solution) and sound and space and picks.reuse == "tiles" and (saved or 0.0) < 1:
-                return [told(replace(found, saved=saved), gap, space, arch, workload)]
-            if isinstance(found, Solution) and sound and space and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
-                rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
-                return [replace(found, gap_in_space=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)]
-            raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-            cache.drop(path, " ".join(str(fault).split())[:200])
+    if remembered := cache.remembered(path, lambda data: _schedule_answer(arch, workload, picks, json.loads(data))):
+        return [remembered]
     solved = with_reuse(arch, workload, picks, tell)
     if isinstance(solved, list):
         text = str(solved[0].schedule or schedule.in_turn(workload, {c.name: c.mapping for c in solved[0].einsums}))
@@ -592,6 +573,23 @@ def _kept_schedule(arch: Arch, workload: Workload, picks: Picks, tell: Tell) -> 
         cache.keep(path, json.dumps({"schedule": text, "gap": solved[0].gap_in_space, "saved": solved[0].saved, "space": encoded(solved[0].space),
                                      "certificate": claim(solved[0].certificate), "pruned": left, "conversions": copied}).encode())
     return solved
+
+
+def _schedule_answer(arch: Arch, workload: Workload, picks: Picks, known: Mapping[str, Any]) -> Solution:
+    """An answer of `_kept_schedule` from the cache. Raises ValueError if it does not fit, or claims more than a bound allows."""
+    copies, given = _copies(known["conversions"]), schedule.parse_schedule(known["schedule"])
+    found = evaluate(arch, converted(workload, copies), given, picks.objective, reuse=True)
+    if isinstance(found, Solution) and arch.described():
+        found = replace(found, schedule=given, conversions=copies)
+    space, gap = decoded(Space, known["space"]), float(known["gap"])
+    sound = known["certificate"].isprintable() and gap >= 0
+    saved = None if known["saved"] is None else float(known["saved"])
+    if isinstance(found, Solution) and sound and space and picks.reuse == "tiles" and (saved or 0.0) < 1:
+        return told(replace(found, saved=saved), gap, space, arch, workload)
+    if isinstance(found, Solution) and sound and space and picks.reuse != "tiles" and gap <= found.gap_to_bound + PRECISE:
+        rows = tuple(Pruned(tuple(names), *map(int, numbers)) for names, *numbers in known["pruned"])
+        return replace(found, gap_in_space=gap, certificate=f"{known['certificate']}{said(space)}", pruned=rows, space=space)
+    raise ValueError(f"{found if isinstance(found, Infeasible) else known}")
 
 
 def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedule, tell: Tell = silent) -> tuple[Solution | Infeasible, schedule.Schedule]:
@@ -614,13 +612,10 @@ def around(arch: Arch, workload: Workload, picks: Picks, given: schedule.Schedul
 
 def _recalled(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | Infeasible]:
     """Costs of the nests in a file of the cache, none if it has no nest for every problem."""
-    if (data := cache.read(path)) is None:
-        return []
-    try:
+    def decode(data: bytes) -> list[EinsumCost | Infeasible]:
         return [_told(problem, **known) for problem, known in zip(problems, json.loads(data), strict=True)]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-        cache.drop(path, " ".join(str(fault).split())[:200])
-        return []
+
+    return cache.remembered(path, decode) or []
 
 
 def _told(problem: Problem, nest: str, gap_in_space: float, space: str, visited: int) -> EinsumCost:
